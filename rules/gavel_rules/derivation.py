@@ -1,0 +1,71 @@
+"""Facts from executions: derive(EXECUTION, DECISION) -> facts (seeds 002 §4.7.3, §7.2).
+
+Pure, versioned, and without any other input. The fact derivation reactor calls it and publishes what it returns; the
+server calls it again on append and refuses any difference; a replay does the same.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.struct_pb2 import Value
+
+from gavel.v1 import common_pb2, execution_pb2, fact_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import ExecutionStatus
+from gavel.v1.fact_pb2 import Fact
+from gavel_rules.events import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION, derived_event_id
+
+STATUS_RULE_ID: Final = "gavel.execution-status"
+STATUS_RULE_VERSION: Final = 1
+
+_STATUS_PREFIX: Final = "EXECUTION_STATUS_"
+
+
+def derive(execution: Envelope, decision: Envelope) -> tuple[Envelope, ...]:
+    """Return the facts that follow from a report of an execution, as envelopes ready to publish.
+
+    `execution` and `decision` are events of the log; the report is one of the decision's. STARTED derives nothing;
+    every other status at least one fact, so no execution leaves a gap (seeds 002 §7.2).
+    """
+    report = execution.execution
+    if report.status == execution_pb2.EXECUTION_STATUS_STARTED:
+        return ()
+    return (
+        _fact(
+            execution,
+            decision,
+            key=f"execution.{decision.decision.action_type}.status",
+            value=Value(string_value=ExecutionStatus.Name(report.status).removeprefix(_STATUS_PREFIX)),
+            rule_id=STATUS_RULE_ID,
+            rule_version=STATUS_RULE_VERSION,
+            ordinal=0,
+        ),
+    )
+
+
+def _fact(
+    execution: Envelope, decision: Envelope, *, key: str, value: Value, rule_id: str, rule_version: int, ordinal: int
+) -> Envelope:
+    return Envelope(
+        schema_version=SCHEMA_VERSION,
+        event_id=derived_event_id(execution.event_id, execution.sequence_number, f"fact:{rule_id}", ordinal),
+        event_category=FACT,
+        event_name="FactDerived",
+        occurred_at=execution.recorded_at,
+        trace_id=decision.trace_id,
+        causation_id=execution.event_id,
+        producer=Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id=FACT_DERIVATION_REACTOR, version=str(rule_version)),
+        subject=decision.subject,
+        bus=decision.bus,
+        fact=Fact(
+            key=key,
+            value=value,
+            observed_from=fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK,
+            decision_id=execution.execution.decision_id,
+            execution_id=execution.execution.execution_id,
+            derivation_rule_id=rule_id,
+            derivation_rule_version=rule_version,
+        ),
+    )

@@ -1,0 +1,143 @@
+"""What every event has in common: categories, names, who may publish what, derived identifiers, times.
+
+Identifiers of events that Gavel itself makes are hashes of their causes, so a replay makes the same ones. Times are whole
+milliseconds everywhere in the core; the contract's Timestamps are converted at its edge, rounding down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gavel.v1 import common_pb2, decision_pb2, execution_pb2
+from gavel.v1.common_pb2 import EventCategory, Producer, ProducerType
+from gavel.v1.decision_pb2 import Outcome
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import ExecutionStatus
+
+# The semantics of this core. Any change that alters an outcome or an emitted event raises it.
+ARBITER_VERSION: Final = 1
+SCHEMA_VERSION: Final = "gavel.v1"
+GAVEL: Final = "gavel"
+FACT_DERIVATION_REACTOR: Final = "fact-derivation-reactor"
+
+FACT: Final = common_pb2.EVENT_CATEGORY_FACT_EVENT
+PROPOSAL: Final = common_pb2.EVENT_CATEGORY_PROPOSAL_EVENT
+DECISION: Final = common_pb2.EVENT_CATEGORY_DECISION_EVENT
+EXECUTION: Final = common_pb2.EVENT_CATEGORY_EXECUTION_EVENT
+OBSERVATION: Final = common_pb2.EVENT_CATEGORY_OBSERVATION_EVENT
+TOOL_CALL: Final = common_pb2.EVENT_CATEGORY_TOOL_CALL_EVENT
+TOOL_RESULT: Final = common_pb2.EVENT_CATEGORY_TOOL_RESULT_EVENT
+AGENT_DIAGNOSTIC: Final = common_pb2.EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT
+
+CATEGORY_OF_PAYLOAD: Final[Mapping[str, EventCategory]] = {
+    "fact": FACT,
+    "proposal": PROPOSAL,
+    "decision": DECISION,
+    "execution": EXECUTION,
+    "observation": OBSERVATION,
+    "tool_call": TOOL_CALL,
+    "tool_result": TOOL_RESULT,
+    "agent_diagnostic": AGENT_DIAGNOSTIC,
+}
+PAYLOAD_OF_CATEGORY: Final[Mapping[EventCategory, str]] = {category: payload for payload, category in CATEGORY_OF_PAYLOAD.items()}
+
+_SENSES: Final = frozenset({FACT})
+# Who may publish what (seeds 002 §4.9). Checked on every append and by every replay.
+CATEGORIES_OF_PRODUCER: Final[Mapping[ProducerType, frozenset[EventCategory]]] = {
+    common_pb2.PRODUCER_TYPE_SENSOR: _SENSES,
+    common_pb2.PRODUCER_TYPE_API: _SENSES,
+    common_pb2.PRODUCER_TYPE_DATABASE_SNAPSHOT: _SENSES,
+    common_pb2.PRODUCER_TYPE_AGENT: frozenset({PROPOSAL, OBSERVATION, TOOL_CALL, TOOL_RESULT, AGENT_DIAGNOSTIC}),
+    common_pb2.PRODUCER_TYPE_ARBITRATOR: frozenset({DECISION}),
+    common_pb2.PRODUCER_TYPE_EXECUTOR: frozenset({EXECUTION}),
+    common_pb2.PRODUCER_TYPE_SYSTEM: frozenset({FACT, AGENT_DIAGNOSTIC}),
+}
+
+# The name of an event whose producer gave none. Decisions and executions are named by what they say.
+DEFAULT_EVENT_NAME: Final[Mapping[str, str]] = {
+    "fact": "FactRecorded",
+    "proposal": "ProposalSubmitted",
+    "observation": "ObservationRecorded",
+    "tool_call": "ToolCalled",
+    "tool_result": "ToolReturned",
+    "agent_diagnostic": "DiagnosticRecorded",
+}
+DECISION_NAME: Final[Mapping[Outcome, str]] = {
+    decision_pb2.OUTCOME_APPROVED: "DecisionApproved",
+    decision_pb2.OUTCOME_REJECTED: "DecisionRejected",
+    decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW: "HumanReviewRequested",
+    decision_pb2.OUTCOME_EXPIRED: "DecisionExpired",
+    decision_pb2.OUTCOME_REVOKED: "DecisionRevoked",
+}
+EXECUTION_NAME: Final[Mapping[ExecutionStatus, str]] = {
+    execution_pb2.EXECUTION_STATUS_STARTED: "ExecutionStarted",
+    execution_pb2.EXECUTION_STATUS_SUCCESS: "ExecutionSucceeded",
+    execution_pb2.EXECUTION_STATUS_FAILED: "ExecutionFailed",
+    execution_pb2.EXECUTION_STATUS_PARTIAL: "ExecutionPartiallySucceeded",
+    execution_pb2.EXECUTION_STATUS_TIMEOUT: "ExecutionTimedOut",
+    execution_pb2.EXECUTION_STATUS_ABORTED: "ExecutionAborted",
+}
+
+# Their version is the semantics, not the build: a replay by another build of the same semantics makes the same producer.
+ARBITRATOR_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=str(ARBITER_VERSION))
+SYSTEM_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id=GAVEL, version=str(ARBITER_VERSION))
+
+
+def derived_event_id(cause_event_id: str, cause_sequence_number: int, kind: str, ordinal: int = 0) -> str:
+    """Return the UUIDv8 of an event that Gavel makes: a SHA-256 of what caused it, its kind and its ordinal."""
+    digest = hashlib.sha256(f"{cause_event_id}\n{cause_sequence_number}\n{kind}\n{ordinal}".encode()).digest()
+    number = int.from_bytes(digest[:16], "big")
+    # RFC 9562 §5.8: version 8 in bits 48..51, variant 10 in bits 64..65.
+    text = f"{(number & ~(0xF << 76) & ~(0x3 << 62)) | (0x8 << 76) | (0x2 << 62):032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def execution_id_of(decision_id: str, attempt: int) -> str:
+    """Return the id of an attempt: "exec_" and 12 hex digits of SHA-256(decision_id, attempt) (seeds 001)."""
+    return "exec_" + hashlib.sha256(f"{decision_id}\n{attempt}".encode()).hexdigest()[:12]
+
+
+def uuid_problem(text: str) -> str:
+    """Return what is wrong with a producer's event_id, or "". Canonical lower-case form; version 8 is Gavel's own."""
+    try:
+        parsed = uuid.UUID(text)
+    except ValueError:
+        return "is not a UUID"
+    if str(parsed) != text:
+        return "is not in canonical form (lower case, with hyphens)"
+    if parsed.version == 8:
+        return "is a UUIDv8, which is reserved for events that Gavel makes"
+    if parsed.int == 0:
+        return "is the nil UUID"
+    return ""
+
+
+def milliseconds(timestamp: Timestamp) -> int:
+    """Return a Timestamp as whole milliseconds since the epoch, rounded down."""
+    return timestamp.seconds * 1000 + timestamp.nanos // 1_000_000
+
+
+def timestamp(at_ms: int) -> Timestamp:
+    """Return milliseconds since the epoch as a Timestamp."""
+    return Timestamp(seconds=at_ms // 1000, nanos=at_ms % 1000 * 1_000_000)
+
+
+def set_timestamp(target: Timestamp, at_ms: int) -> None:
+    """Write milliseconds since the epoch into a Timestamp field in place."""
+    target.seconds = at_ms // 1000
+    target.nanos = at_ms % 1000 * 1_000_000
+
+
+def fact_keys(envelope: Envelope) -> tuple[str, ...]:
+    """Return the fact keys that a FACT or OBSERVATION speaks of; none for other events."""
+    match envelope.WhichOneof("payload"):
+        case "fact":
+            return (envelope.fact.key,)
+        case "observation":
+            return tuple(sorted(envelope.observation.extracted_fields))
+    return ()

@@ -1,0 +1,33 @@
+"""Every limit that a caller can meet, with its name and unit. docs/contract.md lists them."""
+
+MESSAGE_BYTES_MAX = 1024 * 1024
+BATCH_BYTES_MAX = 4 * 1024 * 1024
+BATCH_ITEMS_MAX = 500
+BASED_ON_EVENTS_MAX = 256
+REQUIRED_FACTS_MAX = 64
+EXTRACTED_FIELDS_MAX = 64
+COMPLETED_STEPS_MAX = 256
+PRODUCER_ID_LENGTH_MAX = 128
+VERSION_LENGTH_MAX = 128
+TRACE_ID_LENGTH_MAX = 128
+EVENT_NAME_LENGTH_MAX = 128
+ACTION_TYPE_LENGTH_MAX = 128
+FACT_KEY_LENGTH_MAX = 256
+TEXT_BYTES_MAX = 64 * 1024
+
+PAGE_SIZE_DEFAULT = 100
+PAGE_SIZE_MAX = 1000
+TRACE_EVENTS_MAX = 10_000
+
+LEASE_MS_DEFAULT = 30_000
+LEASE_MS_MIN = 100
+LEASE_MS_MAX = 86_400_000
+
+# A producer's clock may run ahead of the bus's by this much (design of `occurred_at` and `observed_at`).
+CLOCK_AHEAD_MS_MAX = 5_000
+
+# A trace that has been silent for so long starts over: its count of rejections and its tool evidence lapse.
+TRACE_LAPSE_MS = 24 * 60 * 60 * 1000
+
+REJECTION_LIMIT_DEFAULT = 3
+IDEMPOTENCY_WINDOW_MS_DEFAULT = 7 * 24 * 60 * 60 * 1000

@@ -1,0 +1,629 @@
+"""The present state of a bus, as its events make it, and the only place where it changes.
+
+`State` holds what is alive: current evidence, approved decisions on their way, open reviews, running counts, timers, rule
+sets. `apply` moves it by one event and knows nothing but the event, so the same log always gives the same state (seeds
+002 §10). Every change is written to a journal first; a batch whose append failed is undone and leaves no trace.
+
+Records are immutable tuples: a change puts another record in place, which is what makes undoing a matter of putting the
+old one back. Nothing iterates over a dict in an order that matters: undoing may reorder keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.json_format import MessageToDict
+from sortedcontainers import SortedList
+
+from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
+from gavel.v1.common_pb2 import ProducerType
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import CrossCheck, ObservedFrom
+from gavel_rules import derivation
+from gavel_rules.events import FACT, OBSERVATION, milliseconds
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
+from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, compile_rule_set
+from gavel_rules.values import value_to_python
+
+# Phases of an approved decision; PendingPhase of the contract.
+APPROVED: Final = 1
+EXECUTING: Final = 2
+AWAITING_FACTS: Final = 3
+UNDER_REVIEW: Final = 4
+
+
+class Candidate(NamedTuple):
+    """The latest value that one source, at one tier, has stated for a key of a subject.
+
+    `claimed_at_ms` orders values of one source; `aged_from_ms` is where the age counts from: for an observation never
+    later than its evidence was recorded.
+    """
+
+    sequence_number: int
+    event_id: str
+    category: int
+    trust_tier: int
+    source: str
+    value: object
+    claimed_at_ms: int
+    aged_from_ms: int
+    max_age_ms: int
+    evidence_ref: str
+    evidence_hash: str
+    confidence: float
+    producer_type: ProducerType
+    producer_id: str
+    producer_version: str
+    observed_from: ObservedFrom
+    derivation_rule_id: str
+    derivation_rule_version: int
+
+
+class LiveDecision(NamedTuple):
+    """An approved decision that has not come to its end, with its proposal and its execution so far."""
+
+    decision_id: str
+    sequence_number: int
+    decision: Envelope
+    proposal: Envelope
+    conflict_key: str
+    phase: int
+    last_sequence_number: int
+    timer_due_ms: int = 0  # 0: no timer
+    attempt: int = 0
+    starts: int = 0  # STARTED events so far, renewals included
+    running: bool = False  # an attempt has started and not reported
+    execution_id: str = ""
+    executor_type: ProducerType = common_pb2.PRODUCER_TYPE_UNSPECIFIED
+    executor_id: str = ""
+    executor_version: str = ""
+    lease_until_ms: int = 0
+    status: int = 0
+    status_event_id: str = ""
+    status_sequence_number: int = 0
+    awaited_facts: tuple[tuple[str, Envelope], ...] = ()  # (event_id of a derived fact, its EXECUTION), not yet in the log
+
+
+class Review(NamedTuple):
+    """Something that waits for a person."""
+
+    decision_id: str
+    sequence_number: int
+    decision: Envelope
+    approved_decision_id: str  # "": the review of a proposal
+
+
+class ToolEvidence(NamedTuple):
+    """What an observation may refer to: one TOOL_RESULT of its trace."""
+
+    execution_id: str
+    tool_name: str
+    content_hash: str
+    is_error: bool
+    recorded_at_ms: int
+
+
+class Trace(NamedTuple):
+    """What is remembered of a trace while it is alive."""
+
+    consecutive_rejections: int
+    last_event_ms: int
+    review: str = ""  # decision_id of its open review
+
+
+class DeployedRuleSet(NamedTuple):
+    """A rule set version in the log."""
+
+    rule_set: CompiledRuleSet
+    document: str
+    sequence_number: int
+    recorded_at_ms: int
+
+
+class ActiveRuleSet(NamedTuple):
+    """Which version of a rule set governs, and since when."""
+
+    version: int
+    sequence_number: int
+
+
+class _Missing:
+    """Marks a key that was not there."""
+
+
+_MISSING: Final = _Missing()
+Undo = Callable[[], None]
+
+
+class State:
+    """The decider's state of one bus at its head. Changed by `apply` alone."""
+
+    def __init__(self, bus: str) -> None:
+        self.bus = bus
+        self.head = 0
+        self.recorded_at_ms = 0
+        self.arbiter_version = 0
+        self.cross_check = CrossCheck()
+        self.idempotency_window_ms = IDEMPOTENCY_WINDOW_MS_DEFAULT
+        self.rule_sets: dict[tuple[str, int], DeployedRuleSet] = {}
+        self.active: dict[str, ActiveRuleSet] = {}
+        self.governing: dict[str, tuple[CompiledAction, ...]] = {}
+        self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}
+        self.open_proposals: dict[str, Envelope] = {}
+        self.decisions: dict[str, LiveDecision] = {}
+        self.decisions_of_subject: dict[str, tuple[str, ...]] = {}
+        self.holds: dict[str, str] = {}
+        self.reviews: dict[str, Review] = {}
+        self.traces: dict[str, Trace] = {}
+        self.tool_calls: dict[str, dict[str, str]] = {}
+        self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
+        self._timers: SortedList = SortedList()  # (due_ms, sequence_number of the decision, decision_id)
+        self._lapses: SortedList = SortedList()  # (last_event_ms, trace_id)
+        self._journal: list[Undo] = []
+
+    # Reading
+
+    def consecutive_rejections(self, trace_id: str, now_ms: int) -> int:
+        """Return how many rejections in a row the trace has had; 0 once it has been silent for TRACE_LAPSE_MS."""
+        trace = self.traces.get(trace_id)
+        if trace is None or now_ms - trace.last_event_ms > TRACE_LAPSE_MS:
+            return 0
+        return trace.consecutive_rejections
+
+    def open_review(self, trace_id: str) -> str:
+        """Return the decision_id of the trace's open review, or ""."""
+        trace = self.traces.get(trace_id)
+        return trace.review if trace else ""
+
+    def next_timer_ms(self) -> int | None:
+        """Return when the next timer is due, in milliseconds since the epoch."""
+        return self._timers[0][0] if self._timers else None
+
+    def next_due(self, now_ms: int) -> LiveDecision | None:
+        """Return the decision whose timer is due next, by (due, sequence number), if it is due by now."""
+        if self._timers and self._timers[0][0] <= now_ms:
+            return self.decisions[self._timers[0][2]]
+        return None
+
+    def due_count(self, now_ms: int) -> int:
+        """Return how many timers are due by now."""
+        return int(self._timers.bisect_right((now_ms, 1 << 62, "")))
+
+    def pending_decisions(self) -> list[LiveDecision]:
+        """Return all live decisions, oldest first."""
+        return sorted(self.decisions.values(), key=lambda live: live.sequence_number)
+
+    def pending_reviews(self) -> list[Review]:
+        """Return all open reviews, oldest first."""
+        return sorted(self.reviews.values(), key=lambda review: review.sequence_number)
+
+    # Undoing
+
+    def mark(self) -> int:
+        """Return a point to which `undo` can go back."""
+        head, recorded_at_ms = self.head, self.recorded_at_ms
+
+        def restore() -> None:
+            self.head, self.recorded_at_ms = head, recorded_at_ms
+
+        position = len(self._journal)
+        self._journal.append(restore)
+        return position
+
+    def undo(self, mark: int) -> None:
+        """Take back every change since the mark, latest first."""
+        while len(self._journal) > mark:
+            self._journal.pop()()
+
+    def commit(self) -> None:
+        """Forget how to undo: what was applied is in the log."""
+        self._journal.clear()
+
+    def _put(self, table: dict[Any, Any], key: object, value: object) -> None:
+        old = table.get(key, _MISSING)
+        if old is _MISSING:
+            self._journal.append(lambda: table.pop(key))
+        else:
+            self._journal.append(lambda: table.__setitem__(key, old))
+        table[key] = value
+
+    def _drop(self, table: dict[Any, Any], key: object) -> None:
+        old = table.pop(key, _MISSING)
+        if old is not _MISSING:
+            self._journal.append(lambda: table.__setitem__(key, old))
+
+    def _add_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
+        collection.add(item)
+        self._journal.append(lambda: collection.remove(item))
+
+    def _remove_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
+        collection.remove(item)
+        self._journal.append(lambda: collection.add(item))
+
+    def _set(self, name: str, value: object) -> None:
+        old = getattr(self, name)
+        self._journal.append(lambda: setattr(self, name, old))
+        setattr(self, name, value)
+
+    def _inner(self, table: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
+        inner = table.get(key)
+        if inner is None:
+            inner = {}
+            self._put(table, key, inner)
+        return inner
+
+    # Changing
+
+    def apply(self, envelope: Envelope) -> None:
+        """Move the state by one event. The event is the log's next; it is kept and must not be changed afterwards."""
+        self.head = envelope.sequence_number
+        self.recorded_at_ms = milliseconds(envelope.recorded_at)
+        trace = self.traces.get(envelope.trace_id)
+        if trace is not None:
+            self._put_trace(envelope.trace_id, trace._replace(last_event_ms=self.recorded_at_ms))
+        _APPLY[envelope.WhichOneof("payload")](self, envelope)
+        self._forget_lapsed_traces()
+
+    def _apply_proposal(self, envelope: Envelope) -> None:
+        self._put(self.open_proposals, envelope.event_id, envelope)
+
+    def _apply_decision(self, envelope: Envelope) -> None:
+        decision = envelope.decision
+        if decision.previous_decision_id:
+            self._apply_later_decision(envelope)
+            return
+        proposal = self.open_proposals[decision.proposal_id]
+        self._drop(self.open_proposals, decision.proposal_id)
+        review = ""
+        if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._approve(envelope, proposal)
+        elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            review = decision.decision_id
+            self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, ""))
+        self._count(envelope.trace_id, decision.consecutive_rejections, review)
+
+    def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
+        decision = envelope.decision
+        decision_id = decision.decision_id
+        due_ms = milliseconds(decision.valid_until) if decision.HasField("valid_until") else 0
+        sequence_number = envelope.sequence_number
+        self._put(
+            self.decisions,
+            decision_id,
+            LiveDecision(decision_id, sequence_number, envelope, proposal, decision.conflict_key, APPROVED, sequence_number, due_ms),
+        )
+        if due_ms:
+            self._add_sorted(self._timers, (due_ms, sequence_number, decision_id))
+        self._put(self.holds, decision.conflict_key, decision_id)
+        of_subject = self.decisions_of_subject.get(envelope.subject, ())
+        self._put(self.decisions_of_subject, envelope.subject, (*of_subject, decision_id))
+
+    def _apply_later_decision(self, envelope: Envelope) -> None:
+        decision = envelope.decision
+        live = self.decisions.get(decision.previous_decision_id)
+        if live is None:
+            return
+        if decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            self._move(live, envelope, phase=UNDER_REVIEW, running=False, timer_due_ms=0)
+            review = Review(decision.decision_id, envelope.sequence_number, envelope, live.decision_id)
+            self._put(self.reviews, decision.decision_id, review)
+        else:
+            self._release(live)
+
+    def _count(self, trace_id: str, consecutive_rejections: int, review: str) -> None:
+        trace = self.traces.get(trace_id)
+        review = review or (trace.review if trace else "")
+        if consecutive_rejections or review or trace_id in self.tool_calls or trace_id in self.tool_results:
+            self._put_trace(trace_id, Trace(consecutive_rejections, self.recorded_at_ms, review))
+        elif trace is not None:
+            self._drop_trace(trace_id, trace)
+
+    def _put_trace(self, trace_id: str, trace: Trace) -> None:
+        old = self.traces.get(trace_id)
+        if old is not None:
+            if old.last_event_ms == trace.last_event_ms:
+                self._put(self.traces, trace_id, trace)
+                return
+            self._remove_sorted(self._lapses, (old.last_event_ms, trace_id))
+        self._put(self.traces, trace_id, trace)
+        self._add_sorted(self._lapses, (trace.last_event_ms, trace_id))
+
+    def _drop_trace(self, trace_id: str, trace: Trace) -> None:
+        self._remove_sorted(self._lapses, (trace.last_event_ms, trace_id))
+        self._drop(self.traces, trace_id)
+        self._drop(self.tool_calls, trace_id)
+        self._drop(self.tool_results, trace_id)
+
+    def _forget_lapsed_traces(self) -> None:
+        """Drop traces that have been silent for too long; one under review stays, without its tool evidence."""
+        horizon_ms = self.recorded_at_ms - TRACE_LAPSE_MS
+        while self._lapses and self._lapses[0][0] < horizon_ms:
+            last_event_ms, trace_id = self._lapses[0]
+            trace = self.traces[trace_id]
+            self._drop_trace(trace_id, trace)
+            if trace.review:
+                self._put_trace(trace_id, Trace(0, self.recorded_at_ms, trace.review))
+
+    def _move(self, live: LiveDecision, envelope: Envelope, **changes: Any) -> LiveDecision:
+        moved = live._replace(last_sequence_number=envelope.sequence_number, **changes)
+        self._put(self.decisions, live.decision_id, moved)
+        if moved.timer_due_ms != live.timer_due_ms:
+            if live.timer_due_ms:
+                self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
+            if moved.timer_due_ms:
+                self._add_sorted(self._timers, (moved.timer_due_ms, moved.sequence_number, moved.decision_id))
+        return moved
+
+    def _release(self, live: LiveDecision) -> None:
+        """End a live decision and free its conflict key."""
+        if live.timer_due_ms:
+            self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
+        self._drop(self.decisions, live.decision_id)
+        if self.holds.get(live.conflict_key) == live.decision_id:
+            self._drop(self.holds, live.conflict_key)
+        subject = live.decision.subject
+        rest = tuple(other for other in self.decisions_of_subject[subject] if other != live.decision_id)
+        if rest:
+            self._put(self.decisions_of_subject, subject, rest)
+        else:
+            self._drop(self.decisions_of_subject, subject)
+
+    def _apply_execution(self, envelope: Envelope) -> None:
+        execution = envelope.execution
+        live = self.decisions.get(execution.decision_id)
+        if live is None:
+            return
+        status = {
+            "status": execution.status,
+            "status_event_id": envelope.event_id,
+            "status_sequence_number": envelope.sequence_number,
+        }
+        if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
+            lease_until_ms = milliseconds(execution.lease_until)
+            policy = live.decision.decision.retry_policy
+            patience_ms = policy.human_takeover_after_ms if execution.attempt < policy.max_attempts else 0
+            self._move(
+                live,
+                envelope,
+                phase=EXECUTING,
+                attempt=execution.attempt,
+                starts=live.starts + 1,
+                running=True,
+                execution_id=execution.execution_id,
+                executor_type=envelope.producer.type,
+                executor_id=envelope.producer.id,
+                executor_version=envelope.producer.version,
+                lease_until_ms=lease_until_ms,
+                timer_due_ms=lease_until_ms + patience_ms,
+                **status,
+            )
+            return
+        awaited = (*live.awaited_facts, *((fact.event_id, envelope) for fact in derivation.derive(envelope, live.decision)))
+        if execution.will_retry:
+            self._move(live, envelope, running=False, awaited_facts=awaited, **status)
+        else:
+            self._move(live, envelope, phase=AWAITING_FACTS, running=False, timer_due_ms=0, awaited_facts=awaited, **status)
+
+    def _apply_fact(self, envelope: Envelope) -> None:
+        fact = envelope.fact
+        system = fact.WhichOneof("system")
+        if system is not None:
+            apply_system = _APPLY_SYSTEM.get(system)
+            if apply_system is not None:
+                apply_system(self, envelope)
+            return
+        claimed_at_ms = milliseconds(envelope.occurred_at)
+        producer = envelope.producer
+        self._put_candidate(
+            envelope.subject,
+            fact.key,
+            Candidate(
+                sequence_number=envelope.sequence_number,
+                event_id=envelope.event_id,
+                category=FACT,
+                trust_tier=common_pb2.TRUST_TIER_1_SYSTEM_FACT,
+                source=producer.id,
+                value=value_to_python(fact.value),
+                claimed_at_ms=claimed_at_ms,
+                aged_from_ms=claimed_at_ms,
+                max_age_ms=fact.max_age_ms,
+                evidence_ref="",
+                evidence_hash="",
+                confidence=0.0,
+                producer_type=producer.type,
+                producer_id=producer.id,
+                producer_version=producer.version,
+                observed_from=fact.observed_from,
+                derivation_rule_id=fact.derivation_rule_id,
+                derivation_rule_version=fact.derivation_rule_version,
+            ),
+        )
+        if fact.decision_id:
+            self._receive_derived(envelope)
+
+    def _receive_derived(self, envelope: Envelope) -> None:
+        live = self.decisions.get(envelope.fact.decision_id)
+        if live is None:
+            return
+        awaited = tuple(pair for pair in live.awaited_facts if pair[0] != envelope.event_id)
+        moved = self._move(live, envelope, awaited_facts=awaited)
+        if moved.phase == AWAITING_FACTS and not awaited:
+            self._release(moved)
+
+    def _apply_observation(self, envelope: Envelope) -> None:
+        observation = envelope.observation
+        claimed_at_ms = milliseconds(observation.observed_at)
+        aged_from_ms = claimed_at_ms
+        if observation.HasField("evidence_recorded_at"):
+            aged_from_ms = min(aged_from_ms, milliseconds(observation.evidence_recorded_at))
+        producer = envelope.producer
+        for key in sorted(observation.extracted_fields):
+            self._put_candidate(
+                envelope.subject,
+                key,
+                Candidate(
+                    sequence_number=envelope.sequence_number,
+                    event_id=envelope.event_id,
+                    category=OBSERVATION,
+                    trust_tier=observation.trust_tier,
+                    source=observation.source_tool,
+                    value=value_to_python(observation.extracted_fields[key]),
+                    claimed_at_ms=claimed_at_ms,
+                    aged_from_ms=aged_from_ms,
+                    max_age_ms=0,
+                    evidence_ref=observation.evidence_ref,
+                    evidence_hash=observation.evidence_hash,
+                    confidence=observation.confidence,
+                    producer_type=producer.type,
+                    producer_id=producer.id,
+                    producer_version=producer.version,
+                    observed_from=fact_pb2.OBSERVED_FROM_UNSPECIFIED,
+                    derivation_rule_id="",
+                    derivation_rule_version=0,
+                ),
+            )
+
+    def _put_candidate(self, subject: str, key: str, candidate: Candidate) -> None:
+        keys = self._inner(self.evidence, subject)
+        others = []
+        for other in keys.get(key, ()):
+            if (other.category, other.source, other.trust_tier) != (candidate.category, candidate.source, candidate.trust_tier):
+                others.append(other)
+            elif (other.claimed_at_ms, other.sequence_number) > (candidate.claimed_at_ms, candidate.sequence_number):
+                return
+        self._put(keys, key, (*others, candidate))
+
+    def _apply_tool_call(self, envelope: Envelope) -> None:
+        call = envelope.tool_call
+        if call.execution_id:
+            self._keep_trace(envelope.trace_id)
+            self._put(self._inner(self.tool_calls, envelope.trace_id), call.execution_id, call.tool_name)
+
+    def _apply_tool_result(self, envelope: Envelope) -> None:
+        result = envelope.tool_result
+        self._keep_trace(envelope.trace_id)
+        self._put(
+            self._inner(self.tool_results, envelope.trace_id),
+            envelope.event_id,
+            ToolEvidence(result.execution_id, result.tool_name, result.content_hash, result.is_error, self.recorded_at_ms),
+        )
+
+    def _keep_trace(self, trace_id: str) -> None:
+        if trace_id not in self.traces:
+            self._put_trace(trace_id, Trace(0, self.recorded_at_ms))
+
+    def _apply_diagnostic(self, envelope: Envelope) -> None:
+        """Diagnostics decide nothing."""
+
+    # Facts about Gavel itself
+
+    def _apply_bus_opened(self, envelope: Envelope) -> None:
+        opened = envelope.fact.bus_opened
+        self._set("arbiter_version", opened.arbiter_version)
+        self._set("cross_check", opened.cross_check)
+        self._set("idempotency_window_ms", opened.idempotency_window_ms)
+
+    def _apply_arbiter_version_changed(self, envelope: Envelope) -> None:
+        self._set("arbiter_version", envelope.fact.arbiter_version_changed.arbiter_version)
+
+    def _apply_cross_check_changed(self, envelope: Envelope) -> None:
+        self._set("cross_check", envelope.fact.cross_check_changed.cross_check)
+
+    def _apply_rule_set_deployed(self, envelope: Envelope) -> None:
+        deployed = envelope.fact.rule_set_deployed
+        record = DeployedRuleSet(
+            compile_rule_set(deployed.canonical_json), deployed.document, envelope.sequence_number, self.recorded_at_ms
+        )
+        self._put(self.rule_sets, (deployed.policy_id, deployed.version), record)
+
+    def _apply_rule_set_activated(self, envelope: Envelope) -> None:
+        activated = envelope.fact.rule_set_activated
+        self._put(self.active, activated.policy_id, ActiveRuleSet(activated.version, envelope.sequence_number))
+        self._set("governing", _governing(self))
+
+    def _apply_rule_set_deactivated(self, envelope: Envelope) -> None:
+        self._drop(self.active, envelope.fact.rule_set_deactivated.policy_id)
+        self._set("governing", _governing(self))
+
+    # The whole, for comparison
+
+    def digest(self) -> str:
+        """Return "sha256:" and hex over the whole state: equal states, and only those, have equal digests."""
+        content = {
+            "head": self.head,
+            "recorded_at_ms": self.recorded_at_ms,
+            "arbiter_version": self.arbiter_version,
+            "cross_check": _plain(self.cross_check),
+            "idempotency_window_ms": self.idempotency_window_ms,
+            "rule_sets": [
+                (policy, version, deployed.rule_set.digest, deployed.sequence_number)
+                for (policy, version), deployed in sorted(self.rule_sets.items())
+            ],
+            "active": sorted(self.active.items()),
+            "evidence": {
+                subject: {key: sorted(candidates) for key, candidates in keys.items()} for subject, keys in self.evidence.items()
+            },
+            "open_proposals": {key: _plain(value) for key, value in self.open_proposals.items()},
+            "decisions": {key: _plain_tuple(value) for key, value in self.decisions.items()},
+            "decisions_of_subject": self.decisions_of_subject,
+            "holds": self.holds,
+            "reviews": {key: _plain_tuple(value) for key, value in self.reviews.items()},
+            "traces": self.traces,
+            "tool_calls": self.tool_calls,
+            "tool_results": self.tool_results,
+            "timers": list(self._timers),
+            "lapses": list(self._lapses),
+        }
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def governing_actions(rule_sets: Iterable[CompiledRuleSet]) -> dict[str, tuple[CompiledAction, ...]]:
+    """Return, per action type, what governs it, by policy_id."""
+    governing: dict[str, tuple[CompiledAction, ...]] = {}
+    for rule_set in sorted(rule_sets, key=lambda rule_set: rule_set.policy_id):
+        for action_type, action in rule_set.actions.items():
+            governing[action_type] = (*governing.get(action_type, ()), action)
+    return governing
+
+
+def _governing(state: State) -> dict[str, tuple[CompiledAction, ...]]:
+    return governing_actions(state.rule_sets[policy_id, active.version].rule_set for policy_id, active in state.active.items())
+
+
+def _plain(message: Any) -> object:
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _plain_tuple(record: tuple[Any, ...]) -> list[object]:
+    return [
+        _plain(item)
+        if hasattr(item, "DESCRIPTOR")
+        else [(event_id, execution.event_id) for event_id, execution in item]
+        if isinstance(item, tuple)
+        else item
+        for item in record
+    ]
+
+
+_APPLY: Final[Mapping[str | None, Callable[[State, Envelope], None]]] = {
+    "fact": State._apply_fact,
+    "proposal": State._apply_proposal,
+    "decision": State._apply_decision,
+    "execution": State._apply_execution,
+    "observation": State._apply_observation,
+    "tool_call": State._apply_tool_call,
+    "tool_result": State._apply_tool_result,
+    "agent_diagnostic": State._apply_diagnostic,
+}
+_APPLY_SYSTEM: Final[Mapping[str, Callable[[State, Envelope], None]]] = {
+    "bus_opened": State._apply_bus_opened,
+    "arbiter_version_changed": State._apply_arbiter_version_changed,
+    "cross_check_changed": State._apply_cross_check_changed,
+    "rule_set_deployed": State._apply_rule_set_deployed,
+    "rule_set_activated": State._apply_rule_set_activated,
+    "rule_set_deactivated": State._apply_rule_set_deactivated,
+}
