@@ -1,32 +1,103 @@
-# Everything a developer or a user runs. `make demo` and `make test` need Python 3.11 or 3.12, a C compiler and make; nothing else.
-PYTHON ?= $(shell command -v python3.11 >/dev/null 2>&1 && python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+# Everything a developer or a user runs. `make demo` and `make test` need Python 3.11 or 3.12 with its headers, a C compiler and
+# make; the packages come, pinned and hashed, from requirements.lock. Nothing needs root.
+PYTHON ?= $(shell for candidate in python3.11 python3.12 python3; do \
+	$$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$candidate && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# durable-rules ships as source, and its setup.py drops the interpreter's flags: without these it is built at -O0 and with undefined
+# signed overflow. The last one records them in the library, where tests/unit/test_packaging.py reads them. Such a wheel is never
+# taken from pip's cache (--no-cache-dir), which does not know with which flags it was built.
+DURABLE_RULES_FLAGS := CPPFLAGS="-O2 -fwrapv -frecord-gcc-switches"
+# Where `make proto` puts the generated code; .ci/contract generates elsewhere to compare.
+GENERATED ?= proto/gen/python
+# Arguments of `make bench`, e.g. BENCH="--gate --json build/bench.json".
+BENCH ?=
+GHZ_VERSION := v0.120.0
+# Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
+IMAGE_FLAGS ?=
 
-.PHONY: setup demo test serve check bench proto image lock
+.PHONY: setup demo test serve check bench proto image wheels lock
 
 setup: $(STAMP)
 
-# durable-rules ships as source; its setup.py drops the interpreter's flags, and without these it is built at -O0 and with
-# undefined signed overflow. The wheels, its build tools among them, go first: then it builds without isolation and nothing is
-# fetched unpinned.
-$(STAMP): requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "gavel: Python 3.11 or 3.12 is needed, this is " + sys.version.split()[0] + "; run make PYTHON=python3.11")'
-	$(PYTHON) -m venv --clear $(VENV)
-	awk '/^[a-z]/ { keep = !/^durable-rules==/ } keep' requirements.lock > $(VENV)/wheels.txt
-	$(PIP) --require-hashes --only-binary :all: --requirement $(VENV)/wheels.txt
-	CPPFLAGS="-O2 -fwrapv" $(PIP) --require-hashes --no-build-isolation --requirement requirements.lock
-	$(PIP) --no-deps --no-build-isolation --editable .
-	touch $(STAMP)
+demo: $(STAMP)
+	$(BIN)/gavel demo
+
+serve: $(STAMP)
+	$(BIN)/gavel serve
+
+# The fast tests speak first; everything else under tests/ follows.
+test: $(STAMP)
+	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
+	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	.ci/contract
+	$(MAKE) --no-print-directory test
+
+# Needs Go when ghz (the load generator) is not there yet.
+bench: $(STAMP) build/ghz
+	$(BIN)/python tests/load/bench.py --ghz build/ghz $(BENCH)
+
+build/ghz:
+	@command -v go >/dev/null || { echo "gavel: make bench needs ghz, and building ghz needs Go: install Go, or put a ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }
+	GOBIN="$(CURDIR)/build" go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)
+
+# The googleapis protos (google/rpc/status.proto) come with googleapis-common-protos.
+PROTOC = PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto -I"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+proto: $(STAMP)
+	rm -rf $(GENERATED)/gavel && mkdir -p $(GENERATED)/gavel/v1
+	touch $(GENERATED)/gavel/__init__.py $(GENERATED)/gavel/py.typed $(GENERATED)/gavel/v1/__init__.py
+	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto
+	$(PROTOC) --grpc_python_out=$(GENERATED) --mypy_grpc_out=quiet:$(GENERATED) proto/gavel/v1/*_service.proto
+
+# The container image gavel:latest, with whichever builder works here.
+image:
+	if docker info >/dev/null 2>&1; then docker build $(IMAGE_FLAGS) --tag gavel:latest .; \
+	elif command -v buildah >/dev/null; then buildah build --format docker $(IMAGE_FLAGS) --tag gavel:latest .; \
+	else echo "gavel: make image needs a running docker, or buildah" >&2; exit 1; fi
+
+# Every locked package and Gavel itself as wheels; the image installs from them.
+wheels: $(STAMP)
+	rm -rf build/wheels
+	$(DURABLE_RULES_FLAGS) $(PIP) wheel --no-cache-dir --require-hashes --no-build-isolation --requirement requirements.lock --wheel-dir build/wheels
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
 
 # Rewrites the lock file from pyproject.toml. Needs uv; only for those who change dependencies.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --extra dev pyproject.toml --output-file requirements.lock
 
-# The googleapis protos (google/rpc/status.proto) come with googleapis-common-protos.
-proto: $(STAMP)
-	rm -rf proto/gen/python/gavel/v1 && mkdir -p proto/gen/python/gavel/v1 && touch proto/gen/python/gavel/__init__.py proto/gen/python/gavel/v1/__init__.py proto/gen/python/gavel/py.typed
-	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto -I"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" --python_out=proto/gen/python --mypy_out=quiet:proto/gen/python proto/gavel/v1/*.proto
-	PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto -I"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" --grpc_python_out=proto/gen/python --mypy_grpc_out=quiet:proto/gen/python proto/gavel/v1/*_service.proto
+# What a machine may lack, said before anything is fetched.
+define PREREQUISITES
+import importlib.util, os, shlex, subprocess, sys, sysconfig
+if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+    sys.exit("gavel: Python 3.11 or 3.12 is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11")
+if importlib.util.find_spec("ensurepip") is None:
+    sys.exit("gavel: this Python has no venv module; install it (Debian, Ubuntu: python3-venv)")
+compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+command = [*compiler, "-I" + sysconfig.get_path("include"), "-fsyntax-only", "-x", "c", "-"]
+try:
+    said = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True)
+except FileNotFoundError:
+    sys.exit("gavel: the C compiler " + compiler[0] + " is not there; install it (Debian, Ubuntu: gcc), or name another one: make CC=clang")
+if said.returncode:
+    sys.exit("gavel: C code cannot be built for this Python; install its headers (Debian, Ubuntu: python3-dev). The compiler says: " + said.stderr)
+endef
+export PREREQUISITES
+
+# The wheels, durable-rules' build tools among them, go first: it then builds without isolation, and nothing is fetched unpinned.
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "gavel: Python 3.11 or 3.12 is needed and not on PATH; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c "$$PREREQUISITES"
+	$(PYTHON) -m venv --clear $(VENV)
+	awk '/^[a-z]/ { keep = !/^durable-rules==/ } keep' requirements.lock > $(VENV)/wheels.txt
+	$(PIP) install --require-hashes --only-binary :all: --requirement $(VENV)/wheels.txt
+	$(DURABLE_RULES_FLAGS) $(PIP) install --no-cache-dir --require-hashes --no-build-isolation --requirement requirements.lock
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
