@@ -1,0 +1,38 @@
+"""The log of events: its protocol, and two implementations of it, `memory` and `redis`, that pass one contract suite."""
+
+from gavel_rules.chain import chain, genesis_hash
+from gavel_server.log.protocol import (
+    ConsumerGroup,
+    Entry,
+    EventIdTakenError,
+    EventLog,
+    Head,
+    HeadMovedError,
+    IdEntry,
+    LogCorruptError,
+    LogError,
+    LogUnavailableError,
+    NotReplicatedError,
+    OutcomeUnknownError,
+    Record,
+    empty_head,
+)
+
+__all__ = [
+    "ConsumerGroup",
+    "Entry",
+    "EventIdTakenError",
+    "EventLog",
+    "Head",
+    "HeadMovedError",
+    "IdEntry",
+    "LogCorruptError",
+    "LogError",
+    "LogUnavailableError",
+    "NotReplicatedError",
+    "OutcomeUnknownError",
+    "Record",
+    "chain",
+    "empty_head",
+    "genesis_hash",
+]

@@ -1,0 +1,103 @@
+"""The log in memory: for tests, simulation and trying things out. It ends with the process.
+
+It keeps the contract to the letter, so whatever passes on it passes on Redis; the one contract suite runs on both. It has no
+work queues: in one process nobody else could read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_server.log.protocol import (
+    DAY_MS,
+    READ_LIMIT,
+    ConsumerGroup,
+    Entry,
+    EventIdTakenError,
+    Head,
+    HeadMovedError,
+    IdEntry,
+    Record,
+    check_sequence,
+    empty_head,
+    window_days,
+)
+
+
+class MemoryLog:
+    """A log of `bus` in this process. `clock` gives milliseconds since 1970 and stands for the store's clock."""
+
+    def __init__(self, bus: str, clock: Callable[[], int], idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT) -> None:
+        self.bus = bus
+        self._clock = clock
+        self._window_ms = idempotency_window_ms
+        self._records: list[Record] = []
+        self._head = empty_head(bus)
+        self._ids_of_day: defaultdict[int, dict[str, IdEntry]] = defaultdict(dict)
+        self._moved = asyncio.Event()
+
+    async def head(self) -> Head:
+        """The newest event."""
+        return self._head
+
+    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, check_ids: Sequence[str]) -> None:
+        """See EventLog."""
+        check_sequence(expected, entries)
+        if expected != self._head:
+            raise HeadMovedError(expected, self._head)
+        if taken := self._known(check_ids, recorded_at_ms):
+            raise EventIdTakenError(taken)
+        self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)
+        ids = self._ids_of_day[recorded_at_ms // DAY_MS]
+        ids.update((entry.event_id, IdEntry(entry.sequence_number, entry.decision_sequence_number)) for entry in entries)
+        self._head = Head(entries[-1].sequence_number, entries[-1].chain_hash)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
+        """See EventLog."""
+        first = max(from_sequence_number, 1)
+        return self._records[first - 1 : max(min(to_sequence_number, first - 1 + limit), 0)]
+
+    async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
+        """See EventLog."""
+        return {number: self._records[number - 1] for number in sequence_numbers if 1 <= number <= len(self._records)}
+
+    async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
+        """See EventLog."""
+        return self._known(event_ids, now_ms)
+
+    async def wait_beyond(self, sequence_number: int, timeout_ms: int) -> Head:
+        """See EventLog."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while self._head.sequence_number <= sequence_number:
+                    await self._moved.wait()
+        except TimeoutError:
+            pass  # the contract: the head as it is then
+        return self._head
+
+    async def time_ms(self) -> int:
+        """The clock this log was given."""
+        return self._clock()
+
+    async def durability(self) -> list[str]:
+        """A log in memory is never durable."""
+        return ["the log is kept in memory and ends with this process; use Redis for anything that must last"]
+
+    async def consumers(self) -> list[ConsumerGroup]:
+        """None: a log in memory has no work queues."""
+        return []
+
+    async def ensure_groups(self) -> None:
+        """Nothing to do: a log in memory has no work queues."""
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _known(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
+        days = [self._ids_of_day[day] for day in window_days(now_ms, self._window_ms) if day in self._ids_of_day]
+        return {event_id: day[event_id] for event_id in event_ids for day in days if event_id in day}
