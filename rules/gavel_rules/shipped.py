@@ -1,7 +1,7 @@
 """The rule sets that ship with Gavel, as text: the demo and the benchmark deploy them like anybody's.
 
-In the tree they lie in rules/sets; a wheel carries them as gavel_rules/sets (pyproject.toml). Nothing that decides reads them:
-what is not in the log does not exist.
+They lie in rules/sets. `gavel_rules/sets` is a symbolic link to it, and so a wheel carries them as package data and a source tree
+is read where it stands. Nothing that decides reads them: what is not in the log does not exist.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ _TESTS: Final = "_test.yaml"
 
 def shipped_rule_set(name: str) -> str:
     """The document of the shipped rule set `name`, e.g. "refunds"; LookupError, which names those there are, for any other."""
-    package = files("gavel_rules")
-    installed = package.joinpath("sets")
-    # An editable install imports gavel_rules from the tree, where the sets are its neighbours.
-    directory = installed if installed.is_dir() else package.joinpath("..", "sets")
     documents = {
         entry.name.removesuffix(_SUFFIX): entry
-        for entry in directory.iterdir()
+        for entry in files("gavel_rules").joinpath("sets").iterdir()
         if entry.name.endswith(_SUFFIX) and not entry.name.endswith(_TESTS)
     }
     if name not in documents:
