@@ -222,6 +222,10 @@ class State:
         """Forget how to undo: what was applied is in the log."""
         self._journal.clear()
 
+    def on_undo(self, action: Undo) -> None:
+        """Have `action` run if the changes since the last mark are undone."""
+        self._journal.append(action)
+
     def _put(self, table: dict[Any, Any], key: object, value: object) -> None:
         old = table.get(key, _MISSING)
         if old is _MISSING:

@@ -1,0 +1,372 @@
+"""From a proposal to exactly one decision: the stages, in their order of precedence (seeds 002 §6).
+
+`arbitrate` is total and pure. The first stage that refuses gives the reason code; the evidence stages are looked at even
+when an earlier one refuses, so that one rejection names everything that is missing. Missing is never permission: what
+cannot be evaluated is refused.
+
+    1  UNDER_REVIEW            6  UNKNOWN_EVENT          12  STALE_FACTS
+    3  NO_ACTIVE_POLICY        7  NO_FACT_INPUT          13  FACT_SUPERSEDED
+    4  INVALID_PARAMS          8  PROJECTION_CHANGED     15  CONFLICTING_DECISION
+                              10  NEED_MORE_FACTS,       16  the rules
+                                  FACT_TYPE_MISMATCH
+                              11  INSUFFICIENT_EVIDENCE_TIER
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import ProducerType
+from gavel.v1.decision_pb2 import (
+    AbsentFact,
+    Decision,
+    EngineVerdict,
+    FactRequirementState,
+    PinnedFact,
+    RetryHint,
+    RuleMatch,
+    RuleSetReference,
+    Warning as DecisionWarning,
+)
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import evidence as evidence_module
+from gavel_rules import reasons
+from gavel_rules.case import Case
+from gavel_rules.events import ARBITER_VERSION, GAVEL, milliseconds, set_timestamp, timestamp
+from gavel_rules.evidence import Cited, Evidence, Selection, citations_of, gather, hint, superseded
+from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
+from gavel_rules.projection import APPROVED, EXECUTING, State
+from gavel_rules.ruleset import CompiledAction, Rule, Verdict
+from gavel_rules.values import struct_to_dict
+
+# How an action's rules are asked: Rete with or without the cross-check, or the reference engine alone.
+Judge = Callable[[CompiledAction, Case], Verdict]
+
+_PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
+_PRODUCER_NAME: Final = {number: name.removeprefix(_PRODUCER_PREFIX) for name, number in ProducerType.items()}
+_EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
+
+# Which stage a selection's state belongs to, in order.
+_EVIDENCE_STAGES: Final[Sequence[tuple[frozenset[FactRequirementState], str]]] = (
+    (frozenset({evidence_module.MISSING, evidence_module.SOURCE_NOT_ACCEPTED}), reasons.NEED_MORE_FACTS),
+    (frozenset({evidence_module.WRONG_TYPE}), reasons.FACT_TYPE_MISMATCH),
+    (frozenset({evidence_module.TIER_TOO_LOW}), reasons.INSUFFICIENT_EVIDENCE_TIER),
+    (frozenset({evidence_module.STALE}), reasons.STALE_FACTS),
+    (frozenset({evidence_module.SUPERSEDED}), reasons.FACT_SUPERSEDED),
+)
+
+
+class _Governed(NamedTuple):
+    """One governing rule set's view of a proposal."""
+
+    action: CompiledAction
+    params: dict[str, object]
+    evidence: Evidence
+
+
+def arbitrate(
+    state: State,
+    envelope: Envelope,
+    known: Mapping[int, Cited],
+    now_ms: int,
+    judge: Judge,
+    governing: tuple[CompiledAction, ...] | None = None,
+) -> Decision:
+    """Return the decision on a proposal, without the identifiers that its place in the log gives.
+
+    `known` holds the events that the proposal cites, by sequence number, as far as the log has them. `governing` stands
+    in for the state's rule sets (dry runs).
+    """
+    proposal = envelope.proposal
+    actions = state.governing.get(proposal.action_type, ()) if governing is None else governing
+    decision = Decision(
+        arbiter_version=ARBITER_VERSION,
+        action_type=proposal.action_type,
+        params=proposal.params,
+        evaluated_at=timestamp(now_ms),
+        active_policy_ids=[action.policy_id for action in actions],
+        active_rule_sets=[
+            RuleSetReference(policy_id=action.policy_id, version=action.version, digest=action.digest) for action in actions
+        ],
+    )
+    if state.open_review(envelope.trace_id):
+        _refuse(decision, reasons.UNDER_REVIEW, RetryHint())
+    elif not actions:
+        _refuse(decision, reasons.NO_ACTIVE_POLICY, RetryHint())
+    else:
+        _judge_governed(decision, state, envelope, known, now_ms, judge, actions)
+    _count(decision, state, envelope.trace_id, now_ms, actions)
+    return decision
+
+
+def _judge_governed(
+    decision: Decision,
+    state: State,
+    envelope: Envelope,
+    known: Mapping[int, Cited],
+    now_ms: int,
+    judge: Judge,
+    actions: tuple[CompiledAction, ...],
+) -> None:
+    params = struct_to_dict(envelope.proposal.params)
+    violations = sorted({violation for action in actions for violation in action.violations(params)})
+    if violations:
+        _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
+        decision.warnings.extend(
+            DecisionWarning(code="SCHEMA_VIOLATION", message=f"{pointer or '/'}: {keyword}") for pointer, keyword in violations
+        )
+        return
+    governed = [_Governed(action, action.typed_params(params), gather(state, action, envelope, now_ms)) for action in actions]
+    conflict_key = _conflict_key(governed, state, envelope, now_ms)
+    if conflict_key is None:
+        _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
+        decision.warnings.append(DecisionWarning(code="CONFLICT_KEY", message="the action's conflict_key has no value for these params"))
+        return
+    citations, sound = citations_of(envelope, known)
+    selections = [selection for view in governed for selection in view.evidence.selections]
+    unmet = [selection for selection in selections if selection.state]
+    outdated = superseded(selections, citations) if citations else []
+    if outdated:
+        unmet.extend(outdated)
+    reason_code = _first_refusal(state, envelope, now_ms, citations, sound, selections, unmet, conflict_key)
+    if reason_code:
+        _refuse(decision, reason_code, hint(unmet, retryable=True))
+        return
+    decision.conflict_key = conflict_key
+    holder = state.holds.get(conflict_key)
+    if holder is not None:
+        live = state.decisions[holder]
+        _refuse(decision, reasons.CONFLICTING_DECISION, RetryHint(retryable=True, retry_after_ms=_free_after_ms(state, holder, now_ms)))
+        decision.conflict_with_proposal_ids.append(live.decision.decision.proposal_id)
+        return
+    _ask_rules(decision, state, envelope, now_ms, judge, governed)
+    if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+        _bind(decision, now_ms, governed, selections)
+
+
+def _conflict_key(governed: list[_Governed], state: State, envelope: Envelope, now_ms: int) -> str | None:
+    """Return what the action must hold alone. Rule sets that share an action agree on it, so the first one speaks."""
+    first = governed[0]
+    if first.action.conflict_key_is_subject:
+        return envelope.subject
+    return first.action.conflict_key(_case(state, envelope, now_ms, first))
+
+
+def _first_refusal(
+    state: State,
+    envelope: Envelope,
+    now_ms: int,
+    citations: list[Cited],
+    sound: bool,
+    selections: list[Selection],
+    unmet: list[Selection],
+    conflict_key: str,
+) -> str:
+    """Return the reason code of the first of stages 6 to 13 that refuses, or ""."""
+    if not sound:
+        return reasons.UNKNOWN_EVENT
+    if not _cites_input(envelope, citations, selections):
+        return reasons.NO_FACT_INPUT
+    proposal = envelope.proposal
+    if proposal.HasField("projection_version") and _changed_since(
+        state, proposal.projection_version, citations, selections, conflict_key
+    ):
+        return reasons.PROJECTION_CHANGED
+    if unmet:
+        states = {selection.state for selection in unmet}
+        for of_stage, reason_code in _EVIDENCE_STAGES:
+            if states & of_stage:
+                return reason_code
+    return ""
+
+
+def _cites_input(envelope: Envelope, citations: list[Cited], selections: list[Selection]) -> bool:
+    """No input, no inference (seeds 002 §9.1): something cited is about the subject or a declared key."""
+    subject = envelope.subject
+    for citation in citations:
+        if citation.subject == subject:
+            return True
+        for selection in selections:
+            if citation.subject == selection.requirement.subject and selection.requirement.key in citation.keys:
+                return True
+    return False
+
+
+def _changed_since(
+    state: State, version: int, citations: list[Cited], selections: list[Selection], conflict_key: str
+) -> bool:
+    """Return whether declared evidence, or the decision that holds the key, changed after `version` by an uncited event."""
+    cited_ids = {citation.event_id for citation in citations}
+    for selection in selections:
+        requirement = selection.requirement
+        for candidate in state.evidence.get(requirement.subject, {}).get(requirement.key, ()):
+            if (
+                candidate.sequence_number > version
+                and candidate.event_id not in cited_ids
+                and (not requirement.sources or candidate.source in requirement.sources)
+            ):
+                return True
+    holder = state.holds.get(conflict_key)
+    return holder is not None and state.decisions[holder].last_sequence_number > version
+
+
+def _free_after_ms(state: State, holder: str, now_ms: int) -> int:
+    """Return when a held conflict key may be free again, as far as the log can tell."""
+    live = state.decisions[holder]
+    if live.phase == APPROVED and live.timer_due_ms:
+        return max(0, live.timer_due_ms - now_ms)
+    if live.phase == EXECUTING:
+        return max(0, live.lease_until_ms - now_ms)
+    return 0
+
+
+def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Case:
+    proposal = envelope.proposal
+    producer = envelope.producer
+    return Case(
+        params=view.params,
+        facts=view.evidence.facts,
+        risk=proposal.risk,
+        cost=proposal.cost,
+        confidence=proposal.confidence,
+        priority=proposal.priority,
+        expected_outcome=proposal.expected_outcome,
+        subject=envelope.subject,
+        producer_type=_PRODUCER_NAME[producer.type],
+        producer_id=producer.id,
+        producer_version=producer.version,
+        evidence_count=view.evidence.count,
+        evidence_worst_trust=view.evidence.worst_trust,
+        evidence_oldest_age_ms=view.evidence.oldest_age_ms,
+        consecutive_rejections=state.consecutive_rejections(envelope.trace_id, now_ms),
+        now_ms=now_ms,
+    )
+
+
+def _ask_rules(
+    decision: Decision, state: State, envelope: Envelope, now_ms: int, judge: Judge, governed: list[_Governed]
+) -> None:
+    verdicts = [judge(view.action, _case(state, envelope, now_ms, view)) for view in governed]
+    for view, verdict in zip(governed, verdicts, strict=True):
+        if verdict.error:
+            _refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
+            decision.rule_id = verdict.error
+            decision.warnings.append(
+                DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{view.action.policy_id}/{verdict.error}")
+            )
+            return
+    disagreements = [
+        (view.action.policy_id, verdict.disagreement)
+        for view, verdict in zip(governed, verdicts, strict=True)
+        if verdict.disagreement is not None
+    ]
+    if disagreements:
+        _refuse(decision, reasons.ENGINE_DISAGREEMENT, RetryHint())
+        for policy_id, (rete, reference) in disagreements:
+            decision.engine_verdicts.append(EngineVerdict(engine=decision_pb2.ENGINE_RETE, policy_id=policy_id, rule_ids=rete))
+            decision.engine_verdicts.append(EngineVerdict(engine=decision_pb2.ENGINE_REFERENCE, policy_id=policy_id, rule_ids=reference))
+        return
+    deciding: tuple[int, str, CompiledAction, Rule] | None = None
+    for view, verdict in zip(governed, verdicts, strict=True):
+        action = view.action
+        for rule in verdict.matched:
+            decision.rule_matches.append(
+                RuleMatch(policy_id=action.policy_id, rule_id=rule.id, effect=rule.effect, condition=rule.condition)
+            )
+        if verdict.matched:
+            speaker = verdict.matched[0]
+            candidate = (_EFFECT_RANK[speaker.effect], action.policy_id, action, speaker)
+            if deciding is None or candidate[:2] < deciding[:2]:
+                deciding = candidate
+    if deciding is None:
+        _refuse(decision, reasons.NO_RULE_MATCHED, RetryHint(retryable=True))
+        return
+    _, _, action, rule = deciding
+    decision.policy_id = action.policy_id
+    decision.policy_version = action.version
+    decision.rule_set_digest = action.digest
+    decision.rule_id = rule.id
+    decision.reason_code = rule.reason_code
+    if rule.effect == "approve":
+        decision.outcome = decision_pb2.OUTCOME_APPROVED
+    elif rule.effect == "review":
+        decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+    else:
+        decision.outcome = decision_pb2.OUTCOME_REJECTED
+        decision.retry_hint.retryable = True
+
+
+def _bind(decision: Decision, now_ms: int, governed: list[_Governed], selections: list[Selection]) -> None:
+    """Bind an approval to what it rests on: pinned evidence, absent options, time limit, retry policy."""
+    pinned: set[tuple[str, str, str]] = set()
+    absent: set[tuple[str, str]] = set()
+    for selection in selections:
+        requirement, candidate = selection.requirement, selection.candidate
+        if candidate is None:
+            if (requirement.key, requirement.subject) not in absent:
+                absent.add((requirement.key, requirement.subject))
+                decision.absent_facts.append(AbsentFact(key=requirement.key, subject=requirement.subject))
+            continue
+        identity = (requirement.key, requirement.subject, candidate.event_id)
+        if identity in pinned:
+            _tighten(decision, identity, selection.fresh_until_ms)
+            continue
+        pinned.add(identity)
+        decision.pinned_facts.append(
+            PinnedFact(
+                key=requirement.key,
+                subject=requirement.subject,
+                event_id=candidate.event_id,
+                sequence_number=candidate.sequence_number,
+                trust_tier=candidate.trust_tier,  # type: ignore[arg-type]  # an int of the closed enum
+                fresh_until=timestamp(selection.fresh_until_ms),
+                evidence_hash=candidate.evidence_hash,
+            )
+        )
+    set_timestamp(decision.valid_until, now_ms + min(view.action.decision_ttl_ms for view in governed))
+    decision.retry_policy.CopyFrom(governed[0].action.retry)
+
+
+def _tighten(decision: Decision, identity: tuple[str, str, str], fresh_until_ms: int) -> None:
+    for pin in decision.pinned_facts:
+        if (pin.key, pin.subject, pin.event_id) == identity and fresh_until_ms < milliseconds(pin.fresh_until):
+            set_timestamp(pin.fresh_until, fresh_until_ms)
+
+
+def _refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None:
+    """Make the decision a refusal of Gavel's own."""
+    decision.outcome = decision_pb2.OUTCOME_REJECTED
+    decision.reason_code = reason_code
+    decision.policy_id = GAVEL
+    decision.policy_version = ARBITER_VERSION
+    decision.retry_hint.CopyFrom(retry_hint)
+
+
+def _count(
+    decision: Decision, state: State, trace_id: str, now_ms: int, actions: Iterable[CompiledAction]
+) -> None:
+    """Count a rejection and, at the limit, call a person instead of letting the trace loop (seeds 002 §5.6, §6.3)."""
+    if decision.outcome != decision_pb2.OUTCOME_REJECTED:
+        if decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            decision.consecutive_rejections = state.consecutive_rejections(trace_id, now_ms)
+        return
+    count = state.consecutive_rejections(trace_id, now_ms)
+    if decision.reason_code in reasons.UNCOUNTED:
+        decision.consecutive_rejections = count
+        return
+    decision.consecutive_rejections = count + 1
+    limits = [action.rejection_limit for action in actions if action.rejection_limit is not None]
+    if count + 1 < min(limits, default=REJECTION_LIMIT_DEFAULT):
+        return
+    decision.warnings.append(
+        DecisionWarning(code=decision.reason_code, message=f"rejection {count + 1} in a row of this trace; the limit calls a person")
+    )
+    decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+    decision.reason_code = reasons.REJECTION_LIMIT
+    decision.policy_id = GAVEL
+    decision.policy_version = ARBITER_VERSION
+    decision.rule_set_digest = ""
+    decision.rule_id = ""
+    decision.retry_hint.retryable = False

@@ -1,0 +1,193 @@
+"""What can be asked of the decider, what it answers, and what the shell reads from the log for it beforehand.
+
+Commands are imperative and frozen by convention; their envelopes are the decider's to complete. An answer that is a
+`Fault` means that the command could not be carried out; a refusal by policy is a decision, not a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.error_pb2 import ErrorReason
+from gavel.v1.fact_pb2 import CrossCheck
+from gavel_rules.evidence import Cited
+from gavel_rules.ruleset import CompiledRuleSet
+
+
+@dataclass(slots=True)
+class OpenBus:
+    """Begin a bus: its first event."""
+
+    event_id: str
+    cross_check: CrossCheck
+    idempotency_window_ms: int
+
+
+@dataclass(slots=True)
+class ChangeCrossCheck:
+    """Change on which decisions both engines are asked."""
+
+    event_id: str
+    cross_check: CrossCheck
+
+
+@dataclass(slots=True)
+class SubmitProposal:
+    """Decide a proposal. `envelope` is validated and has its event_id, trace_id, name and producer."""
+
+    envelope: Envelope
+
+
+@dataclass(slots=True)
+class PublishEvent:
+    """Record a fact, observation, tool call, tool result or diagnostic. `envelope` as for SubmitProposal."""
+
+    envelope: Envelope
+
+
+@dataclass(slots=True)
+class BeginExecution:
+    """Start an attempt at an approved decision, or say why not."""
+
+    decision_id: str
+    producer: Producer
+    lease_ms: int
+
+
+@dataclass(slots=True)
+class RenewExecution:
+    """Keep a running attempt's lease, counted from now."""
+
+    decision_id: str
+    execution_id: str
+    producer: Producer
+    lease_ms: int
+
+
+@dataclass(slots=True)
+class ReportExecution:
+    """Record how an attempt ended. `envelope` is validated; subject and trace may be empty."""
+
+    envelope: Envelope
+
+
+@dataclass(slots=True)
+class DeployRuleSet:
+    """Record a rule set version."""
+
+    event_id: str
+    rule_set: CompiledRuleSet
+    document: str
+
+
+@dataclass(slots=True)
+class ActivateRuleSet:
+    """Put a deployed version in force. `expected_active_version` None: whatever is active; 0: nothing is."""
+
+    event_id: str
+    policy_id: str
+    version: int
+    expected_active_version: int | None
+
+
+@dataclass(slots=True)
+class DeactivateRuleSet:
+    """Take a rule set out of force."""
+
+    event_id: str
+    policy_id: str
+    expected_active_version: int | None
+
+
+@dataclass(slots=True)
+class Tick:
+    """Let time pass: emit at most `limit` timers that are due."""
+
+    limit: int
+
+
+Command = (
+    OpenBus
+    | ChangeCrossCheck
+    | SubmitProposal
+    | PublishEvent
+    | BeginExecution
+    | RenewExecution
+    | ReportExecution
+    | DeployRuleSet
+    | ActivateRuleSet
+    | DeactivateRuleSet
+    | Tick
+)
+
+
+@dataclass(slots=True)
+class References:
+    """What the shell found in the log for a command.
+
+    `cited`: the events a proposal cites, by sequence number. `decision`: for an execution whose decision is not alive any
+    more, the DECISION event, if the log has one; `expired`: whether that decision ended unstarted.
+    """
+
+    cited: Mapping[int, Cited] = field(default_factory=dict)
+    decision: Envelope | None = None
+    expired: bool = False
+
+
+NO_REFERENCES = References()
+
+
+class Fault(NamedTuple):
+    """Why a command cannot be carried out. `violations` are (field, description)."""
+
+    reason: ErrorReason
+    message: str
+    violations: tuple[tuple[str, str], ...] = ()
+
+
+class Recorded(NamedTuple):
+    """The event that answers the command: a decision, or the event as recorded."""
+
+    envelope: Envelope
+
+
+class Started(NamedTuple):
+    """An attempt was leased. `decision` is the approved decision's event."""
+
+    envelope: Envelope
+    decision: Envelope
+
+
+class NotStarted(NamedTuple):
+    """An attempt may not start; a value, not an error."""
+
+    reason_code: str
+    message: str
+    retry_after_ms: int = 0
+
+
+class RuleSetAt(NamedTuple):
+    """A rule set version and where the log has its deployment, activation or deactivation."""
+
+    policy_id: str
+    version: int
+    digest: str
+    sequence_number: int
+
+
+class Nothing(NamedTuple):
+    """There was nothing to answer."""
+
+
+Answer = Recorded | Started | NotStarted | RuleSetAt | Nothing | Fault
+
+
+class Handled(NamedTuple):
+    """What a command came to: the events to append, in order, and the answer once they are."""
+
+    events: list[Envelope]
+    answer: Answer

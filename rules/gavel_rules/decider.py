@@ -1,0 +1,305 @@
+"""handle(state, command, references, now) -> events and an answer: the core's one entry.
+
+Timers come first: every timer that is due by `now` is emitted, by (due, sequence number), before the command is looked
+at. Every event is applied to the state as it is made, so the next one sees it; the caller undoes the state if the append
+fails. `handle` is total: what cannot be carried out is a `Fault`, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gavel.v1 import decision_pb2, error_pb2, fact_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import Decision, Engine
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import BusOpened, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
+from gavel_rules import execution, reasons
+from gavel_rules.arbitration import Judge, arbitrate
+from gavel_rules.case import Case
+from gavel_rules.commands import (
+    NO_REFERENCES,
+    ActivateRuleSet,
+    BeginExecution,
+    ChangeCrossCheck,
+    Command,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    Fault,
+    Handled,
+    Nothing,
+    OpenBus,
+    PublishEvent,
+    Recorded,
+    References,
+    RenewExecution,
+    ReportExecution,
+    RuleSetAt,
+    SubmitProposal,
+    Tick,
+)
+from gavel_rules.emission import Emission
+from gavel_rules.events import ARBITER_VERSION, SYSTEM_PRODUCER, derived_event_id
+from gavel_rules.publication import publish
+from gavel_rules.projection import State
+from gavel_rules.ruleset import CompiledAction, Verdict
+
+_TIMERS_UNBOUNDED: Final = 1 << 62
+
+
+def handle(
+    state: State,
+    command: Command,
+    references: References = NO_REFERENCES,
+    now_ms: int = 0,
+    engine: Engine = decision_pb2.ENGINE_RETE,
+) -> Handled:
+    """Return the events that a command makes at `now_ms` (milliseconds since the epoch), and its answer.
+
+    `now_ms` is not below the state's `recorded_at_ms`. `engine` REFERENCE asks the second engine alone (replay).
+    """
+    emission = Emission(state, now_ms)
+    if isinstance(command, Tick):
+        execution.emit_timers(emission, command.limit)
+        return Handled(emission.events, Nothing())
+    execution.emit_timers(emission, _TIMERS_UNBOUNDED)
+    answer = _HANDLERS[type(command)](emission, command, references, engine)
+    return Handled(emission.events, answer)
+
+
+def judge(state: State, sequence_number: int, engine: Engine) -> Judge:
+    """Return how rules are asked for the decision with this sequence number: the bus's cross-check mode decides."""
+    if engine == decision_pb2.ENGINE_REFERENCE:
+        return _ask_reference
+    mode = state.cross_check.mode
+    both = mode == fact_pb2.CROSS_CHECK_MODE_ALWAYS or (
+        mode == fact_pb2.CROSS_CHECK_MODE_SAMPLE and sequence_number % state.cross_check.sample_every == 0
+    )
+    return _ask_both if both else _ask_rete
+
+
+def _ask_both(action: CompiledAction, case: Case) -> Verdict:
+    return action.evaluate(case, True)
+
+
+def _ask_rete(action: CompiledAction, case: Case) -> Verdict:
+    return action.evaluate(case, False)
+
+
+def _ask_reference(action: CompiledAction, case: Case) -> Verdict:
+    return action.evaluate_reference(case)
+
+
+def _submit_proposal(emission: Emission, command: SubmitProposal, references: References, engine: Engine) -> Recorded | Fault:
+    envelope = command.envelope
+    state = emission.state
+    if envelope.proposal.HasField("projection_version") and envelope.proposal.projection_version > state.head:
+        return _ahead(envelope.proposal.projection_version, state.head)
+    fault = emission.claim_fault(envelope)
+    if fault is not None:
+        return fault
+    emission.record(envelope)
+    sequence_number = state.head + 1
+    decision = arbitrate(state, envelope, references.cited, emission.now_ms, judge(state, sequence_number, engine))
+    recorded = emit_decision(emission, decision, envelope)
+    if decision.reason_code == reasons.REJECTION_LIMIT:
+        _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
+    if _lacks_tier(decision):
+        _notify(
+            emission,
+            recorded,
+            AgentDiagnostic(
+                kind="FactCollectionRequested",
+                fact_collection=FactCollection(
+                    decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements
+                ),
+            ),
+        )
+    return Recorded(recorded)
+
+
+def _ahead(version: int, head: int) -> Fault:
+    message = f"projection_version {version} is ahead of the log, whose head is {head}"
+    return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, message, (("envelope.proposal.projection_version", message),))
+
+
+def emit_decision(emission: Emission, decision: Decision, proposal: Envelope) -> Envelope:
+    """Complete a first decision with what its place in the log gives, and record it."""
+    state = emission.state
+    decision.decision_id = derived_event_id(proposal.event_id, proposal.sequence_number, "decision")
+    decision.proposal_id = proposal.event_id
+    decision.state_version = state.head
+    return emission.decide(decision, causation_id=proposal.event_id, trace_id=proposal.trace_id, subject=proposal.subject)
+
+
+def _lacks_tier(decision: Decision) -> bool:
+    """Whether the refusal is for lack of trusted evidence, also where the limit of rejections turned it into a review."""
+    if decision.reason_code == reasons.INSUFFICIENT_EVIDENCE_TIER:
+        return True
+    return decision.reason_code == reasons.REJECTION_LIMIT and any(
+        warning.code == reasons.INSUFFICIENT_EVIDENCE_TIER for warning in decision.warnings
+    )
+
+
+def _notify(emission: Emission, decision: Envelope, diagnostic: AgentDiagnostic) -> None:
+    emission.diagnose(
+        diagnostic,
+        event_id=derived_event_id(decision.event_id, decision.sequence_number, diagnostic.kind),
+        causation_id=decision.event_id,
+        trace_id=decision.trace_id,
+        subject=decision.subject,
+    )
+
+
+def _publish(emission: Emission, command: PublishEvent, references: References, engine: Engine) -> Recorded | Fault:
+    return publish(emission, command.envelope)
+
+
+def _begin(emission: Emission, command: BeginExecution, references: References, engine: Engine) -> Any:
+    return execution.begin(emission, command, references)
+
+
+def _renew(emission: Emission, command: RenewExecution, references: References, engine: Engine) -> Any:
+    return execution.renew(emission, command, references)
+
+
+def _report(emission: Emission, command: ReportExecution, references: References, engine: Engine) -> Any:
+    return execution.report(emission, command, references)
+
+
+def _open_bus(emission: Emission, command: OpenBus, references: References, engine: Engine) -> Recorded | Fault:
+    if emission.state.head:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, "the bus is open already")
+    opened = BusOpened(
+        arbiter_version=ARBITER_VERSION, cross_check=command.cross_check, idempotency_window_ms=command.idempotency_window_ms
+    )
+    return Recorded(_system_fact(emission, command.event_id, "BusOpened", f"bus/{emission.state.bus}", bus_opened=opened))
+
+
+def _change_cross_check(emission: Emission, command: ChangeCrossCheck, references: References, engine: Engine) -> Recorded:
+    changed = CrossCheckChanged(cross_check=command.cross_check)
+    subject = f"bus/{emission.state.bus}"
+    return Recorded(_system_fact(emission, command.event_id, "CrossCheckChanged", subject, cross_check_changed=changed))
+
+
+def _deploy(emission: Emission, command: DeployRuleSet, references: References, engine: Engine) -> RuleSetAt | Fault:
+    rule_set = command.rule_set
+    policy_id, version = rule_set.policy_id, rule_set.version
+    deployed = emission.state.rule_sets.get((policy_id, version))
+    if deployed is not None:
+        if deployed.rule_set.digest == rule_set.digest:
+            return RuleSetAt(policy_id, version, rule_set.digest, deployed.sequence_number)
+        return Fault(
+            error_pb2.ERROR_REASON_VERSION_REUSED,
+            f"version {version} of rule set {policy_id} is deployed with digest {deployed.rule_set.digest}; "
+            f"this document has {rule_set.digest}: give it a new version",
+        )
+    event = _system_fact(
+        emission,
+        command.event_id,
+        "RuleSetDeployed",
+        f"rule-set/{policy_id}",
+        rule_set_deployed=RuleSetDeployed(
+            policy_id=policy_id,
+            version=version,
+            digest=rule_set.digest,
+            document=command.document,
+            canonical_json=rule_set.canonical_json,
+        ),
+    )
+    return RuleSetAt(policy_id, version, rule_set.digest, event.sequence_number)
+
+
+def _activate(emission: Emission, command: ActivateRuleSet, references: References, engine: Engine) -> RuleSetAt | Fault:
+    state = emission.state
+    policy_id, version = command.policy_id, command.version
+    deployed = state.rule_sets.get((policy_id, version))
+    if deployed is None:
+        return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} has no deployed version {version}: deploy it first")
+    active = state.active.get(policy_id)
+    active_version = active.version if active else 0
+    raced = _raced(policy_id, active_version, command.expected_active_version)
+    if raced is not None:
+        return raced
+    digest = deployed.rule_set.digest
+    if active is not None and active.version == version:
+        return RuleSetAt(policy_id, version, digest, active.sequence_number)
+    for action_type in deployed.rule_set.actions:
+        for action in state.governing.get(action_type, ()):
+            if action.policy_id != policy_id:
+                return Fault(
+                    error_pb2.ERROR_REASON_ACTION_ALREADY_GOVERNED,
+                    f"action {action_type} is governed by active rule set {action.policy_id} version {action.version}; "
+                    "this release allows one rule set per action: deactivate that one first",
+                )
+    activated = RuleSetActivated(
+        policy_id=policy_id,
+        version=version,
+        digest=digest,
+        mode=fact_pb2.ACTIVATION_MODE_ACTIVE,
+        previous_version=active_version,
+    )
+    event = _system_fact(emission, command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
+    return RuleSetAt(policy_id, version, digest, event.sequence_number)
+
+
+def _deactivate(emission: Emission, command: DeactivateRuleSet, references: References, engine: Engine) -> RuleSetAt | Fault:
+    state = emission.state
+    policy_id = command.policy_id
+    active = state.active.get(policy_id)
+    raced = _raced(policy_id, active.version if active else 0, command.expected_active_version)
+    if raced is not None:
+        return raced
+    if active is None:
+        return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} is not active")
+    deactivated = RuleSetDeactivated(policy_id=policy_id, version=active.version)
+    event = _system_fact(emission, command.event_id, "RuleSetDeactivated", f"rule-set/{policy_id}", rule_set_deactivated=deactivated)
+    digest = state.rule_sets[policy_id, active.version].rule_set.digest
+    return RuleSetAt(policy_id, active.version, digest, event.sequence_number)
+
+
+def _raced(policy_id: str, active_version: int, expected: int | None) -> Fault | None:
+    if expected is None or expected == active_version:
+        return None
+    return Fault(
+        error_pb2.ERROR_REASON_ACTIVATION_RACED,
+        f"rule set {policy_id}: expected active version {expected}, but it is {active_version} (0: none)",
+    )
+
+
+def _system_fact(emission: Emission, event_id: str, name: str, subject: str, **system: Any) -> Envelope:
+    envelope = Envelope(
+        event_id=event_id,
+        event_name=name,
+        trace_id=event_id,
+        producer=Producer(),
+        subject=subject,
+        fact=Fact(key=_SYSTEM_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT, **system),
+    )
+    envelope.producer.CopyFrom(SYSTEM_PRODUCER)
+    emission.record(envelope)
+    return envelope
+
+
+_SYSTEM_KEY: Final[Mapping[str, str]] = {
+    "BusOpened": "gavel.bus_opened",
+    "CrossCheckChanged": "gavel.cross_check_changed",
+    "RuleSetDeployed": "gavel.rule_set_deployed",
+    "RuleSetActivated": "gavel.rule_set_activated",
+    "RuleSetDeactivated": "gavel.rule_set_deactivated",
+}
+
+_HANDLERS: Final[Mapping[type, Callable[[Emission, Any, References, Engine], Any]]] = {
+    OpenBus: _open_bus,
+    ChangeCrossCheck: _change_cross_check,
+    SubmitProposal: _submit_proposal,
+    PublishEvent: _publish,
+    BeginExecution: _begin,
+    RenewExecution: _renew,
+    ReportExecution: _report,
+    DeployRuleSet: _deploy,
+    ActivateRuleSet: _activate,
+    DeactivateRuleSet: _deactivate,
+}

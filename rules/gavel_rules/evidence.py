@@ -1,0 +1,218 @@
+"""Which evidence speaks for a proposal, and what is wrong with the rest (seeds 002 §4.4-§4.8).
+
+Rules see values of the log alone. For every requirement the candidates of its key and subject pass four filters in turn:
+accepted source, declared type, required tier, freshness. The first filter that leaves nothing names the requirement's
+state; of what passes, the best tier speaks, and within a tier the later claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
+from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHint
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.events import fact_keys
+from gavel_rules.projection import Candidate, State
+from gavel_rules.ruleset import CompiledAction, FactDeclaration
+
+MISSING: Final = decision_pb2.FACT_REQUIREMENT_STATE_MISSING
+STALE: Final = decision_pb2.FACT_REQUIREMENT_STATE_STALE
+TIER_TOO_LOW: Final = decision_pb2.FACT_REQUIREMENT_STATE_TIER_TOO_LOW
+SOURCE_NOT_ACCEPTED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED
+SUPERSEDED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED
+WRONG_TYPE: Final = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
+
+# A trust tier that no evidence has: what a rule sees as `evidence.worst_trust` where there is no evidence at all.
+NO_EVIDENCE_TRUST: Final = 3
+
+
+class Cited(NamedTuple):
+    """What is known of an event that a proposal cites."""
+
+    sequence_number: int
+    event_id: str
+    category: int
+    subject: str
+    keys: tuple[str, ...]
+
+
+class Requirement(NamedTuple):
+    """One piece of evidence that a proposal needs."""
+
+    key: str
+    subject: str
+    declaration: FactDeclaration | None  # None: the proposal asked for it, no rule set declares it
+    min_trust: int
+    max_age_ms: int
+    sources: frozenset[str]
+    optional: bool
+
+
+class Selection(NamedTuple):
+    """What speaks for a requirement, or what is wrong."""
+
+    requirement: Requirement
+    candidate: Candidate | None
+    state: FactRequirementState  # 0: fine
+    fresh_until_ms: int
+
+
+class Evidence(NamedTuple):
+    """All selections for one governing rule set, with what rules may see of them as a whole."""
+
+    selections: tuple[Selection, ...]
+    facts: dict[str, object]
+    count: int
+    worst_trust: int
+    oldest_age_ms: int
+
+
+def cited(envelope: Envelope) -> Cited:
+    """Return what a proposal that cites this event needs to know of it."""
+    return Cited(envelope.sequence_number, envelope.event_id, envelope.event_category, envelope.subject, fact_keys(envelope))
+
+
+def requirements(action: CompiledAction, proposal: Envelope) -> list[Requirement]:
+    """Return what the rule set declares for the action, in its order, then what the proposal itself asks for."""
+    wanted = [
+        Requirement(
+            declared.key,
+            proposal.subject,
+            declared,
+            declared.min_trust,
+            min(declared.max_age_ms, proposal.proposal.max_fact_age_ms),
+            declared.sources,
+            declared.optional,
+        )
+        for declared in action.facts
+    ]
+    asked = proposal.proposal.required_facts
+    if asked:
+        known = {requirement.key for requirement in wanted if not requirement.optional}
+        wanted.extend(
+            Requirement(
+                key, proposal.subject, None, TRUST_TIER_2_TOOL_OBSERVATION, proposal.proposal.max_fact_age_ms, frozenset(), False
+            )
+            for key in dict.fromkeys(asked)
+            if key not in known
+        )
+    return wanted
+
+
+def select(state: State, requirement: Requirement, now_ms: int) -> Selection:
+    """Return what speaks for a requirement at `now_ms`; age equal to the limit is fresh."""
+    of_subject = state.evidence.get(requirement.subject)
+    candidates: Iterable[Candidate] = of_subject.get(requirement.key, ()) if of_subject else ()
+    if not candidates:
+        return Selection(requirement, None, 0 if requirement.optional else MISSING, 0)
+    if requirement.sources:
+        candidates = [candidate for candidate in candidates if candidate.source in requirement.sources]
+        if not candidates:
+            return Selection(requirement, None, 0 if requirement.optional else SOURCE_NOT_ACCEPTED, 0)
+    declaration = requirement.declaration
+    if declaration is not None:
+        # A null has every type: it says that there is no value.
+        candidates = [candidate for candidate in candidates if candidate.value is None or declaration.accepts(candidate.value)]
+        if not candidates:
+            return Selection(requirement, None, WRONG_TYPE, 0)
+    candidates = [candidate for candidate in candidates if candidate.trust_tier <= requirement.min_trust]
+    if not candidates:
+        return Selection(requirement, None, TIER_TOO_LOW, 0)
+    best: Candidate | None = None
+    for candidate in candidates:
+        if now_ms > _fresh_until_ms(candidate, requirement):
+            continue
+        if best is None or _speaks_before(candidate, best):
+            best = candidate
+    if best is None:
+        return Selection(requirement, None, STALE, 0)
+    if best.value is None:
+        return Selection(requirement, None, 0 if requirement.optional else MISSING, 0)
+    return Selection(requirement, best, 0, _fresh_until_ms(best, requirement))
+
+
+def gather(state: State, action: CompiledAction, proposal: Envelope, now_ms: int) -> Evidence:
+    """Return every selection that an action's rule set makes for a proposal."""
+    selections = tuple(select(state, requirement, now_ms) for requirement in requirements(action, proposal))
+    facts: dict[str, object] = {}
+    count = 0
+    worst_trust = 0
+    oldest_age_ms = 0
+    for selection in selections:
+        candidate = selection.candidate
+        if candidate is None:
+            continue
+        count += 1
+        worst_trust = max(worst_trust, candidate.trust_tier)
+        oldest_age_ms = max(oldest_age_ms, now_ms - candidate.aged_from_ms)
+        declaration = selection.requirement.declaration
+        if declaration is not None:
+            facts[declaration.name] = candidate.value
+    return Evidence(selections, facts, count, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms)
+
+
+def superseded(selections: Sequence[Selection], citations: Iterable[Cited]) -> list[Selection]:
+    """Return the selections whose key the proposal cites, but not in the version that the rules will see."""
+    versions: dict[tuple[str, str], set[str]] = {}
+    for citation in citations:
+        for key in citation.keys:
+            versions.setdefault((citation.subject, key), set()).add(citation.event_id)
+    found = []
+    for selection in selections:
+        of_key = versions.get((selection.requirement.subject, selection.requirement.key))
+        if of_key and selection.candidate is not None and selection.candidate.event_id not in of_key:
+            found.append(selection._replace(state=SUPERSEDED))
+    return found
+
+
+def hint(unmet: Sequence[Selection], *, retryable: bool, retry_after_ms: int = 0) -> RetryHint:
+    """Return the retry hint that names every unmet requirement, each once (seeds 002 §6.3)."""
+    rows: dict[tuple[str, str, int, int, int, frozenset[str]], FactRequirement] = {}
+    for selection in unmet:
+        requirement = selection.requirement
+        row = FactRequirement(
+            key=requirement.key,
+            subject=requirement.subject,
+            state=selection.state,
+            required_trust_tier=requirement.min_trust,  # type: ignore[arg-type]  # an int of the closed enum
+            max_age_ms=requirement.max_age_ms,
+            sources=sorted(requirement.sources),
+        )
+        identity = (row.key, row.subject, row.state, requirement.min_trust, row.max_age_ms, requirement.sources)
+        rows.setdefault(identity, row)
+    answer = RetryHint(retryable=retryable, retry_after_ms=retry_after_ms, fact_requirements=rows.values())
+    if rows:
+        answer.missing_fact_keys.extend(dict.fromkeys(row.key for row in rows.values()))
+        answer.required_trust_tier = min(row.required_trust_tier for row in rows.values())
+        answer.preferred_sources.extend(sorted({source for row in rows.values() for source in row.sources}))
+        answer.max_observation_age_ms = min(row.max_age_ms for row in rows.values())
+    return answer
+
+
+def citations_of(proposal: Envelope, known: Mapping[int, Cited]) -> tuple[list[Cited], bool]:
+    """Return what the proposal cites, and whether every citation is a FACT or OBSERVATION of the log under both names."""
+    found = []
+    sound = True
+    for reference in proposal.proposal.based_on_events:
+        event = known.get(reference.sequence_number)
+        if event is None or event.event_id != reference.event_id or not event.keys:
+            sound = False
+        else:
+            found.append(event)
+    return found, sound
+
+
+def _fresh_until_ms(candidate: Candidate, requirement: Requirement) -> int:
+    limit_ms = requirement.max_age_ms
+    if 0 < candidate.max_age_ms < limit_ms:
+        limit_ms = candidate.max_age_ms
+    return candidate.aged_from_ms + limit_ms
+
+
+def _speaks_before(candidate: Candidate, other: Candidate) -> bool:
+    if candidate.trust_tier != other.trust_tier:
+        return candidate.trust_tier < other.trust_tier
+    return (candidate.claimed_at_ms, candidate.sequence_number) > (other.claimed_at_ms, other.sequence_number)

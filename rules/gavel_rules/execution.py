@@ -1,0 +1,343 @@
+"""Carrying out approved decisions: leases, reports, and what happens when nobody reports (seeds 002 §4.4, §7).
+
+A decision's life: approved -> executing -> awaiting facts -> gone, with a person called where work may be half done. Its
+conflict key is held all the while. Leases are events, so every replica and every replay knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from gavel.v1 import decision_pb2, error_pb2, execution_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LateExecution
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution
+from gavel_rules import reasons
+from gavel_rules.commands import (
+    BeginExecution,
+    Fault,
+    NotStarted,
+    Recorded,
+    References,
+    RenewExecution,
+    ReportExecution,
+    Started,
+)
+from gavel_rules.emission import Emission
+from gavel_rules.events import (
+    ARBITER_VERSION,
+    EXECUTION,
+    EXECUTION_NAME,
+    GAVEL,
+    derived_event_id,
+    execution_id_of,
+    milliseconds,
+    set_timestamp,
+    timestamp,
+)
+from gavel_rules.evidence import Requirement, requirements, select
+from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, State
+
+_MESSAGES: Final = {
+    reasons.STALE_FACT: "a fact that the approval rests on is no longer fresh; propose again with current facts",
+    reasons.FACT_SUPERSEDED: "a fact that the approval rests on has changed; propose again with current facts",
+    reasons.RETRY_FACTS_CHANGED: "the facts changed after an attempt had started; a person has to look at what was done",
+    reasons.EXPIRED: "the approval was not started in time; propose again",
+    reasons.ALREADY_RUNNING: "an attempt is running under a lease",
+    reasons.ALREADY_FINISHED: "the decision has been carried out or given up",
+    reasons.NOT_APPROVED: "the decision is not an approval",
+    reasons.UNDER_REVIEW: "a person has to look at this decision's execution first",
+}
+
+
+def emit_timers(emission: Emission, limit: int) -> None:
+    """Emit what falls due by now: approvals expire, lapsed leases call a person. By (due, sequence number)."""
+    for _ in range(limit):
+        live = emission.state.next_due(emission.now_ms)
+        if live is None:
+            return
+        if live.phase == APPROVED:
+            _emit_later(emission, live, decision_pb2.OUTCOME_EXPIRED, reasons.APPROVAL_EXPIRED, live.decision, "expired")
+        else:
+            exhausted = live.attempt >= live.decision.decision.retry_policy.max_attempts
+            reason_code = reasons.ATTEMPTS_EXHAUSTED if exhausted else reasons.EXECUTION_ABANDONED
+            _call_person(emission, live, reason_code, live.decision, f"lease-lapsed-{live.attempt}")
+
+
+def begin(emission: Emission, command: BeginExecution, references: References) -> Started | NotStarted | Fault:
+    """Lease an attempt if the decision and every fact it rests on still hold, else say why not."""
+    state = emission.state
+    live = state.decisions.get(command.decision_id)
+    if live is None:
+        return _begin_ended(command.decision_id, references)
+    if live.phase == UNDER_REVIEW:
+        return _not_started(reasons.UNDER_REVIEW)
+    if live.phase == AWAITING_FACTS:
+        return _not_started(reasons.ALREADY_FINISHED)
+    if live.running and emission.now_ms < live.lease_until_ms:
+        return _not_started(reasons.ALREADY_RUNNING, live.lease_until_ms - emission.now_ms)
+    changed = _changed_facts(state, live, emission.now_ms)
+    if changed and live.phase == APPROVED:
+        _abort(emission, live, command.producer, changed)
+        return _not_started(changed)
+    if changed:
+        _call_person(emission, live, reasons.RETRY_FACTS_CHANGED, live.decision, f"facts-changed-{live.attempt}")
+        return _not_started(reasons.RETRY_FACTS_CHANGED)
+    envelope = _start(emission, live, command.producer, live.attempt + 1, command.lease_ms)
+    return Started(envelope, live.decision)
+
+
+def renew(emission: Emission, command: RenewExecution, references: References) -> Recorded | Fault:
+    """Move the lease of a running attempt, counted from now. A lapsed lease cannot be renewed."""
+    live = emission.state.decisions.get(command.decision_id)
+    if live is None:
+        return _ended_fault(command.decision_id, references)
+    if live.execution_id != command.execution_id or not live.running:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"{command.execution_id} is not the running attempt of {command.decision_id}")
+    fault = _holder_fault(live, command.producer)
+    if fault is not None:
+        return fault
+    if emission.now_ms >= live.lease_until_ms:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"the lease of {command.execution_id} has lapsed; stop acting on it")
+    return Recorded(_start(emission, live, command.producer, live.attempt, command.lease_ms))
+
+
+def report(emission: Emission, command: ReportExecution, references: References) -> Recorded | Fault:
+    """Record how an attempt ended. A report of an attempt that is no longer the running one is kept as a diagnostic."""
+    envelope = command.envelope
+    sent = envelope.execution
+    live = emission.state.decisions.get(sent.decision_id)
+    if live is None:
+        return _ended_fault(sent.decision_id, references)
+    fault = emission.claim_fault(envelope) or _identity_fault(live, envelope)
+    if fault is not None:
+        return fault
+    attempt = _attempt_of(live, sent.execution_id)
+    if attempt == 0:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"{sent.execution_id} is not an attempt of decision {sent.decision_id}")
+    if sent.attempt not in (0, attempt):
+        problem = f"is {sent.attempt}, but {sent.execution_id} is attempt {attempt}"
+        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, problem, (("envelope.execution.attempt", problem),))
+    late = attempt < live.attempt or live.phase == UNDER_REVIEW
+    if not late:
+        fault = _holder_fault(live, envelope.producer)
+        if fault is not None:
+            return fault
+        if not live.running:
+            return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"attempt {attempt} of decision {sent.decision_id} has been reported")
+    _complete_report(emission, live, envelope, attempt)
+    if late:
+        return _keep_late(emission, live, envelope)
+    return _record_report(emission, live, envelope)
+
+
+def _record_report(emission: Emission, live: LiveDecision, envelope: Envelope) -> Recorded:
+    emission.record(envelope)
+    execution = envelope.execution
+    if execution.status == execution_pb2.EXECUTION_STATUS_PARTIAL:
+        _call_person(emission, live, reasons.PARTIAL_EXECUTION, envelope, "partial")
+    elif (
+        execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT)
+        and not execution.will_retry
+    ):
+        _call_person(emission, live, reasons.ATTEMPTS_EXHAUSTED, envelope, "attempts-exhausted")
+    return Recorded(envelope)
+
+
+def _complete_report(emission: Emission, live: LiveDecision, envelope: Envelope, attempt: int) -> None:
+    """Fill what the server knows: the decision's subject and trace, the attempt, whether another one follows."""
+    execution = envelope.execution
+    envelope.subject = live.decision.subject
+    envelope.trace_id = live.decision.trace_id
+    envelope.causation_id = envelope.causation_id or live.decision_id
+    execution.attempt = attempt
+    retriable = execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT)
+    execution.will_retry = retriable and attempt < live.decision.decision.retry_policy.max_attempts
+    if not execution.HasField("finished_at"):
+        set_timestamp(execution.finished_at, emission.now_ms)
+        emission.state.on_undo(lambda: execution.ClearField("finished_at"))
+
+
+def _keep_late(emission: Emission, live: LiveDecision, envelope: Envelope) -> Recorded:
+    """Keep a superseded attempt's report whole, under its own event_id, and call a person: it may have acted."""
+    execution = envelope.execution
+    execution.will_retry = False
+    kept = emission.diagnose(
+        AgentDiagnostic(
+            kind="LateExecutionReport",
+            late_execution=LateExecution(
+                execution=execution, executor_id=envelope.producer.id, executor_version=envelope.producer.version
+            ),
+        ),
+        event_id=envelope.event_id,
+        causation_id=live.decision_id,
+        trace_id=live.decision.trace_id,
+        subject=live.decision.subject,
+    )
+    if live.phase != UNDER_REVIEW:
+        _call_person(emission, emission.state.decisions[live.decision_id], reasons.LATE_EXECUTION_REPORT, kept, "late-report")
+    return Recorded(kept)
+
+
+def _start(emission: Emission, live: LiveDecision, producer: Producer, attempt: int, lease_ms: int) -> Envelope:
+    """Record STARTED: the first of an attempt, or a renewal."""
+    execution = Execution(
+        decision_id=live.decision_id,
+        execution_id=execution_id_of(live.decision_id, attempt),
+        attempt=attempt,
+        lease_until=timestamp(emission.now_ms + lease_ms),
+        status=execution_pb2.EXECUTION_STATUS_STARTED,
+    )
+    return _record_execution(emission, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "started", live.starts))
+
+
+def _abort(emission: Emission, live: LiveDecision, producer: Producer, reason_code: str) -> None:
+    """Record that a decision was given up before any attempt: its facts no longer hold (seeds 002 §4.4)."""
+    execution = Execution(
+        decision_id=live.decision_id,
+        execution_id=execution_id_of(live.decision_id, 0),
+        status=execution_pb2.EXECUTION_STATUS_ABORTED,
+        reason_code=reason_code,
+    )
+    _record_execution(emission, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "aborted"))
+
+
+def _record_execution(emission: Emission, live: LiveDecision, producer: Producer, execution: Execution, event_id: str) -> Envelope:
+    return emission.record(
+        Envelope(
+            event_id=event_id,
+            event_category=EXECUTION,
+            event_name=EXECUTION_NAME[execution.status],
+            trace_id=live.decision.trace_id,
+            causation_id=live.decision_id,
+            producer=producer,
+            subject=live.decision.subject,
+            execution=execution,
+        )
+    )
+
+
+def _call_person(emission: Emission, live: LiveDecision, reason_code: str, cause: Envelope, kind: str) -> None:
+    current = emission.state.decisions[live.decision_id]
+    _emit_later(emission, current, decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW, reason_code, cause, kind)
+
+
+def _emit_later(
+    emission: Emission, live: LiveDecision, outcome: decision_pb2.Outcome, reason_code: str, cause: Envelope, kind: str
+) -> None:
+    """Record a decision that ends or moves an approved one."""
+    approved = live.decision.decision
+    decision = Decision(
+        decision_id=derived_event_id(cause.event_id, cause.sequence_number, kind),
+        proposal_id=approved.proposal_id,
+        previous_decision_id=live.decision_id,
+        arbiter_version=ARBITER_VERSION,
+        outcome=outcome,
+        reason_code=reason_code,
+        policy_id=GAVEL,
+        policy_version=ARBITER_VERSION,
+        action_type=approved.action_type,
+        params=approved.params,
+        evaluated_at=timestamp(emission.now_ms),
+        state_version=emission.state.head,
+        conflict_key=approved.conflict_key,
+    )
+    emission.decide(decision, causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject)
+
+
+def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
+    """Return STALE_FACT or FACT_SUPERSEDED if what an approval rests on no longer holds, else "".
+
+    The selection is repeated exactly as when it was made: every pinned key must yield the same version, still fresh, and
+    no optional fact that was absent may have appeared.
+    """
+    decision = live.decision.decision
+    pinned = {(pin.key, pin.subject, pin.event_id): milliseconds(pin.fresh_until) for pin in decision.pinned_facts}
+    changed = ""
+    for requirement in _requirements(state, live):
+        selection = select(state, requirement, now_ms)
+        candidate = selection.candidate
+        if candidate is None:
+            if requirement.optional and not selection.state and not _is_pinned(pinned, requirement):
+                continue
+            if not selection.state or not _still_latest(state, pinned, requirement):
+                return reasons.FACT_SUPERSEDED
+            changed = reasons.STALE_FACT
+        elif (requirement.key, requirement.subject, candidate.event_id) not in pinned:
+            return reasons.FACT_SUPERSEDED
+    if any(now_ms > fresh_until_ms for fresh_until_ms in pinned.values()):
+        changed = changed or reasons.STALE_FACT
+    return changed
+
+
+def _requirements(state: State, live: LiveDecision) -> Iterable[Requirement]:
+    """Return what the rule sets that decided had required of the proposal."""
+    decision = live.decision.decision
+    for reference in decision.active_rule_sets:
+        action = state.rule_sets[reference.policy_id, reference.version].rule_set.actions[decision.action_type]
+        yield from requirements(action, live.proposal)
+
+
+def _is_pinned(pinned: dict[tuple[str, str, str], int], requirement: Requirement) -> bool:
+    return any((key, subject) == (requirement.key, requirement.subject) for key, subject, _ in pinned)
+
+
+def _still_latest(state: State, pinned: dict[tuple[str, str, str], int], requirement: Requirement) -> bool:
+    """Whether a pinned version is still its source's latest: then it is merely too old, not superseded."""
+    candidates = state.evidence.get(requirement.subject, {}).get(requirement.key, ())
+    return any((requirement.key, requirement.subject, candidate.event_id) in pinned for candidate in candidates)
+
+
+def _attempt_of(live: LiveDecision, execution_id: str) -> int:
+    """Return which attempt an execution_id names, latest first, or 0."""
+    for attempt in range(live.attempt, 0, -1):
+        if execution_id_of(live.decision_id, attempt) == execution_id:
+            return attempt
+    return 0
+
+
+def _identity_fault(live: LiveDecision, envelope: Envelope) -> Fault | None:
+    """Return a fault if the report names another subject or trace than its decision."""
+    violations = tuple(
+        (f"envelope.{name}", f"is {sent}, but the decision has {known}")
+        for name, sent, known in (
+            ("subject", envelope.subject, live.decision.subject),
+            ("trace_id", envelope.trace_id, live.decision.trace_id),
+        )
+        if sent and sent != known
+    )
+    if violations:
+        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, "the report contradicts its decision", violations)
+    return None
+
+
+def _holder_fault(live: LiveDecision, producer: Producer) -> Fault | None:
+    if (producer.type, producer.id) == (live.executor_type, live.executor_id):
+        return None
+    return Fault(
+        error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, f"attempt {live.attempt} of {live.decision_id} is leased to {live.executor_id}"
+    )
+
+
+def _not_started(reason_code: str, retry_after_ms: int = 0) -> NotStarted:
+    return NotStarted(reason_code, _MESSAGES[reason_code], retry_after_ms)
+
+
+def _begin_ended(decision_id: str, references: References) -> NotStarted | Fault:
+    decision = references.decision
+    if decision is None:
+        return _ended_fault(decision_id, references)
+    if decision.decision.outcome != decision_pb2.OUTCOME_APPROVED:
+        return _not_started(reasons.NOT_APPROVED)
+    return _not_started(reasons.EXPIRED if references.expired else reasons.ALREADY_FINISHED)
+
+
+def _ended_fault(decision_id: str, references: References) -> Fault:
+    if references.decision is None:
+        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} is not being carried out")
+
+

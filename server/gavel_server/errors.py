@@ -1,0 +1,122 @@
+"""The error table in one place: why a call failed, as gRPC status with details (AIP-193).
+
+Every error carries one ErrorInfo (domain "gavel"); bad input a BadRequest with every violation at once; what may be tried
+again a RetryInfo. A refusal by policy is a Decision and never comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from gavel.v1 import error_pb2
+from gavel.v1.error_pb2 import ErrorReason
+from gavel_rules.commands import Fault
+
+DOMAIN: Final = "gavel"
+_REASON_PREFIX: Final = "ERROR_REASON_"
+RETRY_AFTER_MS_DEFAULT: Final = 200
+
+_CODES: Final[Mapping[ErrorReason, grpc.StatusCode]] = {
+    error_pb2.ERROR_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    error_pb2.ERROR_REASON_INVALID_RULE_SET: grpc.StatusCode.INVALID_ARGUMENT,
+    error_pb2.ERROR_REASON_EVENT_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
+    error_pb2.ERROR_REASON_VERSION_REUSED: grpc.StatusCode.ALREADY_EXISTS,
+    error_pb2.ERROR_REASON_UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    error_pb2.ERROR_REASON_FIELD_RESERVED: grpc.StatusCode.PERMISSION_DENIED,
+    error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED: grpc.StatusCode.PERMISSION_DENIED,
+    error_pb2.ERROR_REASON_EVENT_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_REASON_DECISION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_REASON_BUS_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_REASON_ACTIVATION_RACED: grpc.StatusCode.ABORTED,
+    error_pb2.ERROR_REASON_ACTION_ALREADY_GOVERNED: grpc.StatusCode.FAILED_PRECONDITION,
+    error_pb2.ERROR_REASON_WRONG_STATE: grpc.StatusCode.FAILED_PRECONDITION,
+    error_pb2.ERROR_REASON_DERIVATION_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    error_pb2.ERROR_REASON_QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    error_pb2.ERROR_REASON_LOG_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    error_pb2.ERROR_REASON_LOG_REGRESSED: grpc.StatusCode.UNAVAILABLE,
+    error_pb2.ERROR_REASON_CLOCK_SKEW: grpc.StatusCode.UNAVAILABLE,
+    error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED: grpc.StatusCode.UNAVAILABLE,
+    error_pb2.ERROR_REASON_SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    error_pb2.ERROR_REASON_PROJECTION_BEHIND: grpc.StatusCode.UNAVAILABLE,
+    error_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
+    error_pb2.ERROR_REASON_NOT_IMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+}
+_RETRIABLE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+
+
+class ServiceError(Exception):
+    """A call failed: `reason` decides the code. `violations` are (field, description); `retry_after_ms` 0: the default."""
+
+    def __init__(
+        self, reason: ErrorReason, message: str, violations: Sequence[tuple[str, str]] = (), retry_after_ms: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.violations = tuple(violations)
+        self.retry_after_ms = retry_after_ms
+
+    @property
+    def code(self) -> grpc.StatusCode:
+        """The gRPC code of the reason."""
+        return _CODES[self.reason]
+
+    def status(self) -> Status:
+        """Return the error as google.rpc.Status with its details."""
+        code = self.code
+        details: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo] = [
+            error_details_pb2.ErrorInfo(reason=ErrorReason.Name(self.reason).removeprefix(_REASON_PREFIX), domain=DOMAIN)
+        ]
+        if self.violations:
+            details.append(
+                error_details_pb2.BadRequest(
+                    field_violations=[
+                        error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
+                        for field, description in self.violations
+                    ]
+                )
+            )
+        if code in _RETRIABLE:
+            delay_ms = self.retry_after_ms or RETRY_AFTER_MS_DEFAULT
+            delay = Duration(seconds=delay_ms // 1000, nanos=delay_ms % 1000 * 1_000_000)
+            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        status = Status(code=code.value[0], message=self.message)
+        for detail in details:
+            packed = AnyMessage()
+            packed.Pack(detail)
+            status.details.append(packed)
+        return status
+
+
+def invalid(violations: Sequence[tuple[str, str]]) -> ServiceError:
+    """Return the error for malformed input; its message names the first violation and how many there are."""
+    field, description = violations[0]
+    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+    return ServiceError(error_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {description}{more}", violations)
+
+
+def of_fault(fault: Fault) -> ServiceError:
+    """Return the error for a command that the core could not carry out."""
+    return ServiceError(fault.reason, fault.message, fault.violations)
+
+
+def not_implemented(what: str) -> ServiceError:
+    """Return the error for what belongs to a later release."""
+    return ServiceError(error_pb2.ERROR_REASON_NOT_IMPLEMENTED, f"{what} is not available in this release")
+
+
+async def abort(context: grpc.aio.ServicerContext, error: ServiceError) -> NoReturn:
+    """End a call with an error."""
+    await context.abort_with_status(rpc_status.to_status(error.status()))
+    raise AssertionError("abort_with_status returned")
