@@ -1,0 +1,181 @@
+"""The settings of `gavel serve`, from three places: command line > environment `GAVEL_*` > TOML file (`--config`).
+
+All of them say how one server runs, never what a log's decisions come to: what alters an outcome is an event, so the two
+settings that do (`cross_check`, `idempotency_window_days`) are only what a bus is opened with and change nothing about a bus
+that exists. A name that nobody knows is refused in the file; the environment may hold other programs' names.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from gavel.v1 import fact_pb2
+from gavel.v1.fact_pb2 import CrossCheck
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+ENVIRONMENT_PREFIX: Final = "GAVEL_"
+LISTEN_DEFAULT: Final = "127.0.0.1:9090"
+DATA_DEFAULT: Final = Path(".gavel")
+IDEMPOTENCY_WINDOW_DAYS_DEFAULT: Final = 7
+IDEMPOTENCY_WINDOW_DAYS_MAX: Final = 365
+REPLICAS_MAX: Final = 16
+DAY_MS: Final = 24 * 60 * 60 * 1000
+
+_UNIX: Final = "unix:"
+_LISTEN_FORMS: Final = "use HOST:PORT, [IPV6]:PORT or unix:PATH, e.g. 127.0.0.1:9090"
+_CROSS_CHECK: Final = re.compile(r"always|off|sample ([1-9][0-9]{0,8})")
+_ACK: Final = re.compile(r"replicas:([0-9]{1,2})")
+
+
+class SettingsError(Exception):
+    """Settings that cannot be used; the message names each with what to do, a line apiece."""
+
+
+def _checked_listen(listen: str) -> str:
+    if listen.startswith(_UNIX):
+        if len(listen) == len(_UNIX):
+            raise ValueError(f"{listen!r} names no path; {_LISTEN_FORMS}")
+        return listen
+    host, _, port = listen.rpartition(":")
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise ValueError(f"{listen!r} is no address; {_LISTEN_FORMS}")
+    return listen
+
+
+def _checked_cross_check(mode: str) -> str:
+    if not _CROSS_CHECK.fullmatch(mode):
+        raise ValueError(f"{mode!r} is no cross-check mode; use always, off, or sample N (every N-th decision), e.g. sample 100")
+    return mode
+
+
+def _checked_ack(ack: str) -> str:
+    match = _ACK.fullmatch(ack)
+    if match is None or int(match[1]) > REPLICAS_MAX:
+        raise ValueError(f"{ack!r} does not say who must confirm a write; use replicas:N, with N from 0 to {REPLICAS_MAX}")
+    return ack
+
+
+class Settings(BaseSettings):
+    """How a server runs. Make it with `load`; raises SettingsError there, pydantic's ValidationError when constructed.
+
+    Each field is also an environment variable, `GAVEL_` and its name in capitals, and a key of the TOML file.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    listen: Annotated[str, AfterValidator(_checked_listen)] = LISTEN_DEFAULT
+    """HOST:PORT, [IPV6]:PORT or unix:PATH. Port 0: a free one."""
+    data: Path = DATA_DEFAULT
+    """Directory of the embedded Redis and of what this server keeps beside the log."""
+    redis: str | None = None
+    """URL of a Redis or Valkey to use instead of the embedded one."""
+    accept_volatile: bool = False
+    """Serve although that Redis may lose acknowledged events."""
+    ack: Annotated[str, AfterValidator(_checked_ack)] = "replicas:0"
+    """How many replicas must have a write before it is answered, as replicas:N."""
+    checkpoint: Path | None = None
+    """File of what was last acknowledged, kept outside Redis. None: in the data directory."""
+    fdr: bool = True
+    """Whether this server also derives facts from executions. Off: `gavel fdr` runs elsewhere."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important log lines to write."""
+    log_json: bool = False
+    """Whether log lines are JSON, for machines."""
+    cross_check: Annotated[str, AfterValidator(_checked_cross_check)] = "always"
+    """On which decisions of a bus that this server opens both engines are asked: always, off or sample N."""
+    idempotency_window_days: int = Field(IDEMPOTENCY_WINDOW_DAYS_DEFAULT, ge=1, le=IDEMPOTENCY_WINDOW_DAYS_MAX)
+    """How long a bus that this server opens remembers an event_id, in days."""
+    allow_unauthenticated_network: bool = False
+    """Listen beyond this machine although whoever reaches the port may claim to be any producer."""
+
+    @property
+    def ack_replicas(self) -> int:
+        """How many replicas must confirm each write."""
+        return int(self.ack.removeprefix("replicas:"))
+
+    @property
+    def idempotency_window_ms(self) -> int:
+        """How long a new bus remembers an event_id, in milliseconds."""
+        return self.idempotency_window_days * DAY_MS
+
+    @property
+    def cross_check_of_new_bus(self) -> CrossCheck:
+        """The cross-check mode that a new bus is opened with."""
+        match self.cross_check.split():
+            case ["sample", every]:
+                return CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_SAMPLE, sample_every=int(every))
+            case ["off"]:
+                return CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_OFF)
+        return CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
+
+    @model_validator(mode="after")
+    def _stays_local(self) -> Settings:
+        """Without authentication the producer is whoever the request says: that is for this machine only."""
+        if not self.allow_unauthenticated_network and not is_local(self.listen):
+            raise ValueError(
+                f"listen is {self.listen}, which other machines may reach, and no authentication is configured: anybody could claim "
+                "to be any producer. Listen on 127.0.0.1 or unix:PATH, or, where the network itself keeps strangers out, "
+                "give --allow-unauthenticated-network"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line > environment > TOML file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings; `given` is what the command line says, by field name.
+
+    Raises SettingsError, which names every setting that is wrong.
+    """
+
+    class Configured(Settings):
+        model_config = SettingsConfigDict(toml_file=config)
+
+    try:
+        if config is not None and not config.is_file():
+            raise SettingsError(f"there is no settings file {config}; give another one with --config")
+        return Configured(**(given or {}))
+    except ValidationError as error:
+        raise SettingsError("\n".join(_sentence(problem, config) for problem in error.errors())) from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{config} is not TOML: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read {config}: {error.strerror}") from None
+
+
+def is_local(listen: str) -> bool:
+    """Whether only this machine reaches that address: loopback or a unix socket."""
+    if listen.startswith(_UNIX):
+        return True
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _sentence(problem: Any, config: Path | None) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(sorted(Settings.model_fields))
+        return f"{config} sets {name}, which is no setting; there are: {known}"
+    why = problem["msg"].removeprefix("Value error, ")
+    if not name:
+        return str(why)
+    return f"setting {name} (--{name.replace('_', '-')}, {ENVIRONMENT_PREFIX}{name.upper()}, or {name} in the file): {why}"
