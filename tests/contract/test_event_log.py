@@ -1,0 +1,315 @@
+"""The contract of EventLog, run on every implementation: whoever speaks to a log may rely on exactly this."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from gavel_server.log import (
+    Entry,
+    EventIdTakenError,
+    EventLog,
+    Head,
+    HeadMovedError,
+    IdEntry,
+    LogUnavailableError,
+    OutcomeUnknownError,
+    chain,
+    empty_head,
+    genesis_hash,
+)
+from gavel_server.log.memory import MemoryLog
+from gavel_server.log.redis import RedisLog
+
+from tests.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
+from tests.faults import FaultRates, FaultyLog
+
+OpenLog = Callable[[], Awaitable[EventLog]]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def open_log(request: pytest.FixtureRequest, redis_url: str, bus: str) -> AsyncIterator[OpenLog]:
+    """Opens the log of one bus; every call gives another handle on it, as another server would have."""
+    memory = MemoryLog(bus, clock=lambda: NOW_MS)
+    opened: list[EventLog] = []
+
+    async def open_one() -> EventLog:
+        log: EventLog = memory
+        if request.param == "redis":
+            log = await RedisLog.connect(redis_url, bus)
+        opened.append(log)
+        return log
+
+    yield open_one
+    for log in opened:
+        await log.close()
+
+
+@pytest.fixture
+async def log(open_log: OpenLog) -> EventLog:
+    """An empty log."""
+    return await open_log()
+
+
+async def test_empty_log(log: EventLog, bus: str) -> None:
+    """An empty log has number 0 and the hash that its bus's name gives, and holds nothing."""
+    assert Head(0, genesis_hash(bus)) == await log.head()
+    assert [] == await log.read(1, 100)
+    assert {} == await log.read_many([1, 2])
+    assert {} == await log.find(["event-1"], NOW_MS)
+
+
+async def test_append_then_read(log: EventLog, bus: str) -> None:
+    """What was appended is read back byte for byte, in order, and the head is its last event."""
+    first = entries_after(empty_head(bus), 2)
+    await log.append(empty_head(bus), first, NOW_MS, [])
+    second = entries_after(head_of(first), 3)
+    await log.append(head_of(first), second, NOW_MS + 1, [])
+    assert head_of(second) == await log.head()
+    assert records_of(first + second) == await log.read(1, 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "limit", "expected"),
+    [
+        (1, 5, 1000, [1, 2, 3, 4, 5]),
+        (2, 4, 1000, [2, 3, 4]),
+        (3, 3, 1000, [3]),
+        (2, 5, 2, [2, 3]),
+        (4, 99, 1000, [4, 5]),
+        (6, 99, 1000, []),
+        (0, 2, 1000, [1, 2]),
+        (-5, 2, 1, [1]),
+        (4, 3, 1000, []),
+        (1, 5, 0, []),
+    ],
+)
+async def test_read_ranges(log: EventLog, bus: str, first: int, last: int, limit: int, expected: list[int]) -> None:
+    """A range includes both ends, ends where the log ends, and gives at most `limit` events."""
+    entries = entries_after(empty_head(bus), 5)
+    await log.append(empty_head(bus), entries, NOW_MS, [])
+    assert [entries[number - 1].sequence_number for number in expected] == [
+        record.sequence_number for record in await log.read(first, last, limit)
+    ]
+
+
+async def test_read_many(log: EventLog, bus: str) -> None:
+    """Events are found by number in any order; numbers that the log does not hold are absent."""
+    entries = entries_after(empty_head(bus), 5)
+    await log.append(empty_head(bus), entries, NOW_MS, [])
+    records = records_of(entries)
+    assert {5: records[4], 1: records[0], 3: records[2]} == await log.read_many([5, 1, 3, 6, 0, -1, 3])
+    assert {} == await log.read_many([])
+
+
+async def test_stale_head_is_refused(log: EventLog, bus: str) -> None:
+    """An append that expects an older head changes nothing and learns the head as it is."""
+    entries = entries_after(empty_head(bus), 2)
+    await log.append(empty_head(bus), entries, NOW_MS, [])
+    with pytest.raises(HeadMovedError) as refused:
+        await log.append(empty_head(bus), entries_after(empty_head(bus), 1, "late"), NOW_MS, [])
+    assert head_of(entries) == refused.value.actual
+    assert records_of(entries) == await log.read(1, 10)
+    assert {} == await log.find(["late-1"], NOW_MS)
+
+
+async def test_head_of_other_history_is_refused(log: EventLog, bus: str) -> None:
+    """The right number with another chain hash is another history: nothing is appended."""
+    entries = entries_after(empty_head(bus), 1)
+    await log.append(empty_head(bus), entries, NOW_MS, [])
+    other = Head(1, chain(genesis_hash(bus), b"something else"))
+    with pytest.raises(HeadMovedError) as refused:
+        await log.append(other, entries_after(other, 1), NOW_MS, [])
+    assert head_of(entries) == refused.value.actual
+
+
+async def test_head_of_other_bus_is_refused(log: EventLog, bus: str) -> None:
+    """An empty log of one bus is not the empty log of another."""
+    other = empty_head("another")
+    with pytest.raises(HeadMovedError) as refused:
+        await log.append(other, entries_after(other, 1), NOW_MS, [])
+    assert empty_head(bus) == refused.value.actual
+
+
+async def test_head_ahead_of_log_is_refused(log: EventLog, bus: str) -> None:
+    """An append that expects events which the log does not have (it lost them) changes nothing."""
+    ahead = Head(7, b"7" * 32)
+    with pytest.raises(HeadMovedError) as refused:
+        await log.append(ahead, entries_after(ahead, 1), NOW_MS, [])
+    assert empty_head(bus) == refused.value.actual
+
+
+@pytest.mark.parametrize("numbers", [[], [2], [1, 3], [2, 1], [1, 1]])
+async def test_gaps_are_refused(log: EventLog, bus: str, numbers: list[int]) -> None:
+    """Entries must follow the expected head one by one, or nothing is appended."""
+    entries = [Entry(number, b"envelope", b"h" * 32, f"event-{number}", "") for number in numbers]
+    with pytest.raises(ValueError, match=r"entry"):
+        await log.append(empty_head(bus), entries, NOW_MS, [])
+    assert empty_head(bus) == await log.head()
+
+
+async def test_find(log: EventLog, bus: str) -> None:
+    """An event_id tells where its event is and, where it was given, the event's first decision."""
+    plain = entries_after(empty_head(bus), 1, "plain")
+    proposal = entries_after(head_of(plain), 1, "proposal", decision_sequence_number=3)
+    await log.append(empty_head(bus), plain + proposal, NOW_MS, [])
+    found = await log.find(["proposal-2", "unknown", "plain-1"], NOW_MS)
+    assert {"plain-1": IdEntry(1, 0), "proposal-2": IdEntry(2, 3)} == found
+
+
+async def test_taken_id_refuses_all(log: EventLog, bus: str) -> None:
+    """If one checked event_id is known, nothing of the batch is appended, and the error says where the known ones stand."""
+    first = entries_after(empty_head(bus), 2, "first", decision_sequence_number=2)
+    await log.append(empty_head(bus), first, NOW_MS, ["first-1", "first-2"])
+    second = entries_after(head_of(first), 3, "second")
+    with pytest.raises(EventIdTakenError) as refused:
+        await log.append(head_of(first), second, NOW_MS, ["second-3", "first-2", "second-4", "first-1"])
+    assert {"first-1": IdEntry(1, 2), "first-2": IdEntry(2, 2)} == refused.value.taken
+    assert head_of(first) == await log.head()
+    assert {} == await log.find(["second-3", "second-4"], NOW_MS)
+    await log.append(head_of(first), second, NOW_MS, ["second-3", "second-4"])
+    assert head_of(second) == await log.head()
+
+
+async def test_moved_head_speaks_before_taken_ids(log: EventLog, bus: str) -> None:
+    """A writer that is behind learns that first: what it checked may be its own event, already in the log."""
+    first = entries_after(empty_head(bus), 1)
+    await log.append(empty_head(bus), first, NOW_MS, ["event-1"])
+    with pytest.raises(HeadMovedError):
+        await log.append(empty_head(bus), first, NOW_MS, ["event-1"])
+
+
+async def test_ids_are_known_for_the_window(log: EventLog, bus: str) -> None:
+    """An event_id is known for at least seven days, and forgotten when its day has left the window."""
+    first = entries_after(empty_head(bus), 1, "old")
+    await log.append(empty_head(bus), first, NOW_MS, ["old-1"])
+    second = entries_after(head_of(first), 1, "new")
+    within, beyond = NOW_MS + 7 * DAY_MS, NOW_MS + 8 * DAY_MS
+    assert {"old-1": IdEntry(1, 0)} == await log.find(["old-1"], within)
+    with pytest.raises(EventIdTakenError):
+        await log.append(head_of(first), second, within, ["old-1"])
+    assert {} == await log.find(["old-1"], beyond)
+    await log.append(head_of(first), second, beyond, ["old-1"])
+
+
+async def test_large_batch(log: EventLog, bus: str) -> None:
+    """A batch of 2,000 entries with 2,000 checked ids goes in as one, and one of 2,000 with a taken id not at all."""
+    first = entries_after(empty_head(bus), 2000)
+    await log.append(empty_head(bus), first, NOW_MS, [entry.event_id for entry in first])
+    assert head_of(first) == await log.head()
+    records = records_of(first)
+    assert records == [*await log.read(1, 1000), *await log.read(1001, 2000)]
+    assert {record.sequence_number: record for record in records} == await log.read_many(range(1, 2001))
+    found = await log.find([entry.event_id for entry in first], NOW_MS)
+    assert {entry.event_id: IdEntry(entry.sequence_number, 0) for entry in first} == found
+    second = entries_after(head_of(first), 2000, "second")
+    with pytest.raises(EventIdTakenError) as refused:
+        await log.append(head_of(first), second, NOW_MS, [*(entry.event_id for entry in second), "event-2000"])
+    assert {"event-2000": IdEntry(2000, 0)} == refused.value.taken
+    assert head_of(first) == await log.head()
+
+
+async def test_large_envelope(log: EventLog, bus: str) -> None:
+    """An envelope of the contract's largest size comes back whole."""
+    envelope = random.Random(1).randbytes(1024 * 1024)
+    entry = Entry(1, envelope, chain(genesis_hash(bus), envelope), "large", "")
+    await log.append(empty_head(bus), [entry], NOW_MS, [])
+    assert records_of([entry]) == await log.read(1, 1)
+
+
+async def test_concurrent_appends(open_log: OpenLog, bus: str) -> None:
+    """Of writers that expect the same head exactly one wins; the others learn the winner's head."""
+    logs = [await open_log() for _ in range(8)]
+    batches = [entries_after(empty_head(bus), 3, f"writer-{index}") for index in range(len(logs))]
+    attempts = [log.append(empty_head(bus), batch, NOW_MS, []) for log, batch in zip(logs, batches, strict=True)]
+    outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+    winners = [batch for batch, outcome in zip(batches, outcomes, strict=True) if outcome is None]
+    assert 1 == len(winners)
+    assert [head_of(winners[0])] * 7 == [outcome.actual for outcome in outcomes if isinstance(outcome, HeadMovedError)]
+    assert records_of(winners[0]) == await logs[0].read(1, 10)
+
+
+async def test_contending_writers_leave_no_gap(open_log: OpenLog, bus: str) -> None:
+    """Writers that contend and start over from the head they are told build one gapless, chained log that has every batch."""
+
+    async def write(log: EventLog, name: str) -> None:
+        head = await log.head()
+        done = 0
+        while done < 10:
+            try:
+                entries = entries_after(head, 2, f"{name}-{done}")
+                await log.append(head, entries, NOW_MS, [])
+                head, done = head_of(entries), done + 1
+            except HeadMovedError as moved:
+                head = moved.actual
+
+    logs = [await open_log() for _ in range(3)]
+    await asyncio.gather(*(write(log, f"writer-{index}") for index, log in enumerate(logs)))
+    records = await logs[0].read(1, 1000)
+    assert list(range(1, 61)) == [record.sequence_number for record in records]
+    chain_hash = genesis_hash(bus)
+    for record in records:
+        chain_hash = chain(chain_hash, record.envelope)
+        assert chain_hash == record.chain_hash
+    ids = [f"{record.envelope.split(b' ')[-1].decode()}" for record in records]
+    assert set(ids) == set(await logs[0].find(ids, NOW_MS))
+
+
+async def test_wait_beyond(open_log: OpenLog, bus: str) -> None:
+    """A wait ends when another handle appends, at once when the head is beyond already, and else when its time is up."""
+    reader, writer = await open_log(), await open_log()
+    assert empty_head(bus) == await reader.wait_beyond(0, timeout_ms=1)
+    waiting = asyncio.create_task(reader.wait_beyond(1, timeout_ms=60_000))
+    first = entries_after(empty_head(bus), 1)
+    await writer.append(empty_head(bus), first, NOW_MS, [])
+    assert head_of(first) == await reader.wait_beyond(0, timeout_ms=60_000)
+    second = entries_after(head_of(first), 2)
+    await writer.append(head_of(first), second, NOW_MS, [])
+    assert head_of(second) == await waiting
+
+
+async def test_abandoned_wait_harms_nothing(log: EventLog, bus: str) -> None:
+    """A wait that is cancelled leaves the log usable."""
+    waiting = asyncio.create_task(log.wait_beyond(0, timeout_ms=60_000))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert empty_head(bus) == await log.head()
+
+
+async def test_clock_and_groups(log: EventLog) -> None:
+    """The log tells the time in milliseconds, and can be asked for groups any number of times."""
+    assert await log.time_ms() > 1_700_000_000_000
+    await log.ensure_groups()
+    await log.ensure_groups()
+
+
+async def test_faults_are_settled_by_the_head(open_log: OpenLog, bus: str) -> None:
+    """Through lost requests, lost answers, refusals and rivals, a writer that asks the head appends each batch exactly once."""
+
+    async def rival(log: EventLog) -> None:
+        head = await log.head()
+        await log.append(head, entries_after(head, 1, "rival"), NOW_MS, [])
+
+    rates = FaultRates(applied_but_unknown=0.15, lost_and_unknown=0.15, unavailable=0.1, head_moved=0.15)
+    faulty = FaultyLog(await open_log(), random.Random(7), rates, rival)
+    head, done = await faulty.head(), 0
+    while done < 60:
+        entries = entries_after(head, 2, f"batch-{done}")
+        try:
+            await faulty.append(head, entries, NOW_MS, [])
+            head, done = head_of(entries), done + 1
+        except HeadMovedError as moved:
+            head = moved.actual
+        except OutcomeUnknownError:
+            actual = await faulty.head()
+            done += actual == head_of(entries)
+            head = actual
+        except LogUnavailableError:
+            pass
+    assert faulty.faults > 20
+    names = [record.envelope.split(b" ")[-1].rsplit(b"-", 1)[0].decode() for record in await faulty.read(1, 1000)]
+    assert [f"batch-{index}" for index in range(60) for _ in range(2)] == [name for name in names if name != "rival"]
