@@ -1,0 +1,100 @@
+"""What the benchmark measured: samples, their medians over the rounds, the table of them, and the gates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any, Final
+
+from rich.table import Table
+
+EMPTY: Final = "empty handler"
+# What Gavel must reach, as a multiple of the decisions/s of the empty unary SubmitProposal handler.
+GATES: Final = {"SubmitProposal": 0.6, "BatchSubmitProposals": 1.5}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement. Latencies are those of whole requests; CPU time is that of the server's own process, and of its Redis."""
+
+    decisions_per_second: float
+    p50_ms: float
+    p99_ms: float
+    server_cpu_us_per_decision: float
+    redis_cpu_us_per_decision: float
+
+
+@dataclass
+class Cell:
+    """All measurements of one call on one target, one per round, with what the decisions came to."""
+
+    samples: list[Sample] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    def median(self, name: str) -> float:
+        """The median of one quantity over the rounds."""
+        return float(median(getattr(sample, name) for sample in self.samples))
+
+    def ratio(self, other: Cell) -> float:
+        """The median over the rounds of this one's decisions/s by the other's."""
+        return median(
+            mine.decisions_per_second / theirs.decisions_per_second for mine, theirs in zip(self.samples, other.samples, strict=True)
+        )
+
+
+def rows_of(cells: dict[tuple[str, str], Cell]) -> list[dict[str, Any]]:
+    """One row per call and target: medians, and the ratios to the empty handlers."""
+    yardstick = cells["SubmitProposal", EMPTY]
+    return [
+        {
+            "call": call,
+            "target": target,
+            **{name: round(cell.median(name), 3) for name in Sample.__dataclass_fields__},
+            "ratio_to_empty_same_call": round(cell.ratio(cells[call, EMPTY]), 3),
+            "ratio_to_empty_submit": round(cell.ratio(yardstick), 3),
+            "outcomes": dict(cell.outcomes),
+            "samples": [asdict(sample) for sample in cell.samples],
+        }
+        for (call, target), cell in cells.items()
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """The rows for people."""
+    shown = Table(
+        title="Decisions, medians of all rounds",
+        caption="x empty: decisions/s by the empty handler's of the same call; x submit: by the empty unary SubmitProposal's",
+    )
+    columns = ("call", "on", "decisions/s", "p50 ms", "p99 ms", "server µs/decision", "Redis µs/decision", "x empty", "x submit")
+    for column in columns:
+        shown.add_column(column, justify="left" if column in ("call", "on") else "right")
+    for place, row in enumerate(rows):
+        shown.add_row(
+            row["call"],
+            row["target"],
+            f"{row['decisions_per_second']:,.0f}",
+            f"{row['p50_ms']:.2f}",
+            f"{row['p99_ms']:.2f}",
+            f"{row['server_cpu_us_per_decision']:.0f}",
+            f"{row['redis_cpu_us_per_decision']:.0f}",
+            f"{row['ratio_to_empty_same_call']:.2f}",
+            f"{row['ratio_to_empty_submit']:.2f}",
+            end_section=place + 1 == len(rows) or rows[place + 1]["call"] != row["call"],
+        )
+    return shown
+
+
+def gates(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each gate on each real server: what was reached, and whether it is enough."""
+    return [
+        {
+            "call": row["call"],
+            "target": row["target"],
+            "reached": row["ratio_to_empty_submit"],
+            "wanted": GATES[row["call"]],
+            "passed": row["ratio_to_empty_submit"] >= GATES[row["call"]],
+        }
+        for row in rows
+        if row["call"] in GATES and row["target"] != EMPTY
+    ]
