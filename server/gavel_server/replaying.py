@@ -1,0 +1,161 @@
+"""Replay over a log: reads it page by page and feeds the core's passes. `gavel replay` and ReplayService share it.
+
+`verify` proves: first the log as a log, the whole of it and before any rule set is read (`Integrity`), then every decision and
+derived fact again (`Recomputation`). `impact` asks another question after the same first pass: what past proposals would have
+been decided under a candidate rule set. Both yield the contract's own messages, progress first and the result last, and let
+other tasks run after each page. Nothing here writes, decides, or repairs; a log that cannot be read (LogUnavailableError) is
+the caller's to report, because it says nothing about what the log holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from gavel.v1 import decision_pb2, replay_service_pb2
+from gavel.v1.decision_pb2 import Engine, Outcome
+from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict, VerifyReplayResponse
+from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress, SimulateRuleSetResponse, SimulationSummary
+from gavel_rules.replay import DamagedError, DivergedError, Impact, Integrity, Recomputation, VersionNotImplementedError
+from gavel_rules.ruleset import CompiledRuleSet
+
+from gavel_server.log.protocol import EventLog, LogCorruptError, Record
+
+# Events read and checked before other tasks get their turn: some tens of milliseconds of work.
+PAGE_EVENTS: Final = 100
+
+_OUTCOME_PREFIX: Final = "OUTCOME_"
+
+
+class ReplayRangeError(ValueError):
+    """The range asked for is not in the log; the message says what is."""
+
+
+async def verify(
+    log: EventLog,
+    *,
+    engine: Engine.ValueType = decision_pb2.ENGINE_UNSPECIFIED,
+    from_sequence_number: int = 0,
+    to_sequence_number: int = 0,
+) -> AsyncIterator[VerifyReplayResponse]:
+    """Recompute the log up to `to_sequence_number` (0: its head now) and compare from `from_sequence_number` (0: the start).
+
+    Yields progress, which counts up once per pass, and last the verdict. Raises ReplayRangeError, LogUnavailableError.
+    """
+    try:
+        head, last = await _range(log, from_sequence_number, to_sequence_number)
+        integrity = Integrity(log.bus)
+        async for number in _pages(log, last, lambda record: integrity.feed(*record)):
+            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+        recomputation = Recomputation(log.bus, engine=engine or decision_pb2.ENGINE_RETE, compare_from=max(from_sequence_number, 1))
+        async for number in _pages(log, last, lambda record: recomputation.feed(record.sequence_number, record.envelope)):
+            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+        recomputation.finish(at_head=last == head)
+    except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
+        yield VerifyReplayResponse(verdict=verdict_of(error))
+        return
+    events, decisions = recomputation.events, recomputation.decisions
+    yield VerifyReplayResponse(
+        verdict=ReplayVerdict(
+            proved=True,
+            status=replay_service_pb2.REPLAY_STATUS_PROVED,
+            events=events,
+            decisions=decisions,
+            derived_facts=recomputation.derived_facts,
+            message=f"proved: {events} events, {decisions} decisions recomputed equal",
+        )
+    )
+
+
+async def impact(
+    log: EventLog, candidate: CompiledRuleSet, *, from_sequence_number: int = 0, to_sequence_number: int = 0
+) -> AsyncIterator[SimulateRuleSetResponse]:
+    """Decide the log's proposals under `candidate`, everything else as it was; list the first decisions that would change.
+
+    Yields progress, which counts up once per pass, changed decisions, and last their sum. Raises ReplayRangeError,
+    LogUnavailableError, and what `verdict_of` explains: a log that is not intact is no ground for a forecast.
+    """
+    _, last = await _range(log, from_sequence_number, to_sequence_number)
+    integrity = Integrity(log.bus)
+    async for number in _pages(log, last, lambda record: integrity.feed(*record)):
+        yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+    simulation = Impact(log.bus, candidate)
+    decisions = 0
+    changed: list[ChangedDecision] = []
+    transitions: Counter[str] = Counter()
+
+    def feed(record: Record) -> None:
+        nonlocal decisions
+        decided = simulation.decisions
+        change = simulation.feed(record.sequence_number, record.envelope)
+        if record.sequence_number >= from_sequence_number:
+            decisions += simulation.decisions - decided
+            if change is not None:
+                changed.append(
+                    ChangedDecision(recorded=change.recorded, simulated=change.simulated, sequence_number=change.sequence_number)
+                )
+                transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
+
+    async for number in _pages(log, last, feed):
+        for change in changed:
+            yield SimulateRuleSetResponse(changed=change)
+        changed.clear()
+        yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+    yield SimulateRuleSetResponse(summary=SimulationSummary(decisions=decisions, changed=transitions.total(), transitions=transitions))
+
+
+def verdict_of(error: DamagedError | DivergedError | VersionNotImplementedError | LogCorruptError) -> ReplayVerdict:
+    """Return the verdict on a log that could not be proved."""
+    match error:
+        case DivergedError():
+            status: ReplayStatus.ValueType = replay_service_pb2.REPLAY_STATUS_DIVERGED
+            divergence = error.divergence
+        case DamagedError():
+            status, divergence = replay_service_pb2.REPLAY_STATUS_DAMAGED, error.divergence
+        case VersionNotImplementedError():
+            status = replay_service_pb2.REPLAY_STATUS_VERSION_NOT_IMPLEMENTED
+            divergence = Divergence(sequence_number=error.sequence_number, kind="version-not-implemented", message=str(error))
+        case LogCorruptError():
+            status = replay_service_pb2.REPLAY_STATUS_DAMAGED
+            divergence = Divergence(kind="log-corrupt", message=str(error))
+    return ReplayVerdict(status=status, divergence=divergence, message=f"{_WORDS[status]}: {divergence.message}")
+
+
+def transition(recorded: Outcome.ValueType, simulated: Outcome.ValueType) -> str:
+    """Return how an outcome would change, e.g. "APPROVED->REJECTED"."""
+    return "->".join(Outcome.Name(outcome).removeprefix(_OUTCOME_PREFIX) for outcome in (recorded, simulated))
+
+
+_WORDS: Final = {
+    replay_service_pb2.REPLAY_STATUS_DIVERGED: "diverged",
+    replay_service_pb2.REPLAY_STATUS_DAMAGED: "damaged",
+    replay_service_pb2.REPLAY_STATUS_VERSION_NOT_IMPLEMENTED: "arbiter version not implemented",
+}
+
+
+async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: int) -> tuple[int, int]:
+    """Return the log's head and the last number to read."""
+    head = (await log.head()).sequence_number
+    last = to_sequence_number or head
+    if not 0 <= from_sequence_number <= last <= head:
+        raise ReplayRangeError(
+            f"cannot replay from {from_sequence_number} to {to_sequence_number}: the log of bus {log.bus} holds events 1 to {head}"
+        )
+    return head, last
+
+
+async def _pages(log: EventLog, last: int, feed: Callable[[Record], object]) -> AsyncIterator[int]:
+    """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
+    number = 0
+    while number < last:
+        records = await log.read(number + 1, last, PAGE_EVENTS)
+        if not records:
+            message = f"event {number + 1} is missing; the log ends before its head"
+            raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
+        for record in records:
+            feed(record)
+        number = records[-1].sequence_number
+        yield number
+        await asyncio.sleep(0)
