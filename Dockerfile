@@ -11,7 +11,7 @@ RUN python3.11 -m venv /opt/gavel && /opt/gavel/bin/python -m pip install --no-i
 FROM python:3.11-slim-bookworm
 # The embedded Redis, for those who mount a volume instead of naming a Redis: Debian's, on every architecture.
 RUN apt-get update && apt-get install --yes --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/*
-RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin gavel && install --directory --owner gavel --group gavel /data
+RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin gavel && install --directory --owner gavel --group gavel /data
 COPY --from=build /opt/gavel /opt/gavel
 COPY server/entrypoint.sh /usr/local/bin/gavel-entrypoint
 ENV PATH=/opt/gavel/bin:$PATH GAVEL_DATA=/data PYTHONUNBUFFERED=1
