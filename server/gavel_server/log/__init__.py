@@ -1,6 +1,7 @@
 """The log of events: its protocol, and two implementations of it, `memory` and `redis`, that pass one contract suite."""
 
 from gavel_rules.chain import chain, genesis_hash
+
 from gavel_server.log.protocol import (
     ConsumerGroup,
     Entry,

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+
 from gavel_server.log.protocol import (
     DAY_MS,
     READ_LIMIT,

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 
 from gavel_rules.chain import genesis_hash
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+
 from gavel_server.log.protocol import (
     DAY_MS,
     READ_LIMIT,
@@ -103,8 +104,10 @@ class RedisLog:
         """Connect to the Redis at `url` (redis://, rediss:// or unix://) and check that it can hold the log of `bus`.
 
         `acknowledge_replicas`: replicas that must confirm each append within `timeout_ms` (GAVEL_ACK=replicas:N).
-        Raises ValueError for a malformed URL, LogUnavailableError, LogCorruptError.
+        Raises ValueError for a URL or a bus that cannot be, LogUnavailableError, LogCorruptError.
         """
+        if not re.fullmatch(r"[a-z0-9-]{1,63}", bus):
+            raise ValueError(f"bus {bus!r} is not a name of 1..63 lower-case letters, digits and hyphens")
         reads = Wire(url, timeout_ms, READ_CONNECTIONS_MAX)
         log = cls(Wire(url, timeout_ms, 1), reads, bus, idempotency_window_ms, acknowledge_replicas, timeout_ms)
         try:

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 import hiredis
-from gavel_server.log.protocol import LogUnavailableError, OutcomeUnknownError
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
+
+from gavel_server.log.protocol import LogUnavailableError, OutcomeUnknownError
 
 Argument = bytes | str | int
 Command = tuple[Argument, ...]
