@@ -43,7 +43,7 @@ check: $(STAMP)
 
 # Needs Go when ghz (the load generator) is not there yet.
 bench: $(STAMP) build/ghz
-	$(BIN)/python tests/load/bench.py --ghz build/ghz $(BENCH)
+	$(BIN)/python -m tests.load.bench --ghz build/ghz $(BENCH)
 
 build/ghz:
 	@command -v go >/dev/null || { echo "gavel: make bench needs ghz, and building ghz needs Go: install Go, or put a ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-import workload
 from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import arbitration_service_pb2_grpc as arbitration_grpc
 from gavel.v1 import common_pb2, decision_pb2, envelope_pb2
@@ -39,9 +38,11 @@ from gavel.v1 import rule_set_service_pb2 as rule_set
 from gavel.v1 import rule_set_service_pb2_grpc as rule_set_grpc
 from gavel_rules.shipped import shipped_rule_set
 from google.protobuf import descriptor_pb2
-from measurements import EMPTY, Cell, Sample, gates, rows_of, table
 from rich.console import Console
 from rich.progress import Progress
+
+from tests.load import workload
+from tests.load.measurements import EMPTY, Cell, Sample, gates, rows_of, table
 
 ROOT: Final = Path(__file__).parents[2]
 GAVEL: Final = Path(sys.executable).with_name("gavel")
