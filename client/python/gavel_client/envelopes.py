@@ -1,0 +1,270 @@
+"""Builders of envelopes, from plain Python values: what a producer knows of an event, and nothing that the server fills in.
+
+Every envelope gets its event_id here, once, and an event_id is the idempotency key: whoever sends the same envelope again,
+even after a crash or a timeout, adds nothing to the log. Build one envelope per event, not one per try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+import rfc8785
+from gavel.v1.common_pb2 import EventReference, Producer, VersionBinding
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, GraphTransition, LlmInvocation
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution
+from gavel.v1.fact_pb2 import OBSERVED_FROM_UNSPECIFIED, Fact, ObservedFrom
+from gavel.v1.observation_pb2 import Observation
+from gavel.v1.proposal_pb2 import Proposal
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gavel_client.values import to_struct, to_value
+
+
+class EnvelopeFields(TypedDict, total=False):
+    """What any envelope may carry besides its subject, producer and payload. Leave out what you do not know.
+
+    `event_id`: a UUID of any version but 8; without one a UUIDv7 is made. `event_name`: PascalCase, past tense.
+    `occurred_at`: an aware datetime; without one it is when the server records the event. `trace_id`: 1..128 printable ASCII
+    characters. `causation_id`: event_id of the cause, which must be in the bus.
+    """
+
+    event_id: str
+    event_name: str
+    occurred_at: datetime
+    trace_id: str
+    causation_id: str
+    version_binding: VersionBinding
+
+
+def new_event_id() -> str:
+    """Return a UUIDv7: 48 bits of Unix milliseconds, then random bits (RFC 9562 §5.7)."""
+    milliseconds = time.time_ns() // 1_000_000
+    number = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
+    # Version 7 in bits 48..51, variant 10 in bits 64..65.
+    return str(uuid.UUID(int=(number & ~(0xF << 76) & ~(0x3 << 62)) | (0x7 << 76) | (0x2 << 62)))
+
+
+def reference(envelope: Envelope) -> EventReference:
+    """Return the reference by which a proposal cites a recorded event."""
+    return EventReference(event_id=envelope.event_id, sequence_number=envelope.sequence_number)
+
+
+def proposal_envelope(
+    subject: str,
+    producer: Producer,
+    *,
+    action_type: str,
+    params: Mapping[str, object],
+    max_fact_age_ms: int,
+    based_on_events: Sequence[EventReference] = (),
+    required_facts: Sequence[str] = (),
+    expected_outcome: str = "",
+    cost: float = 0.0,
+    risk: float = 0.0,
+    confidence: float = 0.0,
+    priority: int = 0,
+    projection_version: int | None = None,
+    **fields: Unpack[EnvelopeFields],
+) -> Envelope:
+    """Return a PROPOSAL of an agent: one action on `subject` (seeds 002 §5.5).
+
+    `max_fact_age_ms` > 0 bounds the age of the evidence; `risk` and `confidence` are 0..1; `based_on_events` names the
+    facts and observations that it rests on (see `reference`).
+    """
+    proposal = Proposal(
+        action_type=action_type,
+        params=to_struct(params),
+        expected_outcome=expected_outcome,
+        cost=cost,
+        risk=risk,
+        confidence=confidence,
+        priority=priority,
+        required_facts=required_facts,
+        based_on_events=based_on_events,
+        max_fact_age_ms=max_fact_age_ms,
+        projection_version=projection_version,
+    )
+    return _envelope(Envelope(subject=subject, producer=producer, proposal=proposal), fields)
+
+
+def fact_envelope(
+    subject: str,
+    producer: Producer,
+    *,
+    key: str,
+    value: object,
+    observed_from: ObservedFrom.ValueType = OBSERVED_FROM_UNSPECIFIED,
+    max_age_ms: int = 0,
+    **fields: Unpack[EnvelopeFields],
+) -> Envelope:
+    """Return a FACT of a controlled channel: `key` of `subject` is `value`; None retracts it (seeds 002 §4.7).
+
+    `max_age_ms` 0: the fact itself sets no limit to its age.
+    """
+    fact = Fact(key=key, value=to_value(value), observed_from=observed_from, max_age_ms=max_age_ms)
+    return _envelope(Envelope(subject=subject, producer=producer, fact=fact), fields)
+
+
+def observation_envelope(
+    subject: str,
+    producer: Producer,
+    *,
+    source_tool: str,
+    extracted_fields: Mapping[str, object],
+    query_ref: str = "",
+    evidence: Envelope | None = None,
+    observed_at: datetime | None = None,
+    confidence: float = 1.0,
+    **fields: Unpack[EnvelopeFields],
+) -> Envelope:
+    """Return an OBSERVATION of an agent: fact keys and the values it read through a tool (seeds 002 §4.6).
+
+    `evidence` is the recorded TOOL_RESULT that holds the raw answer; without it the observation is mere inference (tier 3).
+    """
+    observation = Observation(
+        source_tool=source_tool,
+        query_ref=query_ref,
+        evidence_ref=evidence.event_id if evidence else "",
+        evidence_hash=evidence.tool_result.content_hash if evidence else "",
+        observed_at=_timestamp(observed_at),
+        confidence=confidence,
+    )
+    for key, value in extracted_fields.items():
+        observation.extracted_fields[key].CopyFrom(to_value(value, f"extracted_fields[{key!r}]"))
+    return _envelope(Envelope(subject=subject, producer=producer, observation=observation), fields)
+
+
+def tool_call_envelope(
+    subject: str,
+    producer: Producer,
+    *,
+    tool_name: str,
+    arguments: Mapping[str, object],
+    call_id: str = "",
+    requested_tool: str = "",
+    tool_version: str = "",
+    provider_id: str = "",
+    caller_role: str = "",
+    arguments_summary: str = "",
+    started_at: datetime | None = None,
+    **fields: Unpack[EnvelopeFields],
+) -> Envelope:
+    """Return a TOOL_CALL of an agent, with a fresh execution_id (seeds 001).
+
+    The log keeps the hash of `arguments`, not the arguments; `arguments_summary` is for people, without secrets.
+    """
+    tool_call = ToolCall(
+        execution_id="exec_" + os.urandom(6).hex(),
+        call_id=call_id,
+        tool_name=tool_name,
+        requested_tool=requested_tool,
+        tool_version=tool_version,
+        provider_id=provider_id,
+        caller_role=caller_role,
+        arguments_hash=content_hash(arguments),
+        arguments_summary=arguments_summary,
+        started_at=_timestamp(started_at),
+    )
+    return _envelope(Envelope(subject=subject, producer=producer, tool_call=tool_call), fields)
+
+
+def tool_result_envelope(
+    call: Envelope,
+    *,
+    result: object = None,
+    error_code: str = "",
+    result_summary: str = "",
+    query_ref: str = "",
+    snapshot_ref: str = "",
+    reproducible: bool = False,
+    evidence_uri: str = "",
+    duration_ms: int = 0,
+    finished_at: datetime | None = None,
+    **fields: Unpack[EnvelopeFields],
+) -> Envelope:
+    """Return the TOOL_RESULT that answers the recorded TOOL_CALL `call`: its subject, producer, trace and execution_id.
+
+    The log keeps the hash of `result` (JSON values); with an `error_code` there is no result. A `reproducible` one must say
+    what was asked (`query_ref`) of which snapshot (`snapshot_ref`) (seeds 002 §5.3).
+    """
+    tool_result = ToolResult(
+        execution_id=call.tool_call.execution_id,
+        call_id=call.tool_call.call_id,
+        tool_name=call.tool_call.tool_name,
+        requested_tool=call.tool_call.requested_tool,
+        provider_id=call.tool_call.provider_id,
+        is_error=bool(error_code),
+        error_code=error_code,
+        result_summary=result_summary,
+        content_hash="" if error_code else content_hash(result),
+        reproducible=reproducible,
+        query_ref=query_ref,
+        evidence_uri=evidence_uri,
+        snapshot_ref=snapshot_ref,
+        duration_ms=duration_ms,
+        finished_at=_timestamp(finished_at),
+    )
+    envelope = Envelope(subject=call.subject, producer=call.producer, tool_result=tool_result)
+    inherited: EnvelopeFields = {"trace_id": call.trace_id, "causation_id": call.event_id}
+    return _envelope(envelope, {**inherited, **fields})
+
+
+def content_hash(value: Any) -> str:
+    """Return "sha256:" and the hex digits of SHA-256 over the RFC 8785 canonical JSON of `value`."""
+    return "sha256:" + hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+
+
+def diagnostic_envelope(
+    subject: str,
+    producer: Producer,
+    *,
+    kind: str,
+    attributes: Mapping[str, object] | None = None,
+    graph_transition: GraphTransition | None = None,
+    llm_invocation: LlmInvocation | None = None,
+    **fields: Unpack[EnvelopeFields],
+) -> Envelope:
+    """Return an AGENT_DIAGNOSTIC: how something ran, never a chain of thought (seeds 002 §8)."""
+    diagnostic = AgentDiagnostic(
+        kind=kind,
+        attributes=to_struct(attributes or {}, "attributes"),
+        graph_transition=graph_transition,
+        llm_invocation=llm_invocation,
+    )
+    return _envelope(Envelope(subject=subject, producer=producer, agent_diagnostic=diagnostic), fields)
+
+
+def execution_envelope(subject: str, producer: Producer, execution: Execution, **fields: Unpack[EnvelopeFields]) -> Envelope:
+    """Return an executor's report of an attempt (seeds 002 §7)."""
+    return _envelope(Envelope(subject=subject, producer=producer, execution=execution), fields)
+
+
+def _envelope(envelope: Envelope, fields: EnvelopeFields) -> Envelope:
+    envelope.event_id = fields.get("event_id") or new_event_id()
+    envelope.event_name = fields.get("event_name", "")
+    envelope.trace_id = fields.get("trace_id", "")
+    envelope.causation_id = fields.get("causation_id", "")
+    occurred_at = _timestamp(fields.get("occurred_at"))
+    if occurred_at is not None:
+        envelope.occurred_at.CopyFrom(occurred_at)
+    if "version_binding" in fields:
+        envelope.version_binding.CopyFrom(fields["version_binding"])
+    return envelope
+
+
+def _timestamp(moment: datetime | None) -> Timestamp | None:
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {moment.isoformat()} has no time zone; use an aware datetime, e.g. datetime.now(UTC)")
+    timestamp = Timestamp()
+    timestamp.FromDatetime(moment)
+    return timestamp

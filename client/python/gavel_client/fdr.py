@@ -1,0 +1,95 @@
+"""The fact derivation reactor (FDR): reports of executions become facts (seeds 002 §4.7.3, §7.2).
+
+For every report in the work queue it reads the decision, calls the pure `gavel_rules.derivation.derive`, and publishes each fact.
+The facts' event_ids follow from the execution, so it may see an execution twice, crash half way or run in several processes
+without a trace in the log. The server derives the same again and refuses any difference.
+
+It never gives an execution up: while the server is away it waits, and what the server refuses is logged as an error, counted
+(`statistics.failed`) and left pending, to be met again. `work:executions` belongs to the reactor; whoever else wants executions
+subscribes to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED
+from gavel_rules.derivation import derive
+
+from gavel_client.client import GavelClient
+from gavel_client.consumer import Consumer, Statistics, Verdict
+from gavel_client.errors import GavelError
+from gavel_client.work_queue import EXECUTIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
+
+GROUP: Final = "fdr"
+CONCURRENCY_DEFAULT: Final = 32
+
+_logger = logging.getLogger(__name__)
+
+
+class FactDerivationReactor:
+    """Derives the facts of `client.bus`, whose Redis `redis_url` names. `run` once; `stop` from anywhere in the same event loop."""
+
+    def __init__(
+        self,
+        client: GavelClient,
+        redis_url: str,
+        *,
+        concurrency: int = CONCURRENCY_DEFAULT,
+        min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
+    ) -> None:
+        self._client = client
+        queue = WorkQueue(redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms)
+        self._consumer = Consumer(queue, self._process, concurrency=concurrency)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What has been processed so far. A growing `failed` needs an operator."""
+        return self._consumer.statistics
+
+    async def run(self) -> None:
+        """Derive facts until `stop`. Raises WorkQueueError if the work queue cannot be used."""
+        await self._consumer.run()
+
+    def stop(self) -> None:
+        """Take no more executions; those under way end."""
+        self._consumer.stop()
+
+    async def _process(self, execution: Envelope) -> Verdict:
+        """Publish the facts of one execution."""
+        if execution.execution.status == EXECUTION_STATUS_STARTED:
+            return Verdict.DELETE  # as every STARTED, without asking for its decision
+        decision = await self._decision(execution)
+        for fact in derive(execution, decision):
+            await self._consumer.persist(self._client.publish_event, fact)
+            _logger.debug("execution=%s fact=%s rule=%s", execution.event_id, fact.event_id, fact.fact.derivation_rule_id)
+        return Verdict.DELETE
+
+    async def _decision(self, execution: Envelope) -> Envelope:
+        """Read the decision that was carried out: by its id or, once the bus has forgotten that, from the trace they share."""
+        decision_id = execution.execution.decision_id
+        try:
+            response = await self._consumer.persist(self._client.get_event, event_id=decision_id)
+            return response.envelope
+        except GavelError as error:
+            if error.reason != "EVENT_NOT_FOUND":
+                raise
+            not_found = error
+        page_token = ""
+        while True:
+            page = await self._consumer.persist(
+                self._client.list_events,
+                categories=[EVENT_CATEGORY_DECISION_EVENT],
+                trace_id=execution.trace_id,
+                to_sequence_number=execution.sequence_number,
+                page_token=page_token,
+            )
+            for envelope in page.envelopes:
+                if envelope.event_id == decision_id:
+                    return envelope
+            page_token = page.next_page_token
+            if not page_token:
+                raise not_found
