@@ -66,7 +66,7 @@ image:
 # Every locked package and Gavel itself as wheels; the image installs from them.
 wheels: $(STAMP)
 	rm -rf build/wheels
-	$(DURABLE_RULES_FLAGS) $(PIP) wheel --no-cache-dir --require-hashes --no-build-isolation --requirement requirements.lock --wheel-dir build/wheels
+	$(DURABLE_RULES_FLAGS) $(PIP) wheel --no-cache-dir --require-hashes --use-pep517 --no-build-isolation --requirement requirements.lock --wheel-dir build/wheels
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
 
 # Rewrites the lock file from pyproject.toml. Needs uv; only for those who change dependencies.
@@ -98,6 +98,6 @@ $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	awk '/^[a-z]/ { keep = !/^durable-rules==/ } keep' requirements.lock > $(VENV)/wheels.txt
 	$(PIP) install --require-hashes --only-binary :all: --requirement $(VENV)/wheels.txt
-	$(DURABLE_RULES_FLAGS) $(PIP) install --no-cache-dir --require-hashes --no-build-isolation --requirement requirements.lock
+	$(DURABLE_RULES_FLAGS) $(PIP) install --no-cache-dir --require-hashes --use-pep517 --no-build-isolation --requirement requirements.lock
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
