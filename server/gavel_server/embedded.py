@@ -278,7 +278,8 @@ def _settings(data_directory: Path, socket: Path) -> list[str]:
         "no-appendfsync-on-rewrite": "no",
         "aof-use-rdb-preamble": "yes",
         # A crash may cut the last write short. That write was not on disk, so nobody was told of it: dropping it (with the
-        # whole transaction it belongs to) is right, and refusing to start is not. Damage elsewhere still stops Redis.
+        # whole transaction it belongs to) is right, and refusing to start is not. Redis refuses other damage that it can see;
+        # what it cannot tell from a torn write shortens the log, which the checkpoint of the acknowledged head brings to light.
         "aof-load-truncated": "yes",
         "save": "",
         "maxmemory-policy": "noeviction",

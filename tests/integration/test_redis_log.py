@@ -230,6 +230,18 @@ async def test_stopped_redis_is_unavailable(own_redis: EmbeddedRedis, bus: str) 
         await RedisLog.connect(own_redis.url, bus)
 
 
+async def test_closed_log(redis_url: str, bus: str) -> None:
+    """A closed log answers nothing more, and a wait that was under way ends."""
+    log = await RedisLog.connect(redis_url, bus)
+    waiting = asyncio.create_task(log.wait_beyond(0, 60_000))
+    await asyncio.sleep(0)
+    await log.close()
+    with pytest.raises(LogUnavailableError, match="was closed"):
+        await waiting
+    with pytest.raises(LogUnavailableError, match="was closed"):
+        await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
+
+
 async def test_paused_redis_leaves_the_outcome_unknown(own_redis: EmbeddedRedis, bus: str) -> None:
     """An append to a Redis that hangs has an unknown outcome; when Redis is back the head tells, for good."""
     log = await RedisLog.connect(own_redis.url, bus, timeout_ms=200)

@@ -40,6 +40,7 @@ class Wire:
         self._new_connection = _connection_factory(url, self.address, self._timeout_seconds)
         self._free = asyncio.Semaphore(connections_max)
         self._idle: list[AbstractConnection] = []
+        self._closed = False
 
     async def ask(self, *commands: Command, extra_ms: int = 0) -> list[Any]:
         """Send commands that do no harm should they run unnoticed; return all replies, error replies as exceptions.
@@ -63,7 +64,8 @@ class Wire:
         return replies
 
     async def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close the connections, those in use when their call is over. Later calls raise LogUnavailableError."""
+        self._closed = True
         while self._idle:
             await self._idle.pop().disconnect(nowait=True)
 
@@ -86,10 +88,15 @@ class Wire:
                 # Cancelled between request and reply: what comes next on this connection would answer the wrong call.
                 await connection.disconnect(nowait=True)
                 raise
-            self._idle.append(connection)
+            if self._closed:
+                await connection.disconnect(nowait=True)
+            else:
+                self._idle.append(connection)
             return replies, ""
 
     async def _connected(self) -> AbstractConnection:
+        if self._closed:
+            raise LogUnavailableError(f"the connection to Redis at {self.address} was closed")
         while self._idle:
             connection = self._idle.pop()
             # Readable without having been asked: Redis has closed it, or it carries something that is not ours.
