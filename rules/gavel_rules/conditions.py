@@ -1,0 +1,467 @@
+"""CEL conditions: parsed, checked against their vocabulary, and refused with a place and a suggestion.
+
+The library parses and type-checks; three things it cannot know are added here. Names are resolved against the action's
+vocabulary, with the nearest one suggested. A value that may be absent must be read under `has()`: missing is never
+permission. And nothing with hidden input is let in: named time zones are the host's files.
+
+The library compares int with int and double with double only; the environment declares the mixed comparisons that its
+evaluator has anyway, so `params.amount <= 100` is right whatever the type of `amount`. Arithmetic stays strict, as CEL's is.
+
+`has(facts.x)` is handed to the library as `has(Facts.x)`: `facts.x` is a variable of its own (`vocabulary`), and a variable
+cannot be tested. The replacement has the same length, so every place stays right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from cel_expr_python import cel
+
+from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode
+from gavel_rules.schema import suggestion
+from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, ValueType, variables
+
+ERRORS_PER_CONDITION_MAX: Final = 20
+COMPREHENSIONS_MAX: Final = 8
+
+Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
+
+_TIME_FIELDS: Final = frozenset(
+    "getFullYear getMonth getDate getDayOfMonth getDayOfWeek getDayOfYear getHours getMinutes getSeconds getMilliseconds".split()
+)
+_FIXED_ZONE: Final = re.compile(r"UTC|[+-][0-9]{2}:[0-9]{2}")
+_FUNCTIONS: Final = sorted(
+    {"size", "startsWith", "endsWith", "contains", "matches", "timestamp", "duration", "int", "uint", "double", "string", "bytes"}
+    | {"bool", "type", "dyn", "has", "all", "exists", "exists_one", "map", "filter"}
+    | _TIME_FIELDS
+)
+_TYPE_NAMES: Final = frozenset("bool int uint double string bytes list map null_type type".split())
+_ACCUMULATOR: Final = "@result"
+
+_ERROR: Final = re.compile(r"^ERROR: <input>:(\d+):(\d+): (.*)$", re.MULTILINE)
+_OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
+_UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
+
+_ORDERINGS: Final = ("_<_", "_<=_", "_>_", "_>=_")
+_EQUALITIES: Final = ("_==_", "_!=_")
+_NUMBERS: Final = ("int", "uint", "double")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A checked expression. `text` is the author's, `source` what the library is given; places in both are the same."""
+
+    text: str
+    source: str
+    tree: Node
+
+
+class Environment:
+    """CEL with one vocabulary: compiles expressions for checking and for evaluation."""
+
+    def __init__(self, scope: Mapping[str, ValueType]) -> None:
+        self.scope = scope
+        self.types: dict[str, ValueType] = dict(variables(scope))
+        declared = {name: cel.Type(type_.cel()) for name, type_ in self.types.items()}
+        presence = cel.Type("map<string,dyn>")
+        declared.update({PRESENCE_MAPS[root]: presence for root in PRESENCE_MAPS if root in scope})
+        self._library = cel.NewEnv(config=_library_config(), variables=declared)
+
+    def compile(self, source: str) -> Any:
+        """Return the library's compiled expression; RuntimeError with all its complaints."""
+        return self._library.compile(source)
+
+    def activation(self, values: dict[str, object]) -> Any:
+        """Return values in the library's form, for several evaluations; RuntimeError when it cannot take one."""
+        return self._library.Activation(values)
+
+    def tree(self, source: str) -> Node:
+        """Return the checked tree of an expression that is known to compile."""
+        return decode(self.compile(source).serialize())
+
+    def unguarded(self, text: str) -> tuple[str, ...]:
+        """Return the paths that a piece of a checked expression reads without testing in it that they are there."""
+        analysis = _Analysis(self.scope, _ignore)
+        analysis.visit(decode(self._library.compile(text, disable_check=True).serialize()), _NOTHING, {})
+        return tuple(analysis.unguarded)
+
+    def check(self, text: str, report: Report, result: str = "BOOL") -> Condition | None:
+        """Return the checked expression, or None with everything that is wrong reported."""
+        reports = 0
+
+        def note(offset: int, code: str, message: str, hint: str) -> None:
+            nonlocal reports
+            reports += 1
+            if reports <= ERRORS_PER_CONDITION_MAX:
+                report(offset, code, message, hint)
+
+        try:
+            parsed = decode(self._library.compile(text, disable_check=True).serialize())
+        except RuntimeError as error:
+            _report_library_errors(text, str(error), note, names_reported=False)
+            return None
+        analysis = _Analysis(self.scope, note)
+        analysis.visit(parsed, frozenset(), {})
+        source = analysis.rewrite(text)
+        try:
+            compiled = self._library.compile(source)
+        except RuntimeError as error:
+            _report_library_errors(source, str(error), note, names_reported=reports > 0)
+            return None
+        if not reports and compiled.return_type().name() != result:
+            note(0, "not-" + result.lower(), f"the expression gives {compiled.return_type().name().lower()}, not {result.lower()}", "")
+        if not reports and not self._nests(source):
+            note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
+        return None if reports else Condition(text, source, decode(compiled.serialize()))
+
+    def _nests(self, source: str) -> bool:
+        """Whether the expression still compiles inside the list and the guard that evaluation puts it in."""
+        try:
+            self._library.compile(f"[true ? dyn(({source}\n)) : dyn(null)]")
+        except RuntimeError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a chain of names stands for: its path, type, and the paths along it that may be absent."""
+
+    path: tuple[str, ...]
+    type: ValueType
+    optional: tuple[tuple[str, ...], ...] = ()
+    offset: int = 0
+
+    def step(self, name: str, type_: ValueType, optional: bool) -> _Place:
+        path = (*self.path, name)
+        return _Place(path, type_, (*self.optional, path) if optional else self.optional, self.offset)
+
+
+def _ignore(offset: int, code: str, message: str, hint: str) -> None:
+    """Drop a report: what is asked about here has been checked before."""
+
+
+_Locals = Mapping[str, _Place]
+_Known = frozenset[tuple[str, ...]]
+_NOTHING: Final[_Known] = frozenset()
+
+
+class _Analysis:
+    """One walk over a parsed expression: names, guards, functions with hidden input."""
+
+    def __init__(self, scope: Mapping[str, ValueType], note: Report) -> None:
+        self._scope = scope
+        self._note = note
+        self._comprehensions = 0
+        self._presence_tests: set[int] = set()
+        self.unguarded: dict[str, None] = {}
+
+    def rewrite(self, text: str) -> str:
+        """Return the text with the roots of tested paths replaced by the presence maps."""
+        for offset in self._presence_tests:
+            root = next(root for root in PRESENCE_MAPS if text.startswith(root, offset))
+            text = text[:offset] + PRESENCE_MAPS[root] + text[offset + len(root) :]
+        return text
+
+    def visit(self, node: Node, known: _Known, names: _Locals) -> None:
+        """Check a node. `known` are the paths that are certainly present wherever its value matters.
+
+        The operands of && and || guard each other in both directions, as CEL's absorption does: when a path is absent, the
+        operand that tests it is false (or true), and decides alone whatever the other one does.
+        """
+        match node:
+            case Call("_&&_", None, (left, right)):
+                self.visit(left, known | self._present(right, True, names), names)
+                self.visit(right, known | self._present(left, True, names), names)
+            case Call("_||_", None, (left, right)):
+                self.visit(left, known | self._present(right, False, names), names)
+                self.visit(right, known | self._present(left, False, names), names)
+            case Call("_?_:_", None, (condition, then, otherwise)):
+                self.visit(condition, known, names)
+                self.visit(then, known | self._present(condition, True, names), names)
+                self.visit(otherwise, known | self._present(condition, False, names), names)
+            case Select(operand, _, True):
+                self._visit_test(node, operand, known, names)
+            case Select() | Identifier():
+                self._visit_read(node, known, names)
+            case Call():
+                self._visit_call(node, known, names)
+            case Comprehension():
+                self._visit_comprehension(node, known, names)
+            case MapLiteral(message_name=message_name) if message_name:
+                self._note(node.offset, "not-supported", f"messages like {message_name} are not supported", "use timestamp() or duration()")
+            case _:
+                for child in children(node):
+                    self.visit(child, known, names)
+
+    def _visit_read(self, node: Node, known: _Known, names: _Locals) -> None:
+        place = self._resolve(node, names, complain=True)
+        if place is None:
+            if isinstance(node, Select):
+                self.visit(node.operand, known, names)
+            return
+        name = _dotted(place)
+        if place.type.kind == "scope":
+            fields = sorted(place.type.fields)
+            self._note(place.offset, "not-a-value", f"{name} is not a value", f"read one of its fields: {', '.join(fields[:8])}")
+        elif place.type.kind == "dyn" and place.path[0] == "params" and self._scope["params"].kind == "scope":
+            self._note(place.offset, "untyped-param", f"the schema gives {name} no single type", "declare its type in the params schema")
+        self._check_guarded(place, known)
+
+    def _check_guarded(self, place: _Place, known: _Known) -> None:
+        for path in place.optional:
+            if path not in known:
+                name = _dotted(_Place(path, DYN))
+                self.unguarded[name] = None
+                self._note(place.offset, "unguarded-optional", f"{name} may be absent", f"write has({name}) && …")
+
+    def _visit_test(self, node: Select, operand: Node, known: _Known, names: _Locals) -> None:
+        place = self._resolve(operand, names, complain=True)
+        if place is None:
+            self.visit(operand, known, names)
+            return
+        tested = self._resolve_field(place, node.field_name, complain=True)
+        if tested is None:
+            return
+        root = place.path[0]
+        if root in PRESENCE_MAPS:
+            self._presence_tests.add(place.offset)
+        elif root in self._scope:
+            self._note(place.offset, "needless-has", f"{_dotted(tested)} is always there", "remove has()")
+        self._check_guarded(place, known)
+
+    def _visit_call(self, node: Call, known: _Known, names: _Locals) -> None:
+        if node.function in _TIME_FIELDS and node.arguments:
+            zone = node.arguments[0]
+            if not (isinstance(zone, Constant) and isinstance(zone.value, str) and _FIXED_ZONE.fullmatch(zone.value)):
+                self._note(
+                    node.offset,
+                    "hidden-input",
+                    f"{node.function} with a named time zone reads the host's time zone files",
+                    'write "UTC" or a fixed offset like "+02:00"',
+                )
+        if node.function == "_[_]" and self._resolve(node, names) is not None:
+            self._visit_read(node, known, names)
+            return
+        for child in children(node):
+            self.visit(child, known, names)
+
+    def _visit_comprehension(self, node: Comprehension, known: _Known, names: _Locals) -> None:
+        self._comprehensions += 1
+        if self._comprehensions == COMPREHENSIONS_MAX + 1:
+            self._note(node.offset, "too-complex", f"more than {COMPREHENSIONS_MAX} macros in one expression", "split the rule")
+        self.visit(node.range, known, names)
+        over = self._resolve(node.range, names)
+        element = DYN
+        if over is not None and over.type.kind == "list" and over.type.element is not None:
+            element = over.type.element
+        elif over is not None and over.type.kind in ("map", "object"):
+            element = STRING
+        inner = dict(names)
+        for variable in filter(None, (node.variable, node.second_variable)):
+            if variable in self._scope or variable in PRESENCE_MAPS.values():
+                self._note(node.offset, "shadowed-name", f"{variable} already has a meaning", "name the macro's variable otherwise")
+            inner[variable] = _Place((f"{variable}@{node.offset}",), element, (), node.offset)
+        inner[node.accumulator] = _Place((_ACCUMULATOR,), DYN)
+        self.visit(node.start, known, names)
+        for part in (node.condition, node.step, node.result):
+            self.visit(part, known, inner)
+
+    def _present(self, node: Node, outcome: bool, names: _Locals) -> _Known:
+        """Return the paths that are present whenever a node comes out as `outcome`."""
+        match node:
+            case Select(operand, field_name, True) if outcome:
+                place = self._resolve(operand, names)
+                return frozenset({(*place.path, field_name)}) if place is not None else _NOTHING
+            case Call("!_", None, (operand,)):
+                return self._present(operand, not outcome, names)
+            case Call("_&&_" | "_||_", None, (left, right)):
+                of_left = self._present(left, outcome, names)
+                of_right = self._present(right, outcome, names)
+                return of_left | of_right if (node.function == "_&&_") is outcome else of_left & of_right
+        return _NOTHING
+
+    def _resolve(self, node: Node, names: _Locals, *, complain: bool = False) -> _Place | None:
+        """Return what a chain of names stands for; None when it is no such chain, or (reported) names nothing."""
+        match node:
+            case Identifier(name):
+                if name in names:
+                    return names[name]
+                if name in self._scope:
+                    return _Place((name,), self._scope[name], (), node.offset)
+                if complain and name not in _TYPE_NAMES:
+                    known = sorted({*self._scope, *(local for local in names if local != _ACCUMULATOR)})
+                    self._note(node.offset, "unknown-name", f"nothing is named {name}", suggestion(name, known))
+            case Select(operand, field_name, False):
+                place = self._resolve(operand, names, complain=complain)
+                return self._resolve_field(place, field_name, complain=complain) if place is not None else None
+            case Call("_[_]", None, (operand, Constant(value=index))):
+                place = self._resolve(operand, names)
+                if place is not None and place.type.kind in ("list", "map") and place.type.element is not None:
+                    return place.step(f"[{index!r}]", place.type.element, optional=False)
+        return None
+
+    def _resolve_field(self, place: _Place, name: str, *, complain: bool) -> _Place | None:
+        field = place.type.fields.get(name)
+        if field is not None:
+            return place.step(name, field.type, not field.required)
+        if place.type.kind == "map":
+            return place.step(name, place.type.element or DYN, optional=True)
+        if place.type.kind == "dyn":
+            return place.step(name, DYN, optional=False)
+        if complain:
+            whole = _dotted(place)
+            known = [f"{whole}.{field_name}" for field_name in sorted(place.type.fields)]
+            self._note(place.offset, "unknown-name", f"{whole} has no field {name}", suggestion(f"{whole}.{name}", known))
+        return None
+
+
+def _dotted(place: _Place) -> str:
+    """Return a path as an author writes it."""
+    text = place.path[0].partition("@")[0]
+    for step in place.path[1:]:
+        text += step if step.startswith("[") else f".{step}"
+    return text
+
+
+def _report_library_errors(text: str, complaint: str, note: Report, *, names_reported: bool) -> None:
+    """Report the library's complaints, each at its place, in our words where we know the case."""
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    reported = False
+    for line, column, message in _ERROR.findall(complaint):
+        if int(line) > len(starts):
+            continue  # the library's own marker behind a syntax error
+        offset = min(starts[int(line) - 1] + max(int(column) - 1, 0), max(len(text) - 1, 0))
+        undeclared = _UNDECLARED.search(message)
+        if undeclared is not None:
+            name = undeclared.group(1)
+            if text.startswith("(", offset) or not names_reported:
+                note(offset, "unknown-function", f"there is no function {name}", suggestion(name, _FUNCTIONS))
+                reported = True
+            continue
+        reported = True
+        overload = _OVERLOAD.search(message)
+        if overload is not None:
+            note(offset, "type-error", *_explain_overload(*overload.groups()))
+        else:
+            note(offset, "cel-syntax" if message.startswith("Syntax error") else "cel-error", _own_words(message), "see the CEL language")
+    if not reported and not names_reported:
+        note(0, "cel-error", "the expression cannot be compiled", "see the CEL language")
+
+
+def _explain_overload(function: str, types: str) -> tuple[str, str]:
+    operator = function.strip("_@").replace("_?_:", "?:").replace("[_", "[]")
+    given = types.strip("()")
+    message = f"{operator} cannot be applied to {given}"
+    kinds = set(given.split(", "))
+    if function in ("_+_", "_-_", "_*_", "_/_", "_%_") and kinds <= set(_NUMBERS):
+        return message, "arithmetic needs one type: write 2.0 instead of 2, or double(x)"
+    if function in (*_ORDERINGS, *_EQUALITIES):
+        return message, "compare values of one type; numbers compare with each other"
+    return message, ""
+
+
+def _own_words(message: str) -> str:
+    return _clip(re.sub(r"^Syntax error: ", "", message).replace("<EOF>", "the end"))
+
+
+def _clip(text: str, length: int = 200) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+@cache
+def _library_config() -> Any:
+    """Return the library's environment: its standard library with comparisons across number types, and nothing optional."""
+    return cel.NewEnvConfigFromYaml("\n".join(_config_lines()))
+
+
+def _config_lines() -> Iterator[str]:
+    yield "stdlib:"
+    yield "  exclude_functions:"
+    for name in (*_ORDERINGS, *_EQUALITIES, "@in"):
+        yield f'    - name: "{name}"'
+    yield "functions:"
+    mixed = [(left, right) for left in _NUMBERS for right in _NUMBERS if left != right]
+    same = [(name, name) for name in (*_NUMBERS, "bool", "string", "bytes", "timestamp", "duration")]
+    for number, name in enumerate(_ORDERINGS):
+        yield from _function(name, f"ordering{number}", [(_plain(left), _plain(right)) for left, right in (*mixed, *same)])
+    for number, name in enumerate(_EQUALITIES):
+        overloads = [(_any("A"), _any("A")), *((_plain(left), _plain(right)) for left, right in mixed)]
+        yield from _function(name, f"equality{number}", overloads)
+    membership = [(_any("A"), _of("list", _any("A"))), (_any("A"), _of("map", _any("A"), _any("B")))]
+    membership.extend((_plain(left), _of("list", _plain(right))) for left, right in mixed)
+    yield from _function("@in", "membership", membership)
+
+
+def _function(name: str, prefix: str, overloads: list[tuple[list[str], list[str]]]) -> Iterator[str]:
+    yield f'  - name: "{name}"'
+    yield "    overloads:"
+    for number, parameters in enumerate(overloads):
+        yield f'      - id: "gavel_{prefix}_{number}"'
+        yield "        args:"
+        for parameter in parameters:
+            yield from (f"          {line}" for line in _item(parameter))
+        yield "        return:"
+        yield '          type_name: "bool"'
+
+
+def _plain(name: str) -> list[str]:
+    return [f'type_name: "{name}"']
+
+
+def _any(name: str) -> list[str]:
+    return [f'type_name: "{name}"', "is_type_param: true"]
+
+
+def _of(name: str, *parameters: list[str]) -> list[str]:
+    lines = [f'type_name: "{name}"', "params:"]
+    for parameter in parameters:
+        lines.extend(f"  {line}" for line in _item(parameter))
+    return lines
+
+
+def _item(lines: list[str]) -> list[str]:
+    return [f"- {lines[0]}", *(f"  {line}" for line in lines[1:])]
+
+
+def reads(tree: Node, types: Mapping[str, ValueType]) -> Iterator[tuple[str, ValueType]]:
+    """Yield every variable that a checked tree reads, with its type."""
+    if isinstance(tree, Identifier) and tree.name in types:
+        yield tree.name, types[tree.name]
+    for child in children(tree):
+        yield from reads(child, types)
+
+
+def presence_path(node: Node) -> str | None:
+    """Return "facts.x" for the checked tree of has(facts.x), None for anything that is no test of a presence map."""
+    if not isinstance(node, Select) or not node.test_only:
+        return None
+    steps = [node.field_name]
+    operand = node.operand
+    while isinstance(operand, Select):
+        steps.append(operand.field_name)
+        operand = operand.operand
+    if isinstance(operand, Identifier):
+        for root, presence_map in PRESENCE_MAPS.items():
+            if operand.name == presence_map:
+                return ".".join((root, *reversed(steps)))
+    return None
+
+
+def presences(tree: Node) -> Iterator[str]:
+    """Yield the path of every presence that a checked tree tests."""
+    path = presence_path(tree)
+    if path is not None:
+        yield path
+        return
+    for child in children(tree):
+        yield from presences(child)
+
+
+def macros(tree: Node) -> int:
+    """Return how many macros over lists or maps a tree holds."""
+    return isinstance(tree, Comprehension) + sum(macros(child) for child in children(tree))

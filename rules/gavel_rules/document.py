@@ -1,0 +1,350 @@
+"""A rule set document: its shape, its identity, and every mistake in it at once (seeds 002 §6.2).
+
+This module knows the document's form: keys, types, names, limits, and how rules refer to actions. What conditions mean is
+left to `conditions`. Features that Gavel does not have yet are refused by name rather than obeyed by half.
+
+A document's digest is SHA-256 over its canonical JSON (RFC 8785): layout, comments and the order of keys do not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import rfc8785
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
+
+from gavel_rules.errors import GavelRulesError
+from gavel_rules.reasons import RESERVED
+from gavel_rules.schema import suggestion
+from gavel_rules.source import DocumentMessage, Messages, Path, Source
+from gavel_rules.values import INTEGER_MAX
+from gavel_rules.vocabulary import spellable
+
+RULES_MAX: Final = 2_000
+RULES_PER_ACTION_MAX: Final = 500
+ACTIONS_MAX: Final = 200
+FACTS_PER_ACTION_MAX: Final = 64
+SOURCES_PER_FACT_MAX: Final = 32
+CONDITION_LENGTH_MAX: Final = 8 * 1024
+DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
+FACT_KEY_LENGTH_MAX: Final = 256
+DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
+ATTEMPTS_MAX: Final = 100
+REJECTION_LIMIT_MAX: Final = 1_000
+
+DECISION_TTL_MS_DEFAULT: Final = 60_000
+
+# Keys of the language that this build does not have, by where they would stand.
+_NOT_SUPPORTED: Final[Mapping[str, frozenset[str]]] = {
+    "document": frozenset({"derivations", "variables"}),
+    "action": frozenset({"contest_window_ms", "score", "compensation", "on_version_mismatch", "versions", "rejection_limits"}),
+    "fact": frozenset({"subject"}),
+}
+
+
+class DocumentError(GavelRulesError):
+    """A rule set document is invalid. `messages` names every mistake, by place."""
+
+    def __init__(self, messages: tuple[DocumentMessage, ...]) -> None:
+        super().__init__("\n".join(message.format("<document>") for message in messages))
+        self.messages = messages
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+Milliseconds = Annotated[int, Field(gt=0, le=DURATION_MS_MAX)]
+Condition = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_LENGTH_MAX)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FactPart(_Part):
+    """A declared fact."""
+
+    key: Annotated[str, StringConstraints(pattern=r"^[!-~]+$", max_length=FACT_KEY_LENGTH_MAX)]
+    type: Literal["string", "number", "integer", "boolean"]
+    min_trust: Annotated[int, Field(ge=1, le=3)] = 1
+    max_age_ms: Milliseconds
+    sources: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=128)]], Field(max_length=SOURCES_PER_FACT_MAX)] = []
+    optional: bool = False
+
+
+class RetryPart(_Part):
+    """How executors may retry (seeds 002 §7.1)."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] = 1
+    backoff_initial_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 500
+    backoff_multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
+    backoff_max_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 30_000
+    human_takeover_after_ms: Milliseconds = 600_000
+
+
+class ActionPart(_Part):
+    """An action that the rule set governs."""
+
+    params: dict[str, Any]
+    facts: Annotated[dict[str, FactPart], Field(max_length=FACTS_PER_ACTION_MAX)] = {}
+    conflict_key: Condition = "subject"
+    decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
+    rejection_limit: Annotated[int, Field(ge=1, le=REJECTION_LIMIT_MAX)] | None = None
+    retry: RetryPart = RetryPart()
+
+
+class RulePart(_Part):
+    """One rule."""
+
+    id: Name
+    action: Name
+    priority: Annotated[int, Field(ge=1, le=65_535)]
+    when: Condition
+    effect: Literal["approve", "reject", "review"]
+    reason_code: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,127}$")] | None = None
+
+
+class RuleSetPart(_Part):
+    """A whole document."""
+
+    gavel: Literal["v1"]
+    rule_set: Name
+    version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] = ""
+    actions: Annotated[dict[Name, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
+    rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
+
+
+def canonical_json(data: object) -> str:
+    """Return data as canonical JSON (RFC 8785)."""
+    return rfc8785.dumps(data).decode()  # type: ignore[arg-type]  # source.py lets only JSON through
+
+
+def digest_of(canonical: str) -> str:
+    """Return "sha256:" and 64 hex digits."""
+    return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
+    """Return the document's parts, with every mistake of form recorded; None where there is nothing to go on with.
+
+    With mistakes, the parts hold what could be read, and attributes may be missing: enough to look for more mistakes.
+    """
+    if not isinstance(source.data, dict):
+        if not len(messages):
+            messages.add(source.place(()), "wrong-type", "a rule set document is a mapping", "start with `gavel: v1`")
+        return None
+    data = _without_unsupported(source, messages)
+    part = _Salvage(source, messages).read(RuleSetPart, data, ())
+    assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
+    _check_names(part, source, messages)
+    _check_rules(part, source, messages)
+    return part
+
+
+class _Salvage:
+    """Reads parts of a document; of a part with mistakes it keeps what is sound."""
+
+    def __init__(self, source: Source, messages: Messages) -> None:
+        self._source = source
+        self._messages = messages
+
+    def read(self, model: type[_Part], data: object, path: Path) -> _Part | None:
+        try:
+            return model.model_validate(data)
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+        if not isinstance(data, dict):
+            self._messages.add(self._source.place(path), "wrong-type", f"{_named(path)} must be a mapping", "")
+            return None
+        below = _PARTS_OF.get(model, {})
+        bad = set()
+        for details in found:
+            place = details["loc"]
+            bad.add(place[0])
+            # What is wrong inside of a part is found again when that part is read.
+            if place[0] not in below or len(place) == 1 or place[-1] == "[key]":
+                _report({**details, "loc": (*path, *place)}, model, self._source, self._messages)
+        sound = {name: value for name, value in data.items() if name in model.model_fields and name not in bad and name not in below}
+        for name, part_model in below.items():
+            if name in data:
+                sound[name] = self._read_parts(part_model, data[name], (*path, name))
+        return model.model_construct(**sound)
+
+    def _read_parts(self, model: type[_Part], data: object, path: Path) -> object:
+        if model is RetryPart:
+            return self.read(model, data, path) or RetryPart()
+        if model is RulePart:
+            return [self.read(model, item, (*path, index)) for index, item in enumerate(data)] if isinstance(data, list) else []
+        if not isinstance(data, dict):
+            return {}
+        parts = {name: self.read(model, item, (*path, name)) for name, item in data.items()}
+        return {name: part if part is not None else model.model_construct() for name, part in parts.items()}
+
+
+def _named(path: Path) -> str:
+    return ".".join(map(str, path)) or "the document"
+
+
+def _without_unsupported(source: Source, messages: Messages) -> dict[str, object]:
+    """Return the data without what this build does not have, each reported by name."""
+
+    def strip(value: object, place: str, path: Path) -> object:
+        if not isinstance(value, dict):
+            return value
+        for name in sorted(_NOT_SUPPORTED[place] & value.keys()):
+            messages.add(source.key_place((*path, name)), "not-supported", f"{name} is not supported yet", "remove it")
+        return {name: item for name, item in value.items() if name not in _NOT_SUPPORTED[place]}
+
+    data = strip(source.data, "document", ())
+    assert isinstance(data, dict)  # noqa: S101  # read_document has looked
+    actions = data.get("actions")
+    if isinstance(actions, dict):
+        data["actions"] = stripped = {name: strip(action, "action", ("actions", name)) for name, action in actions.items()}
+        for name, action in stripped.items():
+            if isinstance(action, dict) and isinstance(action.get("facts"), dict):
+                facts = action["facts"]
+                action["facts"] = {fact: strip(of, "fact", ("actions", name, "facts", fact)) for fact, of in facts.items()}
+    return data
+
+
+# What pydantic calls a mistake -> our code. Anything else is a wrong type.
+_CODES: Final[Mapping[str, str]] = {
+    "missing": "missing-key",
+    "extra_forbidden": "unknown-key",
+    "literal_error": "unknown-value",
+    "string_pattern_mismatch": "bad-name",
+    "string_too_short": "out-of-range",
+    "string_too_long": "out-of-range",
+    "too_short": "out-of-range",
+    "too_long": "out-of-range",
+    "greater_than": "out-of-range",
+    "greater_than_equal": "out-of-range",
+    "less_than": "out-of-range",
+    "less_than_equal": "out-of-range",
+}
+_PARTS_OF: Final[Mapping[type[_Part], Mapping[str, type[_Part]]]] = {
+    RuleSetPart: {"actions": ActionPart, "rules": RulePart},
+    ActionPart: {"facts": FactPart, "retry": RetryPart},
+}
+
+
+def _report(details: ErrorDetails, model: type[_Part], source: Source, messages: Messages) -> None:
+    path: Path = details["loc"]
+    code = _CODES.get(details["type"], "wrong-type")
+    if path and path[-1] == "[key]":
+        path = path[:-1]
+        place = source.key_place(path)
+        messages.add(place, "bad-name", f"{path[-1]!r} is not a name", "use 1 to 128 of A-Z a-z 0-9 _ . -")
+    elif code == "missing-key":
+        messages.add(source.key_place(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
+    elif code == "unknown-key":
+        known = sorted(model.model_fields)
+        messages.add(source.key_place(path), code, f"no such key here: {path[-1]}", suggestion(str(path[-1]), known))
+    elif code == "bad-name":
+        messages.add(source.place(path), code, f"{details['input']!r} is not a valid {path[-1]}", _NAMING[str(path[-1])])
+    else:
+        hint = "quote it" if details["type"] == "string_type" else ""
+        messages.add(source.place(path), code, f"{_named(path)}: {_lower(details['msg'])}", hint)
+
+
+_NAMING: Final = defaultdict(
+    lambda: "use 1 to 128 of A-Z a-z 0-9 _ . -",
+    reason_code="write it like ORDER_CANCELLED",
+    key="use printable ASCII characters without spaces, like order.status",
+)
+
+
+def _lower(text: str) -> str:
+    return re.sub(r"^[A-Z](?![A-Z])", lambda first: first.group().lower(), text)
+
+
+def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    if getattr(part, "rule_set", None) == "gavel":
+        messages.add(source.place(("rule_set",)), "reserved-name", "the name gavel is Gavel's own", "choose another one")
+    for name, action in _actions(part).items():
+        for fact in getattr(action, "facts", {}):
+            if not spellable(fact):
+                messages.add(
+                    source.key_place(("actions", name, "facts", fact)),
+                    "bad-name",
+                    f"conditions cannot spell a fact named {fact!r}",
+                    "use 1 to 64 letters, digits and _, not starting with a digit, and no word of CEL itself",
+                )
+
+
+def _check_rules(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    ids: set[str] = set()
+    priorities: dict[str, dict[int, str]] = {name: {} for name in _actions(part)}
+    for index, rule in enumerate(getattr(part, "rules", ())):
+        if rule is None:
+            continue
+        path: Path = ("rules", index)
+        _check_id(getattr(rule, "id", None), ids, path, source, messages)
+        _check_place(rule, priorities, path, source, messages)
+        _check_reason_code(rule, path, source, messages)
+    for name, of_action in priorities.items():
+        if len(of_action) > RULES_PER_ACTION_MAX:
+            messages.add(
+                source.key_place(("actions", name)),
+                "too-many-rules",
+                f"{name} has {len(of_action)} rules; the limit is {RULES_PER_ACTION_MAX}",
+                "join conditions with || or in",
+            )
+
+
+def _check_id(rule_id: str | None, ids: set[str], path: Path, source: Source, messages: Messages) -> None:
+    if rule_id is None:
+        return
+    if rule_id in ids:
+        messages.add(source.place((*path, "id")), "duplicate-id", f"another rule has the id {rule_id}", "ids are unique in a rule set")
+    ids.add(rule_id)
+
+
+def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Path, source: Source, messages: Messages) -> None:
+    """Check which action a rule belongs to, and its rank there."""
+    action = getattr(rule, "action", None)
+    priority = getattr(rule, "priority", None)
+    if action is None:
+        return
+    of_action = priorities.get(action)
+    if of_action is None:
+        messages.add(
+            source.place((*path, "action")),
+            "undeclared-action",
+            f"the action {action} is not declared under `actions`",
+            suggestion(action, sorted(priorities)),
+        )
+    elif priority in of_action:
+        messages.add(
+            source.place((*path, "priority")),
+            "duplicate-priority",
+            f"rule {of_action[priority]} has priority {priority} too",
+            "priorities are unique among the rules of an action: ties would be undecided",
+        )
+    elif priority is not None:
+        of_action[priority] = getattr(rule, "id", f"number {path[-1]}")
+
+
+def _check_reason_code(rule: RulePart, path: Path, source: Source, messages: Messages) -> None:
+    effect = getattr(rule, "effect", None)
+    reason_code = getattr(rule, "reason_code", None)
+    given = source.has((*path, "reason_code"))
+    if effect == "approve" and given:
+        messages.add(source.key_place((*path, "reason_code")), "unwanted-reason-code", "an approval has no reason code", "remove it")
+    elif effect in ("reject", "review") and not given:
+        messages.add(
+            source.place(path),
+            "missing-reason-code",
+            f"a rule with effect {effect} needs a reason_code",
+            "agents react to it: add reason_code: WHAT_IS_WRONG",
+        )
+    elif reason_code in RESERVED:
+        messages.add(source.place((*path, "reason_code")), "reserved-reason-code", f"{reason_code} is Gavel's own", "choose another one")
+
+
+def _actions(part: RuleSetPart) -> Mapping[str, ActionPart]:
+    return getattr(part, "actions", {})

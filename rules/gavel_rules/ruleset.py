@@ -1,0 +1,374 @@
+"""Compiled rule sets: what arbitration sees of a document.
+
+Compiling is a pure function of the text. It either gives a rule set that both engines can evaluate, or every mistake of the
+document at once. Evaluating asks the Rete network and, beside it, the CEL evaluator; a condition that errs is settled first,
+so that the two are only compared where both can answer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gavel.v1.arbitration_service_pb2 import RuleExplanation
+from gavel.v1.decision_pb2 import RetryPolicy
+from gavel_rules.case import Case, Reader
+from gavel_rules.conditions import Condition, Environment, presences, reads
+from gavel_rules.document import (
+    ActionPart,
+    DocumentError,
+    FactPart,
+    RulePart,
+    RuleSetPart,
+    canonical_json,
+    digest_of,
+    read_document,
+)
+from gavel_rules.explanation import explain
+from gavel_rules.lowering import Lowered, lower
+from gavel_rules.network import Document, LimitError, Network, NetworkPlan, plan
+from gavel_rules.reference import Program, condition_source, guard_source
+from gavel_rules.schema import ParamsSchema, compile_schema
+from gavel_rules.source import DocumentMessage, Messages, Path, Source
+from gavel_rules.values import number_problem
+from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType, condition_scope, conflict_key_scope
+
+__all__ = [
+    "CompiledAction",
+    "CompiledRuleSet",
+    "DocumentError",
+    "DocumentMessage",
+    "FactDeclaration",
+    "Rule",
+    "Verdict",
+    "compile_rule_set",
+]
+
+CONFLICT_KEY_LENGTH_MAX: Final = 512
+
+_FACT_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "number": DOUBLE, "integer": INT, "boolean": BOOL}
+
+
+class Rule(NamedTuple):
+    """One rule, as arbitration quotes it."""
+
+    id: str
+    priority: int
+    effect: str  # "approve", "reject" or "review"
+    reason_code: str  # "" for an approval
+    condition: str  # as its author wrote it
+
+
+class FactDeclaration(NamedTuple):
+    """A fact that an action's rules may read, and the evidence that it takes."""
+
+    name: str
+    key: str
+    value_type: str  # "string", "number", "integer" or "boolean"
+    min_trust: int  # the least trusted tier that will do
+    max_age_ms: int
+    sources: frozenset[str]  # empty: any
+    optional: bool
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value is of the declared type. An integer may come as a float without a fraction, as the wire has it."""
+        match self.value_type:
+            case "string":
+                return isinstance(value, str)
+            case "boolean":
+                return isinstance(value, bool)
+        if isinstance(value, bool) or not isinstance(value, int | float) or number_problem(value):
+            return False
+        return self.value_type == "number" or value == int(value)
+
+
+class Verdict(NamedTuple):
+    """What an action's rules say about a case."""
+
+    matched: tuple[Rule, ...]  # by falling priority
+    error: str = ""  # the id of the highest rule whose whole condition errs
+    disagreement: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # ids that Rete, and that the reference engine matched
+
+
+class CompiledAction:
+    """One action of a rule set, ready to be evaluated. Not for two threads at once."""
+
+    def __init__(self, document: _DocumentIdentity, action_type: str, part: ActionPart, checked: _CheckedAction) -> None:
+        self.policy_id = document.policy_id
+        self.version = document.version
+        self.digest = document.digest
+        self.action_type = action_type
+        self.facts = checked.facts
+        self.rules = tuple(rule for rule, _ in checked.rules)
+        self.decision_ttl_ms = part.decision_ttl_ms
+        self.rejection_limit = part.rejection_limit
+        self.retry = RetryPolicy(**part.retry.model_dump())
+        self.conflict_key_is_subject = part.conflict_key.strip() == "subject"
+        self._checked = checked
+        self._conflict_reader = Reader(
+            reads(checked.conflict_key.tree, checked.conflict_environment.types), presences(checked.conflict_key.tree)
+        )
+        self._conflict_program = Program(checked.conflict_environment, [condition_source(checked.conflict_key.source)])
+
+        guards = tuple(dict.fromkeys(guard for lowered in checked.lowered for guard in lowered.guards))
+        conditions = [condition for _, condition in checked.rules]
+        needed = (need for guard in guards for need in guard.needs)
+        tested = [*(path for condition in conditions for path in presences(condition.tree)), *needed]
+        types = checked.environment.types
+        self._reader = Reader((read for condition in conditions for read in reads(condition.tree, types)), tested)
+        self._guard_names = tuple(guard.source for guard in guards)
+        guard_sources = [guard_source(guard) for guard in guards]
+        condition_sources = [condition_source(condition.source) for condition in conditions]
+        self._guard_program = Program(checked.environment, guard_sources)
+        self._condition_program = Program(checked.environment, condition_sources)
+        self._joint_program = Program(checked.environment, [*condition_sources, *guard_sources])
+        self._document = Document(checked.plan.slots)
+        self._network = _network(document.digest, action_type, checked.plan)
+
+    def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
+        """Return (JSON pointer, keyword) of everything in the params that does not fit the schema, sorted; empty: they fit."""
+        return self._checked.schema.violations(params)
+
+    def typed_params(self, params: dict[str, object]) -> dict[str, object]:
+        """Return params without violations, with declared integers as int and declared numbers as float."""
+        return self._checked.schema.typed(params)
+
+    def conflict_key(self, case: Case) -> str | None:
+        """Return what only one live approval may hold. None: it errs, or is empty or over 512 characters."""
+        if self.conflict_key_is_subject:
+            key: object = case.subject
+        else:
+            (key,) = self._conflict_program.apart(self._conflict_reader.values(case))
+        return key if isinstance(key, str) and 0 < len(key) <= CONFLICT_KEY_LENGTH_MAX else None
+
+    def evaluate(self, case: Case, both: bool) -> Verdict:
+        """Return the rules that match. With `both`, the reference engine is asked as well and has to agree.
+
+        CaseError: a value is not of its declared type. NetworkFaultError: the Rete engine broke its protocol.
+        """
+        values = self._reader.values(case)
+        count = len(self.rules)
+        expected: list[object] | None = None
+        guards: list[object] = []
+        if both:
+            joint = self._joint_program.together(values)
+            if joint is not None:
+                expected, guards = joint[:count], joint[count:]
+        elif self._guard_names:
+            together = self._guard_program.together(values)
+            if together is not None:
+                guards = together
+        if len(guards) != len(self._guard_names) or (both and expected is None):
+            expected = self._condition_program.apart(values)
+            guards = self._guard_program.apart(values)
+            erring = _first_error(expected)
+            if erring is not None:
+                return Verdict((), self.rules[erring].id)
+        document = self._document.write(values, self._reader.presences(case), dict(zip(self._guard_names, guards, strict=True)))
+        matched = self._network.match(document)
+        if both and expected is not None:
+            agreed = [index for index, value in enumerate(expected) if value is True]
+            if agreed != matched:
+                return Verdict((), "", (self._ids(matched), self._ids(agreed)))
+        return Verdict(tuple(self.rules[index] for index in matched))
+
+    def evaluate_reference(self, case: Case) -> Verdict:
+        """Return the rules that match by the reference engine alone."""
+        values = self._reader.values(case)
+        answers = self._condition_program.together(values)
+        if answers is None:
+            answers = self._condition_program.apart(values)
+            erring = _first_error(answers)
+            if erring is not None:
+                return Verdict((), self.rules[erring].id)
+        return Verdict(tuple(rule for rule, value in zip(self.rules, answers, strict=True) if value is True))
+
+    def explain(self, case: Case) -> tuple[RuleExplanation, ...]:
+        """Return every rule, by falling priority, with the parts of its condition and their values."""
+        values = self._reader.values(case)
+        return tuple(
+            explain(self.policy_id, rule.id, condition, self._checked.environment, values) for rule, condition in self._checked.rules
+        )
+
+    def start(self) -> None:
+        """Start the Rete network now rather than with the first case; NetworkFaultError when that fails."""
+        self._network.start()
+
+    def _ids(self, indexes: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.rules[index].id for index in indexes)
+
+
+class CompiledRuleSet:
+    """A valid rule set document, compiled."""
+
+    def __init__(
+        self, document: _DocumentIdentity, text: str, part: RuleSetPart, checked: Mapping[str, _CheckedAction], warnings: Messages
+    ) -> None:
+        self.policy_id = document.policy_id
+        self.version = document.version
+        self.digest = document.digest
+        self.canonical_json = document.canonical_json
+        self.document = text
+        self.description = part.description
+        self.warnings = warnings.sorted()
+        self.actions: Mapping[str, CompiledAction] = {
+            name: CompiledAction(document, name, part.actions[name], checked[name]) for name in sorted(checked)
+        }
+
+
+def compile_rule_set(text: str) -> CompiledRuleSet:
+    """Return the rule set of a document, YAML or JSON; DocumentError with every mistake of it, sorted by place.
+
+    Compiling the canonical JSON of a rule set gives an equal rule set.
+    """
+    messages = Messages()
+    source = Source(text, messages)
+    part = read_document(source, messages)
+    if part is None:
+        raise DocumentError(messages.sorted())
+    checked = {
+        name: _Checker(name, action, getattr(part, "rules", ()), source, messages).check()
+        for name, action in getattr(part, "actions", {}).items()
+    }
+    complete = {name: action for name, action in checked.items() if action is not None}
+    if len(messages):
+        raise DocumentError(messages.sorted())
+    canonical = canonical_json(source.data)
+    identity = _DocumentIdentity(part.rule_set, part.version, digest_of(canonical), canonical)
+    return CompiledRuleSet(identity, text, part, complete, _warnings(complete, source))
+
+
+class _DocumentIdentity(NamedTuple):
+    policy_id: str
+    version: int
+    digest: str
+    canonical_json: str
+
+
+class _CheckedAction(NamedTuple):
+    """Everything about an action that compiling finds out."""
+
+    schema: ParamsSchema
+    facts: tuple[FactDeclaration, ...]
+    environment: Environment
+    rules: tuple[tuple[Rule, Condition], ...]  # by falling priority
+    lowered: tuple[Lowered, ...]
+    plan: NetworkPlan
+    conflict_environment: Environment
+    conflict_key: Condition
+
+
+class _Checker:
+    """Checks one action and its rules. Goes on as far as it can: an author wants all mistakes at once."""
+
+    def __init__(self, name: str, part: ActionPart, rules: Iterable[RulePart | None], source: Source, messages: Messages) -> None:
+        self._name = name
+        self._part = part
+        self._rules = [(index, rule) for index, rule in enumerate(rules) if rule is not None and getattr(rule, "action", None) == name]
+        self._source = source
+        self._messages = messages
+
+    def check(self) -> _CheckedAction | None:
+        before = len(self._messages)
+        path: Path = ("actions", self._name)
+        schema = self._schema((*path, "params"))
+        facts = getattr(self._part, "facts", {})
+        declared = {
+            name: Field(_FACT_TYPES.get(getattr(fact, "type", ""), DYN), not getattr(fact, "optional", False))
+            for name, fact in facts.items()
+        }
+        # Where the schema is broken, params are taken as they come, so that the rest of each condition is still checked.
+        params = schema.type if schema is not None else DYN
+        environment = Environment(condition_scope(params, declared))
+        conflict_environment = Environment(conflict_key_scope(params))
+        conflict_key = self._expression(
+            conflict_environment, getattr(self._part, "conflict_key", "subject"), (*path, "conflict_key"), "STRING"
+        )
+        rules = [
+            (rule, self._expression(environment, getattr(rule, "when", None), ("rules", index, "when"), "BOOL"))
+            for index, rule in self._rules
+        ]
+        if len(self._messages) > before or schema is None or conflict_key is None:
+            return None
+        checked = [(rule, condition) for rule, condition in rules if condition is not None and getattr(rule, "priority", None) is not None]
+        checked.sort(key=lambda of: -of[0].priority)
+        lowered = tuple(lower(condition, environment) for _, condition in checked)
+        try:
+            network_plan = plan([one.formula for one in lowered])
+        except LimitError as error:
+            self._messages.add(
+                self._source.key_place(path), "too-complex", f"the rules of {self._name} are too many or too complex: {error}", ""
+            )
+            return None
+        return _CheckedAction(
+            schema,
+            tuple(_declaration(name, fact) for name, fact in facts.items()),
+            environment,
+            tuple((_rule(rule), condition) for rule, condition in checked),
+            lowered,
+            network_plan,
+            conflict_environment,
+            conflict_key,
+        )
+
+    def _schema(self, path: Path) -> ParamsSchema | None:
+        params = getattr(self._part, "params", None)
+        if params is None:
+            return None  # reported with the document's form
+
+        def report(inside: Path, code: str, message: str, suggestion: str) -> None:
+            place = self._source.key_place((*path, *inside)) if inside else self._source.place(path)
+            self._messages.add(place, code, message, suggestion)
+
+        return compile_schema(params, report)
+
+    def _expression(self, environment: Environment, text: str | None, path: Path, result: str) -> Condition | None:
+        if text is None:
+            return None  # reported with the document's form
+
+        def report(offset: int, code: str, message: str, suggestion: str) -> None:
+            self._messages.add(self._source.place_within(path, offset), code, message, suggestion)
+
+        return environment.check(text, report, result)
+
+
+def _rule(part: RulePart) -> Rule:
+    return Rule(part.id, part.priority, part.effect, part.reason_code or "", part.when)
+
+
+def _declaration(name: str, part: FactPart) -> FactDeclaration:
+    return FactDeclaration(name, part.key, part.type, part.min_trust, part.max_age_ms, frozenset(part.sources), part.optional)
+
+
+def _warnings(checked: Mapping[str, _CheckedAction], source: Source) -> Messages:
+    warnings = Messages()
+    for name, action in checked.items():
+        read = {read for _, condition in action.rules for read, _ in reads(condition.tree, action.environment.types)}
+        read.update(path for _, condition in action.rules for path in presences(condition.tree))
+        for fact in action.facts:
+            if f"facts.{fact.name}" not in read:
+                place = source.key_place(("actions", name, "facts", fact.name))
+                warnings.add(
+                    place, "fact-never-read", f"no rule reads facts.{fact.name}", "it is still required as evidence, unless optional"
+                )
+        if not any(rule.effect == "approve" for rule, _ in action.rules):
+            place = source.key_place(("actions", name))
+            warnings.add(place, "never-approves", f"no rule approves {name}", "every proposal of it will be refused")
+    return warnings
+
+
+def _first_error(answers: list[object]) -> int | None:
+    return next((index for index, value in enumerate(answers) if not isinstance(value, bool)), None)
+
+
+# Equal documents share one network per action: activating a version again must not start another one. A network that no
+# rule set holds any more gives its memory back.
+_networks: Final[weakref.WeakValueDictionary[tuple[str, str], Network]] = weakref.WeakValueDictionary()
+
+
+def _network(digest: str, action_type: str, network_plan: NetworkPlan) -> Network:
+    network = _networks.get((digest, action_type))
+    if network is None:
+        network = _networks[digest, action_type] = Network(action_type, network_plan)
+    return network

@@ -1,0 +1,291 @@
+"""An action's params schema: JSON Schema 2020-12, held to what one process can check alone, in bounded time.
+
+jsonschema-rs checks values; this module decides which schemas it is given. References stay inside the schema and may not
+recurse, and a schema's size with all references followed is bounded, for nested choices over references would else take
+exponential time on small values. Regular expressions run on a linear-time engine. Keywords that the specification does
+not know are refused: a misspelt `exclusiveMinimum` must not silently allow everything.
+
+The schema also gives each param its type for CEL, and turns the wire's floats into the integers it declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+
+import jsonschema_rs
+
+from gavel_rules.source import Path
+from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType
+
+SCHEMA_PARTS_MAX: Final = 2_000
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+# What a keyword's value is: one schema, schemas by name, a list of schemas, or no schema.
+_ONE: Final = frozenset(
+    "items additionalProperties contains not if then else propertyNames unevaluatedItems unevaluatedProperties contentSchema".split()
+)
+_NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "dependentSchemas"))
+_LISTED: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+_PLAIN: Final = frozenset(
+    (
+        "$schema $ref $comment title description default examples deprecated readOnly writeOnly type enum const multipleOf maximum"
+        " exclusiveMaximum minimum exclusiveMinimum maxLength minLength pattern maxItems minItems uniqueItems maxContains minContains"
+        " maxProperties minProperties required dependentRequired format contentEncoding contentMediaType"
+    ).split()
+)
+_KEYWORDS: Final = sorted(_ONE | _NAMED | _LISTED | _PLAIN)
+_ELSEWHERE: Final = frozenset("$id $anchor $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary".split())
+
+Report = Callable[[Path, str, str, str], None]  # path inside the schema, code, message, suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class ParamsSchema:
+    """A compiled params schema."""
+
+    type: ValueType
+    _validator: jsonschema_rs.Draft202012Validator
+
+    def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
+        """Return (JSON pointer, keyword) of everything that does not fit, sorted; empty when all fits."""
+        if self._validator.is_valid(params):
+            return ()
+        found = {(_pointer(error.instance_path), str(error.kind.name)) for error in self._validator.iter_errors(params)}
+        return tuple(sorted(found))
+
+    def typed(self, params: dict[str, object]) -> dict[str, object]:
+        """Return valid params with declared integers as int and declared numbers as float."""
+        return _typed_fields(params, self.type.fields)
+
+
+def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
+    """Return the compiled schema, or None with everything that is wrong reported."""
+    problems = 0
+
+    def note(path: Path, code: str, message: str, suggestion: str) -> None:
+        nonlocal problems
+        problems += 1
+        report(path, code, message, suggestion)
+
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        note((), "schema-not-object", "params must be a JSON Schema of type object", "write `type: object` at its top")
+        return None
+    _check_keywords(schema, (), note)
+    if problems:
+        return None
+    _check_shape(schema, note)
+    if problems or not _check_references(schema, note):
+        return None
+    try:
+        validator = jsonschema_rs.Draft202012Validator(
+            schema, offline=True, validate_formats=False, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except jsonschema_rs.ValidationError as error:
+        note(
+            tuple(error.instance_path),
+            "schema-invalid",
+            "the schema cannot be compiled: most likely a regular expression that is malformed or not linear-time",
+            "look-around and back-references are not supported",
+        )
+        return None
+    return ParamsSchema(_type_of(schema, schema), validator)
+
+
+def _check_keywords(schema: object, path: Path, note: Report) -> None:
+    for part, place in _walk(schema, path):
+        for keyword, value in part.items():
+            at = (*place, keyword)
+            if keyword in _ELSEWHERE:
+                note(at, "schema-keyword", f"the keyword {keyword} is not supported", "refer to `#/$defs/…` with `$ref`")
+            elif keyword not in _PLAIN and keyword not in _ONE and keyword not in _NAMED and keyword not in _LISTED:
+                note(at, "schema-keyword", f"JSON Schema 2020-12 knows no keyword {keyword!r}", suggestion(keyword, _KEYWORDS))
+            elif keyword == "$schema" and value != DIALECT:
+                note(at, "schema-keyword", "only JSON Schema 2020-12 is supported", f"remove $schema, or write {DIALECT}")
+            elif keyword == "$ref" and not (value == "#" or (isinstance(value, str) and value.startswith("#/"))):
+                note(at, "schema-reference", f"the reference {value!r} leaves the schema", "copy what it names under `$defs`")
+
+
+def _check_shape(schema: dict[str, Any], note: Report) -> None:
+    """Hold the schema to the specification's own meta-schema."""
+    seen = set()
+    for error in _META_SCHEMA.iter_errors(schema):
+        path = tuple(error.instance_path)
+        if path not in seen:
+            seen.add(path)
+            note(path, "schema-invalid", f"breaks JSON Schema's own rule {error.kind.name!r} for this keyword", "see json-schema.org")
+
+
+def _check_references(schema: dict[str, Any], note: Report) -> bool:
+    sizes: dict[str, int] = {}
+    open_references: set[str] = set()
+    sound = True
+
+    def size(part: object, path: Path) -> int:
+        nonlocal sound
+        if not isinstance(part, dict):
+            return 1
+        total = 1
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            total += size_of_reference(reference, (*path, "$ref"))
+        for below, place in _parts(part, path):
+            if place[len(path)] != "$defs":
+                total += size(below, place)
+        return total
+
+    def size_of_reference(reference: str, path: Path) -> int:
+        nonlocal sound
+        if reference in open_references or reference == "#":
+            sound = False
+            note(path, "schema-reference", f"the reference {reference!r} recurses", "write the nested schema out, to the depth you need")
+            return 1
+        if reference not in sizes:
+            try:
+                target = _resolve(schema, reference)
+            except LookupError:
+                sound = False
+                note(path, "schema-reference", f"the reference {reference!r} names nothing", "it must name a part of this schema")
+                return 1
+            open_references.add(reference)
+            sizes[reference] = size(target, path)
+            open_references.discard(reference)
+        return sizes[reference]
+
+    total = size(schema, ()) + sum(size(below, place) for below, place in _parts(schema, ()) if place[0] == "$defs")
+    if sound and total > SCHEMA_PARTS_MAX:
+        sound = False
+        note(
+            (),
+            "schema-too-large",
+            f"with references followed, the schema has {total} parts; the limit is {SCHEMA_PARTS_MAX}",
+            "simplify it",
+        )
+    return sound
+
+
+def _walk(schema: object, path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Yield every mapping that is a schema, with its path."""
+    if isinstance(schema, dict):
+        yield schema, path
+        for part, place in _parts(schema, path):
+            yield from _walk(part, place)
+
+
+def _parts(schema: dict[str, Any], path: Path) -> Iterator[tuple[object, Path]]:
+    """Yield the schemas directly inside a schema, with their paths."""
+    for keyword, value in schema.items():
+        if keyword in _ONE:
+            yield value, (*path, keyword)
+        elif keyword in _NAMED and isinstance(value, dict):
+            for name, part in value.items():
+                yield part, (*path, keyword, name)
+        elif keyword in _LISTED and isinstance(value, list):
+            for index, part in enumerate(value):
+                yield part, (*path, keyword, index)
+
+
+def _resolve(root: object, reference: str) -> object:
+    """Return what a local reference names; LookupError when nothing."""
+    part = root
+    for step in reference.removeprefix("#/").split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and name.isdigit() and int(name) < len(part):
+            part = part[int(name)]
+        elif isinstance(part, dict) and name in part:
+            part = part[name]
+        else:
+            raise LookupError(reference)
+    return part
+
+
+def _type_of(schema: object, root: dict[str, Any]) -> ValueType:
+    """Return the type that every value of a schema is known to have. References do not recurse: `_check_references` said so."""
+    if not isinstance(schema, dict):
+        return DYN
+    declared = schema.get("type")
+    if isinstance(declared, list) and len(declared) == 1:
+        declared = declared[0]
+    if declared is None and isinstance(schema.get("$ref"), str):
+        return _type_of(_resolve(root, schema["$ref"]), root)
+    match declared:
+        case "string":
+            return STRING
+        case "integer":
+            return INT
+        case "number":
+            return DOUBLE
+        case "boolean":
+            return BOOL
+        case "array":
+            return ValueType("list", DYN if "prefixItems" in schema else _type_of(schema.get("items"), root))
+        case "object":
+            return _object_type(schema, root)
+        case None:
+            return _type_of_literals([schema["const"]] if "const" in schema else schema.get("enum"))
+    return DYN
+
+
+def _object_type(schema: dict[str, Any], root: dict[str, Any]) -> ValueType:
+    properties = schema.get("properties")
+    if not properties:
+        return ValueType("map", _type_of(schema.get("additionalProperties"), root))
+    required = frozenset(schema.get("required", ()))
+    fields = {name: Field(_type_of(part, root), name in required) for name, part in properties.items()}
+    return ValueType("object", fields=fields)
+
+
+def _type_of_literals(literals: object) -> ValueType:
+    if not isinstance(literals, list) or not literals:
+        return DYN
+    found = {type(literal) for literal in literals}
+    if found == {str}:
+        return STRING
+    if found == {bool}:
+        return BOOL
+    if found == {int}:
+        return INT
+    return DOUBLE if found <= {int, float} else DYN
+
+
+def _typed(value: object, type_: ValueType) -> object:
+    match type_.kind:
+        case "int":
+            return int(value) if isinstance(value, float) else value
+        case "double":
+            return float(value) if isinstance(value, int) else value
+        case "object":
+            return _typed_fields(value, type_.fields) if isinstance(value, dict) else value
+        case "list" | "map" if type_.element is not None and type_.element.kind not in ("string", "bool", "dyn"):
+            element = type_.element
+            if isinstance(value, list):
+                return [_typed(item, element) for item in value]
+            if isinstance(value, dict):
+                return {name: _typed(item, element) for name, item in value.items()}
+    return value
+
+
+def _typed_fields(value: dict[str, object], fields: Mapping[str, Field]) -> dict[str, object]:
+    typed = dict(value)
+    for name, item in value.items():
+        field = fields.get(name)
+        if field is not None and field.type.kind not in ("string", "bool", "dyn"):
+            typed[name] = _typed(item, field.type)
+    return typed
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """Return the nearest known name as a suggestion, or all of them when they are few, or ""."""
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"known: {', '.join(known)}" if 0 < len(known) <= 12 else ""
+
+
+def _pointer(path: list[str | int]) -> str:
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)
+
+
+_META_SCHEMA: Final = jsonschema_rs.Draft202012Validator({"$ref": DIALECT}, offline=True)

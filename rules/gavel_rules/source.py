@@ -1,0 +1,299 @@
+"""A rule set's text, YAML or JSON, as plain data with the place of every part.
+
+Only what JSON can say is let through: no anchors and aliases (they can blow a small text up), no tags, no merge keys, no
+timestamps, no duplicate or non-string keys, no NUL and no lone surrogate, no number that a double does not hold exactly.
+JSON is read by the JSON reader, which alone knows surrogate pairs; its places are looked up with the YAML scanner only
+when an error needs one.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from gavel_rules.values import INTEGER_MAX, number_problem
+
+DOCUMENT_BYTES_MAX: Final = 1024 * 1024
+DOCUMENT_DEPTH_MAX: Final = 32
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DocumentMessage:
+    """One mistake, or one warning, in a rule set document. Lines and columns count from 1, columns in characters."""
+
+    line: int
+    column: int
+    code: str
+    message: str
+    suggestion: str = ""
+
+    def format(self, filename: str) -> str:
+        """Return "file:line:column: code: message (suggestion)"."""
+        text = f"{filename}:{self.line}:{self.column}: {self.code}: {self.message}"
+        return f"{text} ({self.suggestion})" if self.suggestion else text
+
+
+class Messages:
+    """Collects what is wrong, each mistake once."""
+
+    def __init__(self) -> None:
+        self._found: set[DocumentMessage] = set()
+
+    def add(self, place: tuple[int, int], code: str, message: str, suggestion: str = "") -> None:
+        """Record a mistake at a (line, column)."""
+        self._found.add(DocumentMessage(*place, code, message, suggestion))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def sorted(self) -> tuple[DocumentMessage, ...]:
+        """Return all of them by place."""
+        return tuple(sorted(self._found))
+
+
+class Source:
+    """Plain data with the places of its parts. `data` is None where the text could not be read."""
+
+    def __init__(self, text: str, messages: Messages) -> None:
+        self.data: object = None
+        self._text = text
+        self._line_starts = [0]
+        self._places: dict[Path, tuple[Node | None, Node]] | None = None
+        if _over_limits(text, messages):
+            return
+        if text.lstrip().startswith("{"):
+            try:
+                self.data = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):
+                self.data = None  # YAML in flow style, or broken: the YAML reader knows where.
+            else:
+                _check_values(self.data, (), self, messages)
+                return
+        root = _compose(text, messages)
+        if root is not None:
+            self._places = {}
+            self.data = _Reader(self._places, messages).read(root, None, ())
+
+    def has(self, path: Path) -> bool:
+        """Whether the data has anything at `path`."""
+        value: Any = self.data
+        for step in path:
+            if isinstance(value, dict) and step in value:
+                value = value[step]
+            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+                value = value[step]
+            else:
+                return False
+        return True
+
+    def place(self, path: Path) -> tuple[int, int]:
+        """Return the (line, column) of the value at `path`, or of the nearest part around it."""
+        return _start(self._nodes(path)[1])
+
+    def key_place(self, path: Path) -> tuple[int, int]:
+        """Return the (line, column) of the key at the end of `path`; of a list's item, its own."""
+        key, value = self._nodes(path)
+        return _start(key if key is not None else value)
+
+    def place_within(self, path: Path, offset: int) -> tuple[int, int]:
+        """Return the (line, column) of the character at `offset` of the string at `path`.
+
+        Quotes, escapes, indentation and folding make text and value differ; but what is not white space stands in both in
+        the same order, so the two are walked together.
+        """
+        node = self._nodes(path)[1]
+        if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
+            return _start(node)
+        index = node.start_mark.index
+        end = node.end_mark.index
+        if node.style in ("|", ">"):
+            index = self._text.find("\n", index, end) + 1 or index
+        elif node.style in ('"', "'"):
+            index += 1
+        found = index
+        for position, character in enumerate(node.value[: offset + 1]):
+            if character.isspace():
+                continue
+            at = self._text.find(character, index, end)
+            if at < 0:
+                continue
+            index = at + 1
+            found = at if position == offset else index
+        return self._line_and_column(found)
+
+    def _line_and_column(self, index: int) -> tuple[int, int]:
+        if len(self._line_starts) == 1:
+            self._line_starts.extend(at + 1 for at, character in enumerate(self._text) if character == "\n")
+        line = bisect_right(self._line_starts, index)
+        return line, index - self._line_starts[line - 1] + 1
+
+    def _nodes(self, path: Path) -> tuple[Node | None, Node]:
+        if self._places is None:
+            self._places = {}
+            root = _compose(self._text, Messages())
+            if root is not None:
+                _Reader(self._places, Messages()).read(root, None, ())
+        while path and path not in self._places:
+            path = path[:-1]
+        return self._places.get(path) or (None, _NOWHERE)
+
+
+def _over_limits(text: str, messages: Messages) -> bool:
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        messages.add((1, 1), "bad-character", "the document holds a lone surrogate", "write the character itself")
+        return True
+    if size_bytes > DOCUMENT_BYTES_MAX:
+        messages.add((1, 1), "document-too-long", f"the document has {size_bytes} bytes; the limit is {DOCUMENT_BYTES_MAX}", "split it")
+        return True
+    return False
+
+
+def _compose(text: str, messages: Messages) -> Node | None:
+    """Return the document's node graph, or None with the reason recorded."""
+    try:
+        root: Node | None = YAML(typ="safe", pure=True).compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+        messages.add(place, "yaml-syntax", str(error.problem or "cannot be read as YAML"), "see yaml.org for the syntax")
+        return None
+    except YAMLError:
+        messages.add((1, 1), "bad-character", "the document holds a character that YAML forbids", "remove NUL and control characters")
+        return None
+    except RecursionError:
+        messages.add((1, 1), "too-deep", "the document is nested too deep", f"stay within {DOCUMENT_DEPTH_MAX} levels")
+        return None
+    if root is None:
+        messages.add((1, 1), "wrong-type", "the document is empty", "start with `gavel: v1`")
+    return root
+
+
+class _Reader:
+    """Turns nodes into data, noting their places and what JSON could not say."""
+
+    def __init__(self, places: dict[Path, tuple[Node | None, Node]], messages: Messages) -> None:
+        self._places = places
+        self._messages = messages
+
+    def read(self, node: Node, key: Node | None, path: Path) -> object:
+        self._places[path] = (key, node)
+        place = _start(node)
+        if node.anchor is not None:
+            self._messages.add(place, "yaml-anchor", f"anchors and aliases are not supported: {node.anchor}", "repeat the value")
+            return None
+        if len(path) > DOCUMENT_DEPTH_MAX:
+            self._messages.add(place, "too-deep", f"nested deeper than {DOCUMENT_DEPTH_MAX} levels", "flatten it")
+            return None
+        if not isinstance(node, ScalarNode) and str(node.tag).removeprefix("tag:yaml.org,2002:") not in ("map", "seq"):
+            self._messages.add(place, "yaml-tag", f"the tag {node.tag} is not supported", "remove it")
+            return None
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self.read(item, None, (*path, index)) for index, item in enumerate(node.value)]
+        return self._scalar(node, place)
+
+    def _mapping(self, node: MappingNode, path: Path) -> dict[str, object]:
+        answer: dict[str, object] = {}
+        for key, value in node.value:
+            place = _start(key)
+            if not isinstance(key, ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                self._messages.add(place, "non-string-key", "a key must be a string", "quote it")
+                continue
+            name = str(key.value)
+            problem = _text_problem(name)
+            if problem:
+                self._messages.add(place, "bad-character", f"a key {problem}", "remove it")
+            elif name in answer:
+                self._messages.add(place, "duplicate-key", f'"{name}" stands here twice', "keep one of them")
+            else:
+                answer[name] = None
+                answer[name] = self.read(value, key, (*path, name))
+        return answer
+
+    def _scalar(self, node: ScalarNode, place: tuple[int, int]) -> object:
+        text = str(node.value)
+        match str(node.tag).removeprefix("tag:yaml.org,2002:"):
+            case "str":
+                problem = _text_problem(text)
+                if problem:
+                    self._messages.add(place, "bad-character", f"a string {problem}", "remove it")
+                return text
+            case "null":
+                return None
+            case "bool":
+                return text.lower() == "true"
+            case "int" | "float":
+                return self._number(text, place)
+        self._messages.add(place, "wrong-type", f"{text!r} is neither string, number, true, false nor null in YAML", "quote it")
+        return text
+
+    def _number(self, text: str, place: tuple[int, int]) -> object:
+        number: float | None = None
+        try:
+            number = int(text) if text.lstrip("+-").isdigit() else float(text)
+        except ValueError:
+            pass
+        problem = "is not written as a plain decimal" if number is None or "_" in text else number_problem(number)
+        if number is None or problem:
+            self._messages.add(place, "bad-number", f"the number {text} {problem}", "use a plain decimal within 2^53")
+            return 0
+        return number
+
+
+def _check_values(value: object, path: Path, source: Source, messages: Messages) -> None:
+    """Hold JSON to what `_Reader` holds YAML to."""
+    if len(path) > DOCUMENT_DEPTH_MAX:
+        messages.add(source.place(path), "too-deep", f"nested deeper than {DOCUMENT_DEPTH_MAX} levels", "flatten it")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            problem = _text_problem(name)
+            if problem:
+                messages.add(source.key_place((*path, name)), "bad-character", f"a key {problem}", "remove it")
+            _check_values(item, (*path, name), source, messages)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_values(item, (*path, index), source, messages)
+    elif isinstance(value, str):
+        problem = _text_problem(value)
+        if problem:
+            messages.add(source.place(path), "bad-character", f"a string {problem}", "remove it")
+    elif isinstance(value, int | float):
+        problem = number_problem(value)
+        if problem:
+            messages.add(source.place(path), "bad-number", f"the number {value} {problem}", f"use a number within {INTEGER_MAX}")
+
+
+def _text_problem(text: str) -> str:
+    if "\0" in text:
+        return "holds a NUL character"
+    return "" if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text) else "holds a lone surrogate"
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    answer = dict(pairs)
+    if len(answer) != len(pairs):
+        raise ValueError("duplicate key")
+    return answer
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(name)
+
+
+def _start(node: Node) -> tuple[int, int]:
+    mark = node.start_mark
+    return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+
+
+_NOWHERE: Final = ScalarNode("tag:yaml.org,2002:null", "", None, None)

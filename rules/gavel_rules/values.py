@@ -1,0 +1,124 @@
+"""JSON values between the contract's protobuf form and Python, and the limits that every value from outside must keep.
+
+Numbers stay floats, as the wire has them; only a declared type turns them into integers. A value that passes
+`value_problems` is safe for both rule engines: no NUL (CEL's Python binding cuts strings there), no lone surrogate, no
+infinite number, no depth that could exhaust a stack, no integer that a double cannot hold exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf.struct_pb2 import NULL_VALUE, Struct, Value
+
+INTEGER_MAX: Final = 2**53
+VALUE_DEPTH_MAX: Final = 16
+STRING_BYTES_MAX: Final = 64 * 1024
+
+
+def struct_to_dict(struct: Struct) -> dict[str, object]:
+    """Return a Struct as a dict of Python values."""
+    return {name: value_to_python(value) for name, value in struct.fields.items()}
+
+
+def value_to_python(value: Value) -> object:
+    """Return a Value as Python: None, bool, float, str, list or dict. A Value without a kind is None."""
+    match value.WhichOneof("kind"):
+        case "string_value":
+            return value.string_value
+        case "number_value":
+            return value.number_value
+        case "bool_value":
+            return value.bool_value
+        case "struct_value":
+            return struct_to_dict(value.struct_value)
+        case "list_value":
+            return [value_to_python(item) for item in value.list_value.values]
+    return None
+
+
+def python_to_value(value: object) -> Value:
+    """Return the Value of None, bool, int, float, str, list or dict; TypeError for anything else."""
+    answer = Value()
+    _fill(answer, value)
+    return answer
+
+
+def struct_problems(struct: Struct, path: str) -> list[tuple[str, str]]:
+    """Return (path, problem) of everything in a Struct that is over a limit; empty when it is fine."""
+    return problems(struct_to_dict(struct), path)
+
+
+def value_problems(value: Value, path: str) -> list[tuple[str, str]]:
+    """Return (path, problem) of everything in a Value that is over a limit; empty when it is fine."""
+    return problems(value_to_python(value), path)
+
+
+def problems(value: object, path: str, depth: int = 0) -> list[tuple[str, str]]:
+    """Return (path, problem) of everything in a Python JSON value that is over a limit. `depth` counts its containers."""
+    if isinstance(value, str):
+        problem = text_problem(value)
+        return [(path, problem)] if problem else []
+    if isinstance(value, bool) or value is None:
+        return []
+    if isinstance(value, int | float):
+        problem = number_problem(value)
+        return [(path, problem)] if problem else []
+    if depth >= VALUE_DEPTH_MAX:
+        return [(path, f"is nested deeper than {VALUE_DEPTH_MAX} levels")]
+    found: list[tuple[str, str]] = []
+    if isinstance(value, dict):
+        for name, item in value.items():
+            problem = text_problem(name)
+            if problem:
+                found.append((path, f"a key {problem}"))
+            found.extend(problems(item, f"{path}.{name}", depth + 1))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            found.extend(problems(item, f"{path}[{index}]", depth + 1))
+    return found
+
+
+def text_problem(text: str) -> str:
+    """Return what is wrong with a string, or ""."""
+    if "\0" in text:
+        return "holds a NUL character"
+    if len(text) * 4 > STRING_BYTES_MAX or not text.isascii():
+        try:
+            size_bytes = len(text.encode())
+        except UnicodeEncodeError:
+            return "holds a lone surrogate"
+        if size_bytes > STRING_BYTES_MAX:
+            return f"is longer than {STRING_BYTES_MAX} bytes of UTF-8"
+    return ""
+
+
+def number_problem(number: float) -> str:
+    """Return what is wrong with a number, or ""."""
+    if number != number or number in (float("inf"), float("-inf")):
+        return "is not a finite number"
+    if abs(number) > INTEGER_MAX and number == int(number):
+        return "is an integer beyond 2^53, which a double does not hold exactly"
+    return ""
+
+
+def _fill(target: Value, value: object) -> None:
+    if value is None:
+        target.null_value = NULL_VALUE
+    elif isinstance(value, bool):
+        target.bool_value = value
+    elif isinstance(value, int | float):
+        target.number_value = value
+    elif isinstance(value, str):
+        target.string_value = value
+    elif isinstance(value, dict):
+        fields = target.struct_value.fields
+        target.struct_value.SetInParent()
+        for name, item in value.items():
+            _fill(fields[name], item)
+    elif isinstance(value, list):
+        target.list_value.SetInParent()
+        for item in value:
+            _fill(target.list_value.values.add(), item)
+    else:
+        raise TypeError(f"{type(value).__name__} is not a JSON value")

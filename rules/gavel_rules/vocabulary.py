@@ -1,0 +1,119 @@
+"""What a CEL expression of a rule set may name, and of which type each name is.
+
+A scope is a tree of named types: `params` from the action's JSON Schema, `facts` from its declarations, and what Gavel
+knows of proposal, subject, producer, evidence and trace. For CEL it is flattened into variables with dotted names
+("params.amount"), so that the library type-checks every field. `has()` cannot test such a variable; `conditions` hands it
+two maps of what is present instead, `Params` and `Facts`, which no author can name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+_NO_FIELDS: Final[Mapping[str, Field]] = MappingProxyType({})
+
+# CEL's reserved words: no variable and no fact may bear one.
+RESERVED_WORDS: Final = frozenset(
+    "as break const continue else false for function if import in let loop package namespace null return true var void while".split()
+)
+IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+# The maps of what is present, by the root that they stand for. Of equal length: see `conditions`.
+PRESENCE_MAPS: Final[Mapping[str, str]] = MappingProxyType({"params": "Params", "facts": "Facts"})
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """A type of value. `kind` is "bool", "int", "double", "string", "timestamp", "list", "map", "object", "scope" or "dyn".
+
+    A list or map has an `element`. An object has typed `fields`; so has a string that also has parts (`subject`). A scope
+    is an object that is nothing by itself: only its fields can be read. "dyn" is a value whose type the schema leaves open.
+    """
+
+    kind: str
+    element: ValueType | None = None
+    fields: Mapping[str, Field] = field(default_factory=lambda: _NO_FIELDS)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is int or double; the two compare with each other."""
+        return self.kind in ("int", "double")
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether a slot of the Rete network can hold it."""
+        return self.kind in ("int", "double", "string", "bool")
+
+    def cel(self) -> str:
+        """Return the type as CEL's signatures spell it."""
+        if self.kind == "list":
+            return f"list<{self.element.cel() if self.element is not None else 'dyn'}>"
+        if self.kind in ("map", "object"):
+            return f"map<string,{self.element.cel() if self.element is not None else 'dyn'}>"
+        return self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A named part: its type, and whether every valid value has it."""
+
+    type: ValueType
+    required: bool = True
+
+
+BOOL: Final = ValueType("bool")
+INT: Final = ValueType("int")
+DOUBLE: Final = ValueType("double")
+STRING: Final = ValueType("string")
+TIMESTAMP: Final = ValueType("timestamp")
+DYN: Final = ValueType("dyn")
+
+
+def _scope(**types: ValueType) -> ValueType:
+    return ValueType("scope", fields={name: Field(type_) for name, type_ in types.items()})
+
+
+_SUBJECT: Final = ValueType("string", fields={"type": Field(STRING), "id": Field(STRING)})
+_PRODUCER: Final = _scope(type=STRING, id=STRING, version=STRING)
+
+
+def condition_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[str, ValueType]:
+    """Return what a rule's condition may name."""
+    return {
+        "params": ValueType("scope", fields=params.fields),
+        "facts": ValueType("scope", fields=facts),
+        "proposal": _scope(risk=DOUBLE, cost=DOUBLE, confidence=DOUBLE, priority=INT, expected_outcome=STRING),
+        "subject": _SUBJECT,
+        "producer": _PRODUCER,
+        "evidence": _scope(count=INT, worst_trust=INT, oldest_age_ms=INT),
+        "trace": _scope(consecutive_rejections=INT),
+        "now": TIMESTAMP,
+    }
+
+
+def conflict_key_scope(params: ValueType) -> Mapping[str, ValueType]:
+    """Return what a conflict key may name: it is asked for before any fact is."""
+    return {"params": ValueType("scope", fields=params.fields), "subject": _SUBJECT, "producer": _PRODUCER}
+
+
+def variables(scope: Mapping[str, ValueType]) -> Iterator[tuple[str, ValueType]]:
+    """Yield every CEL variable of a scope: its dotted name and type. Names that CEL cannot spell are left out."""
+    for name, type_ in scope.items():
+        yield from _variables(name, type_)
+
+
+def _variables(name: str, type_: ValueType) -> Iterator[tuple[str, ValueType]]:
+    if type_.kind != "scope":
+        yield name, type_
+    for part, of_part in type_.fields.items():
+        if spellable(part):
+            yield from _variables(f"{name}.{part}", of_part.type)
+
+
+def spellable(name: str) -> bool:
+    """Whether a name can stand in a CEL expression."""
+    return IDENTIFIER.fullmatch(name) is not None and name not in RESERVED_WORDS
