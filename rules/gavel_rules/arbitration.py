@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gavel.v1 import decision_pb2
+from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.decision_pb2 import (
     AbsentFact,
@@ -99,6 +100,20 @@ def arbitrate(
         _judge_governed(decision, state, envelope, known, now_ms, judge, actions)
     _count(decision, state, envelope.trace_id, now_ms, actions)
     return decision
+
+
+def explain(
+    state: State, envelope: Envelope, now_ms: int, governing: tuple[CompiledAction, ...] | None = None
+) -> list[RuleExplanation]:
+    """Return how every rule of the governing rule sets comes out for a proposal; nothing if its params fit no schema."""
+    actions = state.governing.get(envelope.proposal.action_type, ()) if governing is None else governing
+    params = struct_to_dict(envelope.proposal.params)
+    explanations: list[RuleExplanation] = []
+    for action in actions:
+        if not action.violations(params):
+            view = _Governed(action, action.typed_params(params), gather(state, action, envelope, now_ms))
+            explanations.extend(action.explain(_case(state, envelope, now_ms, view)))
+    return explanations
 
 
 def _judge_governed(

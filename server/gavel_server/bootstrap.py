@@ -1,0 +1,253 @@
+"""The composition root: which parts a server is made of, in which order they start and stop.
+
+Nothing is opened at import. Stopping is the reverse of starting: no new commands, what is queued is committed and answered,
+streams end, then the log's store goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final
+
+import grpc
+import structlog
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gavel.v1 import (
+    arbitration_service_pb2,
+    event_service_pb2,
+    event_service_pb2_grpc,
+    execution_service_pb2,
+    execution_service_pb2_grpc,
+    projection_service_pb2,
+    projection_service_pb2_grpc,
+    replay_service_pb2,
+    replay_service_pb2_grpc,
+    rule_set_service_pb2,
+    rule_set_service_pb2_grpc,
+    tool_service_pb2,
+    tool_service_pb2_grpc,
+)
+from gavel_client.client import GavelClient
+from gavel_client.fdr import FactDerivationReactor
+from gavel_server import telemetry
+from gavel_server.buses import DEFAULT_BUS, Buses
+from gavel_server.checkpoint import Checkpoint
+from gavel_server.clock import GuardedClock
+from gavel_server.config import Settings
+from gavel_server.embedded import EmbeddedRedis
+from gavel_server.log.redis import RedisLog
+from gavel_server.sequencer import Sequencer
+from gavel_server.services.arbitration import Arbitration
+from gavel_server.services.boundary import Guard
+from gavel_server.services.event import EventServicer
+from gavel_server.services.execution import ExecutionServicer
+from gavel_server.services.projection import ProjectionServicer
+from gavel_server.services.replay import ReplayServicer
+from gavel_server.services.rule_set import RuleSetServicer
+from gavel_server.services.tool import ToolServicer
+
+# Above the contract's own limits, so that those are refused with a named violation and not by the transport.
+RECEIVE_BYTES_MAX: Final = 16 * 1024 * 1024
+SEND_BYTES_MAX: Final = 64 * 1024 * 1024
+STOP_GRACE_SECONDS: Final = 5.0
+REDIS_RESTART_PAUSE_SECONDS: Final = 1.0
+
+_SERVICES: Final = (
+    arbitration_service_pb2.DESCRIPTOR.services_by_name["ArbitrationService"],
+    event_service_pb2.DESCRIPTOR.services_by_name["EventService"],
+    execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"],
+    rule_set_service_pb2.DESCRIPTOR.services_by_name["RuleSetService"],
+    projection_service_pb2.DESCRIPTOR.services_by_name["ProjectionService"],
+    replay_service_pb2.DESCRIPTOR.services_by_name["ReplayService"],
+    tool_service_pb2.DESCRIPTOR.services_by_name["ToolService"],
+)
+
+_log = structlog.get_logger("gavel.server")
+
+
+class ServeError(Exception):
+    """The server cannot start; the message says why and what to do."""
+
+
+def run(settings: Settings, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` hears the address once the server answers. Raises ServeError, LogError."""
+    uvloop.run(serve(settings, ready=ready))
+
+
+async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, on the running loop."""
+    telemetry.configure(level=settings.log_level, as_json=settings.log_json)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with _store(settings) as redis_url:
+        await _serve_on(settings, redis_url, stop, ready)
+
+
+@contextlib.asynccontextmanager
+async def _store(settings: Settings) -> AsyncIterator[str]:
+    """Give the URL of the Redis to use; the embedded one is started, kept running and stopped here."""
+    if settings.redis is not None:
+        yield settings.redis
+        return
+    async with EmbeddedRedis(settings.data) as redis:
+        keeper = asyncio.create_task(_keep_running(redis))
+        try:
+            yield redis.url
+        finally:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def _keep_running(redis: EmbeddedRedis) -> None:
+    """Start the embedded Redis again if it dies: its append-only file has every acknowledged event."""
+    while True:
+        returncode = await redis.wait()
+        _log.error("redis.died", returncode=returncode)
+        try:
+            await redis.ensure_running()
+        except Exception:  # noqa: BLE001  # keep trying; writes are refused meanwhile, with the reason
+            _log.exception("redis.restart_failed")
+            await asyncio.sleep(REDIS_RESTART_PAUSE_SECONDS)
+
+
+async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+    clock = GuardedClock()
+    checkpoint = Checkpoint(_checkpoint_path(settings))
+    reactors = _Reactors(redis_url) if settings.fdr else None
+
+    async def open_bus(name: str) -> Sequencer:
+        log = await RedisLog.connect(
+            redis_url,
+            name,
+            idempotency_window_ms=settings.idempotency_window_ms,
+            acknowledge_replicas=settings.ack_replicas,
+        )
+        await _check_durability(log, settings)
+        await log.ensure_groups()
+        sequencer = Sequencer(
+            log,
+            clock,
+            cross_check=settings.cross_check_of_new_bus,
+            idempotency_window_ms=settings.idempotency_window_ms,
+            checkpoint=checkpoint,
+        )
+        await sequencer.start()
+        if reactors is not None:
+            reactors.start(name)
+        return sequencer
+
+    buses = Buses(open_bus)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
+            ("grpc.max_send_message_length", SEND_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    states = _register(server, buses)
+    address = _bind(server, settings.listen)
+    if reactors is not None:
+        reactors.target = address
+    await buses.get(DEFAULT_BUS)
+    await server.start()
+    for name in states.names:
+        await states.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    # What start-up made lives as long as the process; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    _log.info("server.ready", address=address, embedded_redis=settings.redis is None)
+    if settings.redis is None or not settings.allow_unauthenticated_network:
+        _log.info("authentication.none", note="producers are taken from requests; only this machine can reach the address")
+    ready(address)
+    await stop.wait()
+    _log.info("server.stopping")
+    await states.servicer.enter_graceful_shutdown()
+    if reactors is not None:
+        await reactors.stop()
+    await buses.stop()
+    await server.stop(STOP_GRACE_SECONDS)
+    for sequencer in buses.all():
+        await sequencer.log.close()
+    _log.info("server.stopped")
+
+
+class _Health:
+    def __init__(self, servicer: health.aio.HealthServicer, names: list[str]) -> None:
+        self.servicer = servicer
+        self.names = names
+
+
+def _register(server: grpc.aio.Server, buses: Buses) -> _Health:
+    guard = Guard(server)
+    Arbitration(buses).register(server)
+    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventServicer(buses), guard)
+    execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionServicer(buses), guard)
+    rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses), guard)
+    projection_service_pb2_grpc.add_ProjectionServiceServicer_to_server(ProjectionServicer(buses), guard)
+    replay_service_pb2_grpc.add_ReplayServiceServicer_to_server(ReplayServicer(buses), guard)
+    tool_service_pb2_grpc.add_ToolServiceServicer_to_server(ToolServicer(), guard)
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    names = [descriptor.full_name for descriptor in _SERVICES]
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return _Health(servicer, ["", *names])
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> str:
+    """Bind the address and return it with the port that was really taken."""
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ServeError(f"cannot listen on {listen}: {error}; is another server running there?") from error
+    if listen.startswith("unix:"):
+        return listen
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _checkpoint_path(settings: Settings) -> Path:
+    path = settings.checkpoint or settings.data / "checkpoint.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+async def _check_durability(log: RedisLog, settings: Settings) -> None:
+    reasons = await log.durability()
+    if reasons and not settings.accept_volatile:
+        raise ServeError(
+            f"this Redis may lose acknowledged events: {'; '.join(reasons)}. Configure it so that it does not, or accept it with --accept-volatile"
+        )
+    for reason in reasons:
+        _log.warning("log.volatile", bus=log.bus, reason=reason)
+
+
+class _Reactors:
+    """The fact derivation reactors that run inside the server, one per bus, as clients of it."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis_url = redis_url
+        self.target = ""
+        self._running: list[tuple[FactDerivationReactor, asyncio.Task[None], GavelClient]] = []
+
+    def start(self, bus: str) -> None:
+        """Derive the facts of a bus from now on."""
+        client = GavelClient(self.target, bus=bus)
+        reactor = FactDerivationReactor(client, self._redis_url)
+        self._running.append((reactor, asyncio.create_task(reactor.run()), client))
+
+    async def stop(self) -> None:
+        """Let those under way end."""
+        for reactor, _, _ in self._running:
+            reactor.stop()
+        await asyncio.gather(*(task for _, task, _ in self._running), return_exceptions=True)
+        for _, _, client in self._running:
+            await client.close()

@@ -1,0 +1,57 @@
+"""The buses that this process serves: a sequencer each, opened at first use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gavel.v1 import error_pb2
+from gavel_server.admission import BUS
+from gavel_server.errors import ServiceError, invalid
+from gavel_server.log import LogError
+from gavel_server.sequencer import Sequencer
+
+DEFAULT_BUS: Final = "default"
+BUSES_MAX: Final = 1_000
+
+OpenSequencer = Callable[[str], Awaitable[Sequencer]]
+
+
+class Buses:
+    """Sequencers by bus name. `opener` makes and starts one."""
+
+    def __init__(self, opener: OpenSequencer) -> None:
+        self._open = opener
+        self._sequencers: dict[str, Sequencer] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    def opened(self, name: str) -> Sequencer | None:
+        """Return a bus that is open already, without waiting: the hot path."""
+        return self._sequencers.get(name or DEFAULT_BUS)
+
+    async def get(self, name: str) -> Sequencer:
+        """Return a bus, opening it if this is its first use. Raises ServiceError."""
+        name = name or DEFAULT_BUS
+        sequencer = self._sequencers.get(name)
+        if sequencer is not None:
+            return sequencer
+        if not BUS.match(name):
+            raise invalid([("bus", "is not 1 to 63 characters of a-z, 0-9 and -")])
+        if len(self._sequencers) >= BUSES_MAX:
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"this server serves {BUSES_MAX} buses already; use another server")
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            if name not in self._sequencers:
+                try:
+                    self._sequencers[name] = await self._open(name)
+                except LogError as error:
+                    raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error)) from error
+        return self._sequencers[name]
+
+    def all(self) -> list[Sequencer]:
+        """Return the buses that are open, by name."""
+        return [self._sequencers[name] for name in sorted(self._sequencers)]
+
+    async def stop(self) -> None:
+        """Commit and answer what is queued on every bus, and end."""
+        await asyncio.gather(*(sequencer.stop() for sequencer in self.all()))

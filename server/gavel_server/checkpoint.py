@@ -1,0 +1,53 @@
+"""What this server has acknowledged, kept outside the log: the only way to notice after a restart that a log lost events.
+
+One small JSON file: bus -> sequence number and chain hash, replaced as a whole every second and on stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+from gavel_server.log import Head
+
+
+class CheckpointError(Exception):
+    """The checkpoint file cannot be read; the message says what to do."""
+
+
+class Checkpoint:
+    """The file. A server that shares a bus with others keeps its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._heads: dict[str, Head] = {}
+        if path.exists():
+            try:
+                content = json.loads(path.read_text())
+                self._heads = {bus: Head(int(number), bytes.fromhex(chain_hash)) for bus, (number, chain_hash) in content.items()}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise CheckpointError(
+                    f"{path} is not a checkpoint of acknowledged events ({error}); restore it, or remove it to accept what the log holds"
+                ) from error
+
+    def load(self, bus: str) -> Head | None:
+        """Return the last event of a bus that was acknowledged before this process began, or None."""
+        return self._heads.get(bus)
+
+    async def save(self, bus: str, head: Head) -> None:
+        """Record that everything up to `head` is acknowledged. Does nothing if that is recorded."""
+        if self._heads.get(bus) == head:
+            return
+        self._heads[bus] = head
+        content = {name: [known.sequence_number, known.chain_hash.hex()] for name, known in sorted(self._heads.items())}
+        await asyncio.to_thread(self._write, json.dumps(content) + "\n")
+
+    def _write(self, text: str) -> None:
+        temporary = self._path.with_name(self._path.name + ".new")
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)

@@ -1,0 +1,52 @@
+"""Answers made of the log's own bytes: an event is serialized once, when it is appended, and only framed afterwards.
+
+A protobuf message is the concatenation of its fields, so an Envelope with its chain hash is the stored bytes followed by
+that one field, and a response is a tag, a length and those bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from google.rpc.status_pb2 import Status
+
+from gavel_server.log import Record
+
+_CHAIN_HASH_TAG: Final = bytes([15 << 3 | 2, 32])
+_FIELD_1: Final = bytes([1 << 3 | 2])
+_FIELD_2: Final = bytes([2 << 3 | 2])
+
+
+def envelope_bytes(record: Record) -> bytes:
+    """Return a record's Envelope, chain hash included, as protobuf bytes."""
+    return record.envelope + _CHAIN_HASH_TAG + record.chain_hash
+
+
+def field_1(content: bytes) -> bytes:
+    """Return a message whose only field is number 1 with this content."""
+    return _FIELD_1 + _varint(len(content)) + content
+
+
+def results(items: Iterable[bytes | Status]) -> bytes:
+    """Return a batch response: `repeated {oneof {1: message, 2: google.rpc.Status}} results = 1`."""
+    parts: list[bytes] = []
+    for item in items:
+        if isinstance(item, bytes):
+            tag, content = _FIELD_1, item
+        else:
+            tag, content = _FIELD_2, item.SerializeToString()
+        length = _varint(len(content))
+        parts += (_FIELD_1, _varint(len(tag) + len(length) + len(content)), tag, length, content)
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    if number < 128:
+        return bytes((number,))
+    parts = bytearray()
+    while number >= 128:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)

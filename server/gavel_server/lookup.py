@@ -1,0 +1,104 @@
+"""What the sequencer remembers of the log's recent past, so that most commands need no read before they are decided.
+
+Two bounded tables, filled from every committed event: what proposals may cite, by sequence number, and where an event_id
+stands. What is older is read from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.events import DECISION, derived_event_id
+from gavel_rules.evidence import Cited, cited
+
+from gavel_server.log import EventLog
+
+CITED_MAX: Final = 65_536
+KNOWN_MAX: Final = 65_536
+
+
+class Known(NamedTuple):
+    """Where an event stands. `decision_sequence_number` is a proposal's first decision, else 0."""
+
+    sequence_number: int
+    decision_sequence_number: int
+    trace_id: str
+
+
+class Lookup:
+    """The recent past of one bus, with the log behind it."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._cited: dict[int, Cited] = {}
+        self._known: dict[str, Known] = {}
+
+    def note(self, envelope: Envelope) -> None:
+        """Remember a committed event."""
+        number = envelope.sequence_number
+        self._known[envelope.event_id] = Known(number, 0, envelope.trace_id)
+        if envelope.event_category == DECISION and not envelope.decision.previous_decision_id:
+            proposal_id = envelope.decision.proposal_id
+            proposal = self._known.get(proposal_id)
+            if proposal is not None:
+                self._known[proposal_id] = proposal._replace(decision_sequence_number=number)
+        citation = cited(envelope)
+        if citation.keys:
+            self._cited[number] = citation
+            _bound(self._cited, CITED_MAX)
+        _bound(self._known, KNOWN_MAX)
+
+    def known(self, event_id: str) -> Known | None:
+        """Return where a recent event stands."""
+        return self._known.get(event_id)
+
+    @property
+    def cited(self) -> Mapping[int, Cited]:
+        """Recent events that proposals may cite, by sequence number."""
+        return self._cited
+
+    def uncached(self, sequence_numbers: Iterable[int]) -> list[int]:
+        """Return those numbers that `cited` does not have."""
+        return [number for number in sequence_numbers if number not in self._cited]
+
+    async def fetch_cited(self, sequence_numbers: Sequence[int]) -> dict[int, Cited]:
+        """Read events to cite from the log; those that it does not hold are absent."""
+        found: dict[int, Cited] = {}
+        for number, record in (await self._log.read_many(sequence_numbers)).items():
+            found[number] = cited(Envelope.FromString(record.envelope))
+        return found
+
+    async def find(self, event_id: str, now_ms: int) -> Known | None:
+        """Return where an event stands, from memory or from the log."""
+        known = self._known.get(event_id)
+        if known is not None:
+            return known
+        entry = (await self._log.find([event_id], now_ms)).get(event_id)
+        if entry is None:
+            return None
+        records = await self._log.read_many([entry.sequence_number])
+        record = records.get(entry.sequence_number)
+        if record is None:
+            return None
+        trace_id = Envelope.FromString(record.envelope).trace_id
+        return Known(entry.sequence_number, entry.decision_sequence_number, trace_id)
+
+    async def event(self, event_id: str, now_ms: int) -> Envelope | None:
+        """Return an event by id, as the log has it."""
+        known = await self.find(event_id, now_ms)
+        if known is None:
+            return None
+        record = (await self._log.read_many([known.sequence_number])).get(known.sequence_number)
+        return None if record is None else Envelope.FromString(record.envelope)
+
+    async def expired(self, decision: Envelope, now_ms: int) -> bool:
+        """Return whether an approved decision ended because nobody started it."""
+        expiry_id = derived_event_id(decision.event_id, decision.sequence_number, "expired")
+        return await self.find(expiry_id, now_ms) is not None
+
+
+def _bound(table: dict[Any, Any], most: int) -> None:
+    while len(table) > most:
+        del table[next(iter(table))]

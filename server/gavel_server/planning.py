@@ -1,0 +1,124 @@
+"""Deciding a batch: the core run on each command in turn, and the log entries that come of it. No I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import structlog
+
+from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.chain import chain
+from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled, Recorded, References, Started, Tick
+from gavel_rules.decider import handle
+from gavel_rules.events import DECISION, EXECUTION, PROPOSAL
+from gavel_rules.projection import State
+from gavel_server.errors import ServiceError, of_fault
+from gavel_server.log import Entry, Head, Record
+
+# Timers that one commit emits at most; more than that go ahead of the commands in commits of their own.
+TIMERS_PER_COMMIT: Final = 512
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class Completed(NamedTuple):
+    """What a command came to, committed. `record` is the log's record of the answer's event, where it has one."""
+
+    answer: Answer
+    record: Record | None
+
+
+Done = Callable[[Completed | ServiceError], None]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A command that waits. `check_id` is its event_id where the producer chose it; `cause_in_batch` one before it in the batch."""
+
+    command: Command
+    done: Done
+    check_id: str
+    size_bytes: int
+    references: References = NO_REFERENCES
+    cause_in_batch: str = ""
+
+
+class Plan(NamedTuple):
+    """A decided batch, applied to the state and not yet in the log."""
+
+    expected: Head
+    head: Head
+    recorded_at_ms: int
+    envelopes: list[Envelope]
+    entries: list[Entry]
+    answers: list[tuple[Pending, Answer]]
+    mark: int
+
+
+def plan(state: State, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
+    """Decide every command at `now_ms` and return what to append. The state is changed; undo to `mark` if it is not."""
+    mark = state.mark()
+    envelopes: list[Envelope] = []
+    answers: list[tuple[Pending, Answer]] = []
+    if not batch:
+        envelopes.extend(handle(state, Tick(TIMERS_PER_COMMIT), now_ms=now_ms).events)
+    recorded_ids: set[str] = set()
+    for pending in batch:
+        handled = _handle(state, pending, now_ms, recorded_ids)
+        envelopes.extend(handled.events)
+        answers.append((pending, handled.answer))
+        if pending.check_id:
+            recorded_ids.update(envelope.event_id for envelope in handled.events)
+    entries, head = _entries(expected, envelopes)
+    return Plan(expected, head, now_ms, envelopes, entries, answers, mark)
+
+
+def outcome(decided: Plan, answer: Answer) -> Completed | ServiceError:
+    """Return what the caller of a committed command hears."""
+    if isinstance(answer, Fault):
+        return of_fault(answer)
+    if isinstance(answer, Recorded | Started):
+        entry = decided.entries[answer.envelope.sequence_number - decided.expected.sequence_number - 1]
+        return Completed(answer, Record(entry.sequence_number, entry.envelope, entry.chain_hash))
+    return Completed(answer, None)
+
+
+def _handle(state: State, pending: Pending, now_ms: int, recorded_ids: set[str]) -> Handled:
+    if pending.cause_in_batch and pending.cause_in_batch not in recorded_ids:
+        message = f"causation_id {pending.cause_in_batch} names an event that was refused"
+        return Handled([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+    mark = state.mark()
+    try:
+        return handle(state, pending.command, pending.references, now_ms)
+    except Exception:  # noqa: BLE001  # a bug in one command must neither stop the bus nor leave half of it behind
+        state.undo(mark)
+        fault_id = uuid.uuid4().hex
+        _LOG.exception("command.failed", fault_id=fault_id, command=type(pending.command).__name__)
+        return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, f"internal error {fault_id}; the server's log has the details"))
+
+
+def _entries(expected: Head, envelopes: list[Envelope]) -> tuple[list[Entry], Head]:
+    entries: list[Entry] = []
+    chain_hash = expected.chain_hash
+    last = len(envelopes) - 1
+    for index, envelope in enumerate(envelopes):
+        envelope_bytes = envelope.SerializeToString()
+        chain_hash = chain(chain_hash, envelope_bytes)
+        number = envelope.sequence_number
+        category = envelope.event_category
+        work = ""
+        decided_by = 0
+        if category == PROPOSAL:
+            if index < last and envelopes[index + 1].event_category == DECISION:
+                decided_by = number + 1
+        elif category == DECISION:
+            if envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+                work = "decisions"
+        elif category == EXECUTION:
+            work = "executions"
+        entries.append(Entry(number, envelope_bytes, chain_hash, envelope.event_id, work, decided_by))  # type: ignore[arg-type]
+    return entries, Head(expected.sequence_number + len(envelopes), chain_hash)

@@ -1,0 +1,114 @@
+"""What a batch needs from the log before it is decided: causes, citations, earlier answers, ended decisions.
+
+Most of it is in memory; what is not is read here, so that the decider itself never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gavel.v1 import error_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import BeginExecution, Command, PublishEvent, References, RenewExecution, ReportExecution, SubmitProposal
+from gavel_rules.evidence import Cited
+from gavel_server.errors import ServiceError
+from gavel_server.planning import Pending
+
+if TYPE_CHECKING:
+    from gavel_server.sequencer import Sequencer
+
+
+def command_envelope(command: Command) -> Envelope | None:
+    """Return the envelope that a producer sent with a command, if it sent one."""
+    return command.envelope if isinstance(command, SubmitProposal | PublishEvent | ReportExecution) else None
+
+
+async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pending], bool]:
+    """Return the commands that are ready to be decided, and whether the state should first read on.
+
+    Commands that repeat an event_id of the log are answered here; one that repeats an id of the same batch waits for the
+    next; one with an unknown cause is refused.
+    """
+    ready: list[Pending] = []
+    later: list[Pending] = []
+    in_batch: dict[str, Envelope] = {}
+    uncached: list[int] = []
+    behind = False
+    lookup = sequencer.lookup
+    state = sequencer.state_for_preparation
+    for pending in batch:
+        command = pending.command
+        envelope = command_envelope(command)
+        if pending.check_id:
+            if pending.check_id in in_batch:
+                later.append(pending)
+                continue
+            known = lookup.known(pending.check_id)
+            if known is not None:
+                await sequencer.answer_known(pending, known)
+                continue
+        if envelope is not None:
+            if envelope.causation_id and not await _find_cause(sequencer, pending, envelope, in_batch):
+                continue
+            if pending.check_id:
+                in_batch[pending.check_id] = envelope
+        if isinstance(command, SubmitProposal):
+            proposal = command.envelope.proposal
+            cited = lookup.cited
+            for reference in proposal.based_on_events:
+                if reference.sequence_number not in cited:
+                    uncached.append(reference.sequence_number)
+                    behind = behind or reference.sequence_number > state.head
+            behind = behind or proposal.projection_version > state.head
+            pending.references = References(cited=cited)
+        elif isinstance(command, BeginExecution | RenewExecution):
+            await _find_decision(sequencer, pending, command.decision_id)
+        elif isinstance(command, ReportExecution):
+            await _find_decision(sequencer, pending, command.envelope.execution.decision_id)
+        ready.append(pending)
+    if uncached:
+        fetched = await lookup.fetch_cited(uncached)
+        for pending in ready:
+            if isinstance(pending.command, SubmitProposal):
+                pending.references = References(cited={**_cited_by(pending.command, lookup.cited), **_cited_by(pending.command, fetched)})
+    if later:
+        sequencer.requeue(later)
+    return ready, behind
+
+
+def _cited_by(command: SubmitProposal, events: Mapping[int, Cited]) -> dict[int, Cited]:
+    numbers = (reference.sequence_number for reference in command.envelope.proposal.based_on_events)
+    return {number: events[number] for number in numbers if number in events}
+
+
+async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope, in_batch: dict[str, Envelope]) -> bool:
+    """Give an event the trace of its cause where it has none; refuse it if the cause is not in the log."""
+    cause = in_batch.get(envelope.causation_id)
+    if cause is not None:
+        pending.cause_in_batch = envelope.causation_id
+        trace_id = cause.trace_id
+    else:
+        pending.cause_in_batch = ""
+        known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
+        if known is None:
+            message = f"causation_id {envelope.causation_id} names no event of bus {sequencer.bus} within the idempotency window"
+            pending.done(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+            return False
+        trace_id = known.trace_id
+    if not envelope.trace_id and not envelope.HasField("execution"):
+        envelope.trace_id = trace_id
+    return True
+
+
+async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: str) -> None:
+    """Look up a decision that is not alive any more, so that the decider can say how it ended."""
+    if decision_id in sequencer.state_for_preparation.decisions:
+        pending.references = References()
+        return
+    now_ms = sequencer.now_ms()
+    event = await sequencer.lookup.event(decision_id, now_ms)
+    if event is None or not event.HasField("decision"):
+        pending.references = References()
+        return
+    pending.references = References(decision=event, expired=await sequencer.lookup.expired(event, now_ms))

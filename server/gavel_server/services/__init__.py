@@ -1,0 +1,1 @@
+"""One thin servicer per service of the contract: validate, call, map. None of them decides anything."""

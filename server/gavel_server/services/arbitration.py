@@ -1,0 +1,266 @@
+"""ArbitrationService: the hot path. Plain functions from the request's bytes to a command, and from the log's bytes to the
+answer's; gRPC's own coroutine per call is the only one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc.status_pb2 import Status
+
+from gavel.v1 import error_pb2
+from gavel.v1.arbitration_service_pb2 import (
+    BatchPreflightRequest,
+    BatchPreflightResponse,
+    BatchSubmitProposalsRequest,
+    PreflightRequest,
+    PreflightResponse,
+    PreflightResult,
+    SubmitProposalRequest,
+)
+from gavel.v1.decision_pb2 import ENGINE_RETE, Decision
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import limits
+from gavel_rules.arbitration import arbitrate, explain
+from gavel_rules.commands import SubmitProposal, Tick
+from gavel_rules.decider import handle, judge
+from gavel_rules.projection import State, governing_actions
+from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, compile_rule_set
+from gavel_server.admission import admit
+from gavel_server.buses import DEFAULT_BUS, Buses
+from gavel_server.compiler import check
+from gavel_server.errors import ServiceError, abort, invalid, not_implemented
+from gavel_server.framing import envelope_bytes, field_1, results
+from gavel_server.planning import TIMERS_PER_COMMIT, Completed
+from gavel_server.sequencer import Sequencer
+from gavel_server.services.boundary import fitted, refused
+
+SERVICE: Final = "gavel.v1.ArbitrationService"
+PROPOSALS: Final = frozenset({"proposal"})
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Governing = tuple[CompiledAction, ...]
+_Request = TypeVar("_Request", bound=Message)
+
+
+class Arbitration:
+    """Proposals in, decisions out."""
+
+    def __init__(self, buses: Buses) -> None:
+        self._buses = buses
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Register the service's methods, which take and answer bytes."""
+        methods: dict[str, Callable[[bytes, Context], Awaitable[bytes]]] = {
+            "SubmitProposal": self.submit_proposal,
+            "BatchSubmitProposals": self.batch_submit_proposals,
+            "Preflight": self.preflight,
+            "BatchPreflight": self.batch_preflight,
+            "ResolveReview": self._later("ResolveReview"),
+            "RevokeDecision": self._later("RevokeDecision"),
+        }
+        handlers: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()
+        }
+        handlers["StreamProposals"] = grpc.stream_stream_rpc_method_handler(_guarded("StreamProposals", self._later("StreamProposals")))
+        server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]  # the stubs lack it
+
+    async def submit_proposal(self, data: bytes, context: Context) -> bytes:
+        """Answer a SubmitProposalRequest with its SubmitProposalResponse."""
+        if len(data) > limits.MESSAGE_BYTES_MAX:
+            raise invalid([("request", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes")])
+        request = _parse(SubmitProposalRequest, data)
+        sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
+        future: asyncio.Future[Completed | ServiceError] = asyncio.get_running_loop().create_future()
+
+        def done(result: Completed | ServiceError) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        _submit(sequencer, request.envelope, len(data), done)
+        result = await future
+        if isinstance(result, ServiceError):
+            raise result
+        return field_1(_decision_bytes(result))
+
+    async def batch_submit_proposals(self, data: bytes, context: Context) -> bytes:
+        """Answer a BatchSubmitProposalsRequest; every item succeeds or fails by itself."""
+        request = _parse(BatchSubmitProposalsRequest, data)
+        _check_batch(data, len(request.envelopes))
+        sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
+        envelopes = list(request.envelopes)
+        answers: list[bytes | Status] = [b""] * len(envelopes)
+        waiting = len(envelopes)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def collect(index: int, result: Completed | ServiceError) -> None:
+            nonlocal waiting
+            if isinstance(result, ServiceError):
+                answers[index] = refused(f"{SERVICE}/BatchSubmitProposals", result).status()
+            else:
+                answers[index] = _decision_bytes(result)
+            waiting -= 1
+            if not waiting and not future.done():
+                future.set_result(None)
+
+        size_bytes = len(data) // len(envelopes)
+        for index, envelope in enumerate(envelopes):
+            try:
+                _submit(sequencer, envelope, size_bytes, lambda result, index=index: collect(index, result))
+            except ServiceError as error:
+                collect(index, error)
+        await future
+        return results(answers)
+
+    async def preflight(self, data: bytes, context: Context) -> bytes:
+        """Answer a PreflightRequest: the decision that the proposal would get now."""
+        if len(data) > 2 * limits.MESSAGE_BYTES_MAX:
+            raise invalid([("request", f"is larger than {2 * limits.MESSAGE_BYTES_MAX} bytes")])
+        request = _parse(PreflightRequest, data)
+        sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
+        override = await _compile_override(request.rule_set_override) if request.rule_set_override else None
+        envelope = request.envelope
+        admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
+        known = await _references(sequencer, [envelope])
+        state = await sequencer.settled()
+        governing = None if override is None else _governing_with(state, override, envelope)
+        response = PreflightResponse(evaluated_at_sequence_number=state.head)
+        now_ms = sequencer.now_ms()
+        response.decision.CopyFrom(_would_decide(state, envelope, known, now_ms, governing))
+        if request.explain:
+            response.explanations.extend(explain(state, envelope, now_ms, governing))
+        return response.SerializeToString()
+
+    async def batch_preflight(self, data: bytes, context: Context) -> bytes:
+        """Answer a BatchPreflightRequest; each proposal as if it were the only one."""
+        request = _parse(BatchPreflightRequest, data)
+        _check_batch(data, len(request.envelopes))
+        sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
+        admitted: list[Envelope | ServiceError] = []
+        for envelope in request.envelopes:
+            try:
+                admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
+                await _inherit_trace(sequencer, envelope)
+                admitted.append(envelope)
+            except ServiceError as error:
+                admitted.append(refused(f"{SERVICE}/BatchPreflight", error))
+        known = await _references(sequencer, [item for item in admitted if isinstance(item, Envelope)])
+        state = await sequencer.settled()
+        now_ms = sequencer.now_ms()
+        response = BatchPreflightResponse()
+        for item in admitted:
+            if isinstance(item, ServiceError):
+                response.results.append(PreflightResult(error=item.status()))
+            else:
+                response.results.append(PreflightResult(decision=_would_decide(state, item, known, now_ms, None)))
+        return response.SerializeToString()
+
+    def _later(self, name: str) -> Callable[[Any, Context], Awaitable[bytes]]:
+        async def unimplemented(request: Any, context: Context) -> bytes:
+            raise not_implemented(f"ArbitrationService.{name}")
+
+        return unimplemented
+
+
+def _submit(sequencer: Sequencer, envelope: Envelope, size_bytes: int, done: Callable[[Completed | ServiceError], None]) -> None:
+    chosen = admit(envelope, sequencer.bus, PROPOSALS)
+    sequencer.submit(SubmitProposal(envelope), done, envelope.event_id if chosen else "", size_bytes)
+
+
+def _decision_bytes(result: Completed) -> bytes:
+    assert result.record is not None  # noqa: S101  # a decided proposal always has its decision's record
+    return envelope_bytes(result.record)
+
+
+def _would_decide(
+    state: State, envelope: Envelope, known: Any, now_ms: int, governing: Governing | None
+) -> Decision:
+    """Return the decision as of now, with timers that are due taken into account, and leave the state as it was."""
+    if envelope.proposal.projection_version > state.head:
+        problem = f"is {envelope.proposal.projection_version}, ahead of the log, whose head is {state.head}"
+        raise invalid([("envelope.proposal.projection_version", problem)])
+    head = state.head
+    next_timer_ms = state.next_timer_ms()
+    mark = None
+    if next_timer_ms is not None and next_timer_ms <= now_ms:
+        mark = state.mark()
+        while handle(state, Tick(TIMERS_PER_COMMIT), now_ms=now_ms).events:
+            pass
+    try:
+        decision = arbitrate(state, envelope, known, now_ms, judge(state, head + 2, ENGINE_RETE), governing)
+    finally:
+        if mark is not None:
+            state.undo(mark)
+    decision.state_version = head
+    return decision
+
+
+async def _references(sequencer: Sequencer, envelopes: Iterable[Envelope]) -> Any:
+    """Return what the proposals cite, from memory or, where that has it no more, from the log."""
+    lookup = sequencer.lookup
+    uncached: list[int] = []
+    for envelope in envelopes:
+        await _inherit_trace(sequencer, envelope)
+        uncached.extend(lookup.uncached(reference.sequence_number for reference in envelope.proposal.based_on_events))
+    if not uncached:
+        return lookup.cited
+    return {**lookup.cited, **await lookup.fetch_cited(uncached)}
+
+
+async def _inherit_trace(sequencer: Sequencer, envelope: Envelope) -> None:
+    if not envelope.causation_id:
+        return
+    known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
+    if known is None:
+        message = f"causation_id {envelope.causation_id} names no event of bus {sequencer.bus} within the idempotency window"
+        raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
+    if not envelope.trace_id:
+        envelope.trace_id = known.trace_id
+
+
+async def _compile_override(document: str) -> CompiledRuleSet:
+    """Compile a stand-in rule set, in a bounded worker process first. Raises ServiceError with every mistake."""
+    report = await check(document)
+    report.raise_if_invalid("rule_set_override")
+    return compile_rule_set(document)
+
+
+def _governing_with(state: State, override: CompiledRuleSet, envelope: Envelope) -> Governing:
+    rule_sets = {policy_id: state.rule_sets[policy_id, active.version].rule_set for policy_id, active in state.active.items()}
+    rule_sets[override.policy_id] = override
+    return governing_actions(rule_sets.values()).get(envelope.proposal.action_type, ())
+
+
+def _check_batch(data: bytes, items: int) -> None:
+    violations = []
+    if len(data) > limits.BATCH_BYTES_MAX:
+        violations.append(("request", f"is larger than {limits.BATCH_BYTES_MAX} bytes"))
+    if not 1 <= items <= limits.BATCH_ITEMS_MAX:
+        violations.append(("envelopes", f"are {items}; send 1 to {limits.BATCH_ITEMS_MAX}"))
+    if violations:
+        raise invalid(violations)
+
+
+def _parse(message: type[_Request], data: bytes) -> _Request:
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise invalid([("request", "is not a message of the contract")]) from error
+
+
+def _guarded(name: str, behaviour: Callable[[Any, Context], Awaitable[bytes]]) -> Callable[[Any, Context], Awaitable[bytes]]:
+    """Return the method with whatever it raises turned into a status of the error table."""
+
+    async def answer(request: Any, context: Context) -> bytes:
+        try:
+            return await behaviour(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
+            await abort(context, fitted(refused(f"{SERVICE}/{name}", error)))
+
+    return answer
