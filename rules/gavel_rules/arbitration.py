@@ -21,21 +21,17 @@ from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.decision_pb2 import (
-    AbsentFact,
     Decision,
     EngineVerdict,
     FactRequirementState,
-    PinnedFact,
     RetryHint,
-    RuleMatch,
-    RuleSetReference,
     Warning as DecisionWarning,
 )
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
 from gavel_rules.case import Case
-from gavel_rules.events import ARBITER_VERSION, GAVEL, milliseconds, set_timestamp, timestamp
+from gavel_rules.events import ARBITER_VERSION, GAVEL, milliseconds, set_timestamp
 from gavel_rules.evidence import Cited, Evidence, Selection, citations_of, gather, hint, superseded
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import APPROVED, EXECUTING, State
@@ -50,7 +46,7 @@ _PRODUCER_NAME: Final = {number: name.removeprefix(_PRODUCER_PREFIX) for name, n
 _EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
 
 # Which stage a selection's state belongs to, in order.
-_EVIDENCE_STAGES: Final[Sequence[tuple[frozenset[FactRequirementState], str]]] = (
+_EVIDENCE_STAGES: Final[Sequence[tuple[frozenset[FactRequirementState.ValueType], str]]] = (
     (frozenset({evidence_module.MISSING, evidence_module.SOURCE_NOT_ACCEPTED}), reasons.NEED_MORE_FACTS),
     (frozenset({evidence_module.WRONG_TYPE}), reasons.FACT_TYPE_MISMATCH),
     (frozenset({evidence_module.TIER_TOO_LOW}), reasons.INSUFFICIENT_EVIDENCE_TIER),
@@ -74,24 +70,23 @@ def arbitrate(
     now_ms: int,
     judge: Judge,
     governing: tuple[CompiledAction, ...] | None = None,
+    into: Decision | None = None,
 ) -> Decision:
     """Return the decision on a proposal, without the identifiers that its place in the log gives.
 
     `known` holds the events that the proposal cites, by sequence number, as far as the log has them. `governing` stands
-    in for the state's rule sets (dry runs).
+    in for the state's rule sets (dry runs). `into` is an empty decision to fill, so that none need be copied.
     """
     proposal = envelope.proposal
     actions = state.governing.get(proposal.action_type, ()) if governing is None else governing
-    decision = Decision(
-        arbiter_version=ARBITER_VERSION,
-        action_type=proposal.action_type,
-        params=proposal.params,
-        evaluated_at=timestamp(now_ms),
-        active_policy_ids=[action.policy_id for action in actions],
-        active_rule_sets=[
-            RuleSetReference(policy_id=action.policy_id, version=action.version, digest=action.digest) for action in actions
-        ],
-    )
+    decision = Decision() if into is None else into
+    decision.arbiter_version = ARBITER_VERSION
+    decision.action_type = proposal.action_type
+    decision.params.CopyFrom(proposal.params)
+    set_timestamp(decision.evaluated_at, now_ms)
+    for action in actions:
+        decision.active_policy_ids.append(action.policy_id)
+        decision.active_rule_sets.add(policy_id=action.policy_id, version=action.version, digest=action.digest)
     if state.open_review(envelope.trace_id):
         _refuse(decision, reasons.UNDER_REVIEW, RetryHint())
     elif not actions:
@@ -252,7 +247,7 @@ def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Cas
         producer_type=_PRODUCER_NAME[producer.type],
         producer_id=producer.id,
         producer_version=producer.version,
-        evidence_count=view.evidence.count,
+        evidence_count=view.evidence.pieces,
         evidence_worst_trust=view.evidence.worst_trust,
         evidence_oldest_age_ms=view.evidence.oldest_age_ms,
         consecutive_rejections=state.consecutive_rejections(envelope.trace_id, now_ms),
@@ -287,9 +282,7 @@ def _ask_rules(
     for view, verdict in zip(governed, verdicts, strict=True):
         action = view.action
         for rule in verdict.matched:
-            decision.rule_matches.append(
-                RuleMatch(policy_id=action.policy_id, rule_id=rule.id, effect=rule.effect, condition=rule.condition)
-            )
+            decision.rule_matches.add(policy_id=action.policy_id, rule_id=rule.id, effect=rule.effect, condition=rule.condition)
         if verdict.matched:
             speaker = verdict.matched[0]
             candidate = (_EFFECT_RANK[speaker.effect], action.policy_id, action, speaker)
@@ -322,24 +315,22 @@ def _bind(decision: Decision, now_ms: int, governed: list[_Governed], selections
         if candidate is None:
             if (requirement.key, requirement.subject) not in absent:
                 absent.add((requirement.key, requirement.subject))
-                decision.absent_facts.append(AbsentFact(key=requirement.key, subject=requirement.subject))
+                decision.absent_facts.add(key=requirement.key, subject=requirement.subject)
             continue
         identity = (requirement.key, requirement.subject, candidate.event_id)
         if identity in pinned:
             _tighten(decision, identity, selection.fresh_until_ms)
             continue
         pinned.add(identity)
-        decision.pinned_facts.append(
-            PinnedFact(
-                key=requirement.key,
-                subject=requirement.subject,
-                event_id=candidate.event_id,
-                sequence_number=candidate.sequence_number,
-                trust_tier=candidate.trust_tier,  # type: ignore[arg-type]  # an int of the closed enum
-                fresh_until=timestamp(selection.fresh_until_ms),
-                evidence_hash=candidate.evidence_hash,
-            )
+        pin = decision.pinned_facts.add(
+            key=requirement.key,
+            subject=requirement.subject,
+            event_id=candidate.event_id,
+            sequence_number=candidate.sequence_number,
+            trust_tier=candidate.trust_tier,  # type: ignore[arg-type]  # an int of the closed enum
+            evidence_hash=candidate.evidence_hash,
         )
+        set_timestamp(pin.fresh_until, selection.fresh_until_ms)
     set_timestamp(decision.valid_until, now_ms + min(view.action.decision_ttl_ms for view in governed))
     decision.retry_policy.CopyFrom(governed[0].action.retry)
 

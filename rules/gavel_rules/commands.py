@@ -144,7 +144,7 @@ NO_REFERENCES = References()
 class Fault(NamedTuple):
     """Why a command cannot be carried out. `violations` are (field, description)."""
 
-    reason: ErrorReason
+    reason: ErrorReason.ValueType
     message: str
     violations: tuple[tuple[str, str], ...] = ()
 

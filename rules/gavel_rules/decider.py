@@ -54,7 +54,7 @@ def handle(
     command: Command,
     references: References = NO_REFERENCES,
     now_ms: int = 0,
-    engine: Engine = decision_pb2.ENGINE_RETE,
+    engine: Engine.ValueType = decision_pb2.ENGINE_RETE,
 ) -> Handled:
     """Return the events that a command makes at `now_ms` (milliseconds since the epoch), and its answer.
 
@@ -69,7 +69,7 @@ def handle(
     return Handled(emission.events, answer)
 
 
-def judge(state: State, sequence_number: int, engine: Engine) -> Judge:
+def judge(state: State, sequence_number: int, engine: Engine.ValueType) -> Judge:
     """Return how rules are asked for the decision with this sequence number: the bus's cross-check mode decides."""
     if engine == decision_pb2.ENGINE_REFERENCE:
         return _ask_reference
@@ -92,7 +92,7 @@ def _ask_reference(action: CompiledAction, case: Case) -> Verdict:
     return action.evaluate_reference(case)
 
 
-def _submit_proposal(emission: Emission, command: SubmitProposal, references: References, engine: Engine) -> Recorded | Fault:
+def _submit_proposal(emission: Emission, command: SubmitProposal, references: References, engine: Engine.ValueType) -> Recorded | Fault:
     envelope = command.envelope
     state = emission.state
     if envelope.proposal.HasField("projection_version") and envelope.proposal.projection_version > state.head:
@@ -102,8 +102,10 @@ def _submit_proposal(emission: Emission, command: SubmitProposal, references: Re
         return fault
     emission.record(envelope)
     sequence_number = state.head + 1
-    decision = arbitrate(state, envelope, references.cited, emission.now_ms, judge(state, sequence_number, engine))
-    recorded = emit_decision(emission, decision, envelope)
+    decided = Envelope()
+    decision = decided.decision
+    arbitrate(state, envelope, references.cited, emission.now_ms, judge(state, sequence_number, engine), into=decision)
+    recorded = emit_decision(emission, decided, envelope)
     if decision.reason_code == reasons.REJECTION_LIMIT:
         _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
     if _lacks_tier(decision):
@@ -125,13 +127,14 @@ def _ahead(version: int, head: int) -> Fault:
     return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, message, (("envelope.proposal.projection_version", message),))
 
 
-def emit_decision(emission: Emission, decision: Decision, proposal: Envelope) -> Envelope:
+def emit_decision(emission: Emission, envelope: Envelope, proposal: Envelope) -> Envelope:
     """Complete a first decision with what its place in the log gives, and record it."""
     state = emission.state
+    decision = envelope.decision
     decision.decision_id = derived_event_id(proposal.event_id, proposal.sequence_number, "decision")
     decision.proposal_id = proposal.event_id
     decision.state_version = state.head
-    return emission.decide(decision, causation_id=proposal.event_id, trace_id=proposal.trace_id, subject=proposal.subject)
+    return emission.decide(envelope, causation_id=proposal.event_id, trace_id=proposal.trace_id, subject=proposal.subject)
 
 
 def _lacks_tier(decision: Decision) -> bool:
@@ -153,23 +156,23 @@ def _notify(emission: Emission, decision: Envelope, diagnostic: AgentDiagnostic)
     )
 
 
-def _publish(emission: Emission, command: PublishEvent, references: References, engine: Engine) -> Recorded | Fault:
+def _publish(emission: Emission, command: PublishEvent, references: References, engine: Engine.ValueType) -> Recorded | Fault:
     return publish(emission, command.envelope)
 
 
-def _begin(emission: Emission, command: BeginExecution, references: References, engine: Engine) -> Any:
+def _begin(emission: Emission, command: BeginExecution, references: References, engine: Engine.ValueType) -> Any:
     return execution.begin(emission, command, references)
 
 
-def _renew(emission: Emission, command: RenewExecution, references: References, engine: Engine) -> Any:
+def _renew(emission: Emission, command: RenewExecution, references: References, engine: Engine.ValueType) -> Any:
     return execution.renew(emission, command, references)
 
 
-def _report(emission: Emission, command: ReportExecution, references: References, engine: Engine) -> Any:
+def _report(emission: Emission, command: ReportExecution, references: References, engine: Engine.ValueType) -> Any:
     return execution.report(emission, command, references)
 
 
-def _open_bus(emission: Emission, command: OpenBus, references: References, engine: Engine) -> Recorded | Fault:
+def _open_bus(emission: Emission, command: OpenBus, references: References, engine: Engine.ValueType) -> Recorded | Fault:
     if emission.state.head:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, "the bus is open already")
     opened = BusOpened(
@@ -178,13 +181,13 @@ def _open_bus(emission: Emission, command: OpenBus, references: References, engi
     return Recorded(_system_fact(emission, command.event_id, "BusOpened", f"bus/{emission.state.bus}", bus_opened=opened))
 
 
-def _change_cross_check(emission: Emission, command: ChangeCrossCheck, references: References, engine: Engine) -> Recorded:
+def _change_cross_check(emission: Emission, command: ChangeCrossCheck, references: References, engine: Engine.ValueType) -> Recorded:
     changed = CrossCheckChanged(cross_check=command.cross_check)
     subject = f"bus/{emission.state.bus}"
     return Recorded(_system_fact(emission, command.event_id, "CrossCheckChanged", subject, cross_check_changed=changed))
 
 
-def _deploy(emission: Emission, command: DeployRuleSet, references: References, engine: Engine) -> RuleSetAt | Fault:
+def _deploy(emission: Emission, command: DeployRuleSet, references: References, engine: Engine.ValueType) -> RuleSetAt | Fault:
     rule_set = command.rule_set
     policy_id, version = rule_set.policy_id, rule_set.version
     deployed = emission.state.rule_sets.get((policy_id, version))
@@ -212,7 +215,7 @@ def _deploy(emission: Emission, command: DeployRuleSet, references: References, 
     return RuleSetAt(policy_id, version, rule_set.digest, event.sequence_number)
 
 
-def _activate(emission: Emission, command: ActivateRuleSet, references: References, engine: Engine) -> RuleSetAt | Fault:
+def _activate(emission: Emission, command: ActivateRuleSet, references: References, engine: Engine.ValueType) -> RuleSetAt | Fault:
     state = emission.state
     policy_id, version = command.policy_id, command.version
     deployed = state.rule_sets.get((policy_id, version))
@@ -245,7 +248,7 @@ def _activate(emission: Emission, command: ActivateRuleSet, references: Referenc
     return RuleSetAt(policy_id, version, digest, event.sequence_number)
 
 
-def _deactivate(emission: Emission, command: DeactivateRuleSet, references: References, engine: Engine) -> RuleSetAt | Fault:
+def _deactivate(emission: Emission, command: DeactivateRuleSet, references: References, engine: Engine.ValueType) -> RuleSetAt | Fault:
     state = emission.state
     policy_id = command.policy_id
     active = state.active.get(policy_id)
@@ -291,7 +294,7 @@ _SYSTEM_KEY: Final[Mapping[str, str]] = {
     "RuleSetDeactivated": "gavel.rule_set_deactivated",
 }
 
-_HANDLERS: Final[Mapping[type, Callable[[Emission, Any, References, Engine], Any]]] = {
+_HANDLERS: Final[Mapping[type, Callable[[Emission, Any, References, Engine.ValueType], Any]]] = {
     OpenBus: _open_bus,
     ChangeCrossCheck: _change_cross_check,
     SubmitProposal: _submit_proposal,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gavel.v1 import error_pb2
-from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Fault
@@ -17,7 +16,6 @@ from gavel_rules.events import (
     SYSTEM_PRODUCER,
     milliseconds,
     set_timestamp,
-    timestamp,
 )
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
 from gavel_rules.projection import State
@@ -47,22 +45,17 @@ class Emission:
         self.events.append(envelope)
         return envelope
 
-    def decide(self, decision: Decision, *, causation_id: str, trace_id: str, subject: str) -> Envelope:
-        """Record a decision that has its decision_id."""
-        now = timestamp(self.now_ms)
-        return self.record(
-            Envelope(
-                event_id=decision.decision_id,
-                event_category=DECISION,
-                event_name=DECISION_NAME[decision.outcome],
-                occurred_at=now,
-                trace_id=trace_id,
-                causation_id=causation_id,
-                producer=ARBITRATOR_PRODUCER,
-                subject=subject,
-                decision=decision,
-            )
-        )
+    def decide(self, envelope: Envelope, *, causation_id: str, trace_id: str, subject: str) -> Envelope:
+        """Record the decision in `envelope`, which has its decision_id; the rest of the envelope is filled in."""
+        decision = envelope.decision
+        envelope.event_id = decision.decision_id
+        envelope.event_category = DECISION
+        envelope.event_name = DECISION_NAME[decision.outcome]
+        envelope.trace_id = trace_id
+        envelope.causation_id = causation_id
+        envelope.producer.CopyFrom(ARBITRATOR_PRODUCER)
+        envelope.subject = subject
+        return self.record(envelope)
 
     def diagnose(
         self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str

@@ -34,7 +34,7 @@ TOOL_CALL: Final = common_pb2.EVENT_CATEGORY_TOOL_CALL_EVENT
 TOOL_RESULT: Final = common_pb2.EVENT_CATEGORY_TOOL_RESULT_EVENT
 AGENT_DIAGNOSTIC: Final = common_pb2.EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT
 
-CATEGORY_OF_PAYLOAD: Final[Mapping[str, EventCategory]] = {
+CATEGORY_OF_PAYLOAD: Final[Mapping[str, EventCategory.ValueType]] = {
     "fact": FACT,
     "proposal": PROPOSAL,
     "decision": DECISION,
@@ -44,11 +44,11 @@ CATEGORY_OF_PAYLOAD: Final[Mapping[str, EventCategory]] = {
     "tool_result": TOOL_RESULT,
     "agent_diagnostic": AGENT_DIAGNOSTIC,
 }
-PAYLOAD_OF_CATEGORY: Final[Mapping[EventCategory, str]] = {category: payload for payload, category in CATEGORY_OF_PAYLOAD.items()}
+PAYLOAD_OF_CATEGORY: Final[Mapping[EventCategory.ValueType, str]] = {category: payload for payload, category in CATEGORY_OF_PAYLOAD.items()}
 
 _SENSES: Final = frozenset({FACT})
 # Who may publish what (seeds 002 §4.9). Checked on every append and by every replay.
-CATEGORIES_OF_PRODUCER: Final[Mapping[ProducerType, frozenset[EventCategory]]] = {
+CATEGORIES_OF_PRODUCER: Final[Mapping[ProducerType.ValueType, frozenset[EventCategory.ValueType]]] = {
     common_pb2.PRODUCER_TYPE_SENSOR: _SENSES,
     common_pb2.PRODUCER_TYPE_API: _SENSES,
     common_pb2.PRODUCER_TYPE_DATABASE_SNAPSHOT: _SENSES,
@@ -67,14 +67,14 @@ DEFAULT_EVENT_NAME: Final[Mapping[str, str]] = {
     "tool_result": "ToolReturned",
     "agent_diagnostic": "DiagnosticRecorded",
 }
-DECISION_NAME: Final[Mapping[Outcome, str]] = {
+DECISION_NAME: Final[Mapping[Outcome.ValueType, str]] = {
     decision_pb2.OUTCOME_APPROVED: "DecisionApproved",
     decision_pb2.OUTCOME_REJECTED: "DecisionRejected",
     decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW: "HumanReviewRequested",
     decision_pb2.OUTCOME_EXPIRED: "DecisionExpired",
     decision_pb2.OUTCOME_REVOKED: "DecisionRevoked",
 }
-EXECUTION_NAME: Final[Mapping[ExecutionStatus, str]] = {
+EXECUTION_NAME: Final[Mapping[ExecutionStatus.ValueType, str]] = {
     execution_pb2.EXECUTION_STATUS_STARTED: "ExecutionStarted",
     execution_pb2.EXECUTION_STATUS_SUCCESS: "ExecutionSucceeded",
     execution_pb2.EXECUTION_STATUS_FAILED: "ExecutionFailed",

@@ -18,6 +18,7 @@ from gavel_rules.events import fact_keys
 from gavel_rules.projection import Candidate, State
 from gavel_rules.ruleset import CompiledAction, FactDeclaration
 
+FINE: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
 MISSING: Final = decision_pb2.FACT_REQUIREMENT_STATE_MISSING
 STALE: Final = decision_pb2.FACT_REQUIREMENT_STATE_STALE
 TIER_TOO_LOW: Final = decision_pb2.FACT_REQUIREMENT_STATE_TIER_TOO_LOW
@@ -56,7 +57,7 @@ class Selection(NamedTuple):
 
     requirement: Requirement
     candidate: Candidate | None
-    state: FactRequirementState  # 0: fine
+    state: FactRequirementState.ValueType  # FINE: nothing
     fresh_until_ms: int
 
 
@@ -65,7 +66,7 @@ class Evidence(NamedTuple):
 
     selections: tuple[Selection, ...]
     facts: dict[str, object]
-    count: int
+    pieces: int
     worst_trust: int
     oldest_age_ms: int
 
@@ -107,11 +108,11 @@ def select(state: State, requirement: Requirement, now_ms: int) -> Selection:
     of_subject = state.evidence.get(requirement.subject)
     candidates: Iterable[Candidate] = of_subject.get(requirement.key, ()) if of_subject else ()
     if not candidates:
-        return Selection(requirement, None, 0 if requirement.optional else MISSING, 0)
+        return Selection(requirement, None, FINE if requirement.optional else MISSING, 0)
     if requirement.sources:
         candidates = [candidate for candidate in candidates if candidate.source in requirement.sources]
         if not candidates:
-            return Selection(requirement, None, 0 if requirement.optional else SOURCE_NOT_ACCEPTED, 0)
+            return Selection(requirement, None, FINE if requirement.optional else SOURCE_NOT_ACCEPTED, 0)
     declaration = requirement.declaration
     if declaration is not None:
         # A null has every type: it says that there is no value.
@@ -130,8 +131,8 @@ def select(state: State, requirement: Requirement, now_ms: int) -> Selection:
     if best is None:
         return Selection(requirement, None, STALE, 0)
     if best.value is None:
-        return Selection(requirement, None, 0 if requirement.optional else MISSING, 0)
-    return Selection(requirement, best, 0, _fresh_until_ms(best, requirement))
+        return Selection(requirement, None, FINE if requirement.optional else MISSING, 0)
+    return Selection(requirement, best, FINE, _fresh_until_ms(best, requirement))
 
 
 def gather(state: State, action: CompiledAction, proposal: Envelope, now_ms: int) -> Evidence:

@@ -226,7 +226,7 @@ def _call_person(emission: Emission, live: LiveDecision, reason_code: str, cause
 
 
 def _emit_later(
-    emission: Emission, live: LiveDecision, outcome: decision_pb2.Outcome, reason_code: str, cause: Envelope, kind: str
+    emission: Emission, live: LiveDecision, outcome: decision_pb2.Outcome.ValueType, reason_code: str, cause: Envelope, kind: str
 ) -> None:
     """Record a decision that ends or moves an approved one."""
     approved = live.decision.decision
@@ -245,7 +245,7 @@ def _emit_later(
         state_version=emission.state.head,
         conflict_key=approved.conflict_key,
     )
-    emission.decide(decision, causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject)
+    emission.decide(Envelope(decision=decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject)
 
 
 def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:

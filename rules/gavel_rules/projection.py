@@ -54,10 +54,10 @@ class Candidate(NamedTuple):
     evidence_ref: str
     evidence_hash: str
     confidence: float
-    producer_type: ProducerType
+    producer_type: ProducerType.ValueType
     producer_id: str
     producer_version: str
-    observed_from: ObservedFrom
+    observed_from: ObservedFrom.ValueType
     derivation_rule_id: str
     derivation_rule_version: int
 
@@ -77,7 +77,7 @@ class LiveDecision(NamedTuple):
     starts: int = 0  # STARTED events so far, renewals included
     running: bool = False  # an attempt has started and not reported
     execution_id: str = ""
-    executor_type: ProducerType = common_pb2.PRODUCER_TYPE_UNSPECIFIED
+    executor_type: ProducerType.ValueType = common_pb2.PRODUCER_TYPE_UNSPECIFIED
     executor_id: str = ""
     executor_version: str = ""
     lease_until_ms: int = 0

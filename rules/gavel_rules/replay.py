@@ -160,7 +160,7 @@ class Recomputation:
     What comes before `compare_from` builds the state and is not compared.
     """
 
-    def __init__(self, bus: str, *, engine: Engine = decision_pb2.ENGINE_RETE, compare_from: int = 1) -> None:
+    def __init__(self, bus: str, *, engine: Engine.ValueType = decision_pb2.ENGINE_RETE, compare_from: int = 1) -> None:
         self.state = State(bus)
         self._engine = engine
         self._compare_from = compare_from

@@ -41,14 +41,14 @@ _REASON_CODE: Final = re.compile(r"([A-Z][A-Z0-9_]{0,127})?\Z")
 
 # The producer that a request without one means, where a payload allows only one type of producer. Facts must say who speaks.
 LOCAL_PRODUCER_ID: Final = "local"
-_IMPLIED_PRODUCER: Final[Mapping[str, ProducerType]] = {
+_IMPLIED_PRODUCER: Final[Mapping[str, ProducerType.ValueType]] = {
     "proposal": common_pb2.PRODUCER_TYPE_AGENT,
     "observation": common_pb2.PRODUCER_TYPE_AGENT,
     "tool_call": common_pb2.PRODUCER_TYPE_AGENT,
     "tool_result": common_pb2.PRODUCER_TYPE_AGENT,
     "execution": common_pb2.PRODUCER_TYPE_EXECUTOR,
 }
-_IMPLIED_CHANNEL: Final[Mapping[ProducerType, ObservedFrom]] = {
+_IMPLIED_CHANNEL: Final[Mapping[ProducerType.ValueType, ObservedFrom.ValueType]] = {
     common_pb2.PRODUCER_TYPE_SENSOR: fact_pb2.OBSERVED_FROM_SENSOR,
     common_pb2.PRODUCER_TYPE_API: fact_pb2.OBSERVED_FROM_API,
     common_pb2.PRODUCER_TYPE_DATABASE_SNAPSHOT: fact_pb2.OBSERVED_FROM_DB,

@@ -22,7 +22,7 @@ _RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execut
 _SENSES: Final = frozenset({fact_pb2.OBSERVED_FROM_DB, fact_pb2.OBSERVED_FROM_API, fact_pb2.OBSERVED_FROM_WEBHOOK, fact_pb2.OBSERVED_FROM_SENSOR})
 
 
-def check(producer: Producer, category: EventCategory, envelope: Envelope) -> None:
+def check(producer: Producer, category: EventCategory.ValueType, envelope: Envelope) -> None:
     """Refuse what this producer may not publish. Raises ServiceError PERMISSION_DENIED."""
     if category == DECISION:
         raise ServiceError(
@@ -55,7 +55,7 @@ def _check_fact(producer: Producer, fact: Fact) -> None:
         raise _reserved(f"observed_from {ObservedFrom.Name(fact.observed_from)} is not a channel of producer type {_name(producer.type)}")
 
 
-def channels(producer_type: ProducerType, *, derived: bool) -> frozenset[ObservedFrom]:
+def channels(producer_type: ProducerType.ValueType, *, derived: bool) -> frozenset[ObservedFrom.ValueType]:
     """Return the channels through which such a producer may speak (seeds 002 §4.7.2)."""
     if derived:
         return frozenset({fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK})
@@ -68,5 +68,5 @@ def _reserved(message: str) -> ServiceError:
     return ServiceError(error_pb2.ERROR_REASON_FIELD_RESERVED, message)
 
 
-def _name(producer_type: ProducerType) -> str:
+def _name(producer_type: ProducerType.ValueType) -> str:
     return ProducerType.Name(producer_type).removeprefix("PRODUCER_TYPE_")

@@ -7,7 +7,7 @@ again a RetryInfo. A refusal by policy is a Decision and never comes here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -24,7 +24,7 @@ DOMAIN: Final = "gavel"
 _REASON_PREFIX: Final = "ERROR_REASON_"
 RETRY_AFTER_MS_DEFAULT: Final = 200
 
-_CODES: Final[Mapping[ErrorReason, grpc.StatusCode]] = {
+_CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     error_pb2.ERROR_REASON_INVALID_RULE_SET: grpc.StatusCode.INVALID_ARGUMENT,
     error_pb2.ERROR_REASON_EVENT_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
@@ -59,7 +59,7 @@ class ServiceError(Exception):
     """A call failed: `reason` decides the code. `violations` are (field, description); `retry_after_ms` 0: the default."""
 
     def __init__(
-        self, reason: ErrorReason, message: str, violations: Sequence[tuple[str, str]] = (), retry_after_ms: int = 0
+        self, reason: ErrorReason.ValueType, message: str, violations: Sequence[tuple[str, str]] = (), retry_after_ms: int = 0
     ) -> None:
         super().__init__(message)
         self.reason = reason
@@ -116,7 +116,7 @@ def not_implemented(what: str) -> ServiceError:
     return ServiceError(error_pb2.ERROR_REASON_NOT_IMPLEMENTED, f"{what} is not available in this release")
 
 
-async def abort(context: grpc.aio.ServicerContext, error: ServiceError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:
     """End a call with an error."""
     await context.abort_with_status(rpc_status.to_status(error.status()))
     raise AssertionError("abort_with_status returned")

@@ -269,7 +269,7 @@ class Sequencer:
         loop = asyncio.get_running_loop()
         gathered: asyncio.Future[None] = loop.create_future()
         self._gathered, self._gather_target = gathered, min(self._last_batch, self._batch_limit)
-        timer = loop.call_later(LINGER_SECONDS, lambda: gathered.done() or gathered.set_result(None))
+        timer = loop.call_later(LINGER_SECONDS, _release, gathered)
         await gathered
         timer.cancel()
         self._gathered = None
@@ -537,7 +537,7 @@ class Sequencer:
         assert self._trouble is not None  # noqa: S101  # for the type checker
         return self._trouble
 
-    def _give_up(self, reason: error_pb2.ErrorReason, message: str) -> ServiceError:
+    def _give_up(self, reason: error_pb2.ErrorReason.ValueType, message: str) -> ServiceError:
         """Refuse writes until an operator has looked and the server is started again."""
         _LOG.error("bus.unwritable", bus=self.bus, problem=message)
         self._trouble = ServiceError(reason, message, retry_after_ms=5000)
@@ -579,6 +579,11 @@ class Sequencer:
             elif not future.done():
                 future.set_result(None)
         self._followers = waiting
+
+
+def _release(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _regressed(bus: str, head: Head, seen: Head) -> str:

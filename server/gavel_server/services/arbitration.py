@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -29,10 +30,10 @@ from gavel_rules.arbitration import arbitrate, explain
 from gavel_rules.commands import SubmitProposal, Tick
 from gavel_rules.decider import handle, judge
 from gavel_rules.projection import State, governing_actions
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, compile_rule_set
+from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 from gavel_server.admission import admit
 from gavel_server.buses import DEFAULT_BUS, Buses
-from gavel_server.compiler import check
+from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError, abort, invalid, not_implemented
 from gavel_server.framing import envelope_bytes, field_1, results
 from gavel_server.planning import TIMERS_PER_COMMIT, Completed
@@ -50,8 +51,9 @@ _Request = TypeVar("_Request", bound=Message)
 class Arbitration:
     """Proposals in, decisions out."""
 
-    def __init__(self, buses: Buses) -> None:
+    def __init__(self, buses: Buses, compiler: Compiler) -> None:
         self._buses = buses
+        self._compiler = compiler
 
     def register(self, server: grpc.aio.Server) -> None:
         """Register the service's methods, which take and answer bytes."""
@@ -67,7 +69,7 @@ class Arbitration:
             name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()
         }
         handlers["StreamProposals"] = grpc.stream_stream_rpc_method_handler(_guarded("StreamProposals", self._later("StreamProposals")))
-        server.add_registered_method_handlers(SERVICE, handlers)  # type: ignore[attr-defined]  # the stubs lack it
+        server.add_registered_method_handlers(SERVICE, handlers)
 
     async def submit_proposal(self, data: bytes, context: Context) -> bytes:
         """Answer a SubmitProposalRequest with its SubmitProposalResponse."""
@@ -110,7 +112,7 @@ class Arbitration:
         size_bytes = len(data) // len(envelopes)
         for index, envelope in enumerate(envelopes):
             try:
-                _submit(sequencer, envelope, size_bytes, lambda result, index=index: collect(index, result))
+                _submit(sequencer, envelope, size_bytes, partial(collect, index))
             except ServiceError as error:
                 collect(index, error)
         await future
@@ -122,7 +124,7 @@ class Arbitration:
             raise invalid([("request", f"is larger than {2 * limits.MESSAGE_BYTES_MAX} bytes")])
         request = _parse(PreflightRequest, data)
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
-        override = await _compile_override(request.rule_set_override) if request.rule_set_override else None
+        override = await self._compiler.compile(request.rule_set_override) if request.rule_set_override else None
         envelope = request.envelope
         admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
         known = await _references(sequencer, [envelope])
@@ -220,13 +222,6 @@ async def _inherit_trace(sequencer: Sequencer, envelope: Envelope) -> None:
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
     if not envelope.trace_id:
         envelope.trace_id = known.trace_id
-
-
-async def _compile_override(document: str) -> CompiledRuleSet:
-    """Compile a stand-in rule set, in a bounded worker process first. Raises ServiceError with every mistake."""
-    report = await check(document)
-    report.raise_if_invalid("rule_set_override")
-    return compile_rule_set(document)
 
 
 def _governing_with(state: State, override: CompiledRuleSet, envelope: Envelope) -> Governing:
