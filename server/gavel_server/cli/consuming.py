@@ -1,0 +1,149 @@
+"""`gavel executor` and `gavel fdr`: the consumers of the work queues as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from gavel_client.handlers import Handlers
+
+DATA_DEFAULT: Final = Path(".gavel")
+
+Redis = Annotated[str, typer.Option(metavar="URL", envvar="GAVEL_REDIS", help="The Redis of the server, where it is not embedded.")]
+Data = Annotated[
+    Path, typer.Option(metavar="DIR", envvar="GAVEL_DATA", help="The server's data directory: its embedded Redis has the work queues.")
+]
+
+
+def executor(
+    module: Annotated[
+        str, typer.Argument(metavar="MODULE", help="A module or a .py file with a gavel_client.handlers.Handlers; MODULE:NAME picks one.")
+    ],
+    producer_id: Annotated[str, typer.Option("--id", metavar="NAME", help="The executor's stable name in the log.")] = "gavel-executor",
+    group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group; the same for the same handlers.")] = "executors",
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Decisions carried out at the same time, at most.")] = 8,
+    lease_ms: Annotated[int, typer.Option(min=100, metavar="MS", help="How long nobody else may take over an attempt.")] = 30_000,
+    redis: Redis = "",
+    data: Data = DATA_DEFAULT,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Carry out approved decisions with the handlers of a Python module, until SIGTERM or SIGINT."""
+    handlers = load_handlers(module)
+    url = _work_queues(redis, data)
+
+    async def run() -> None:
+        from gavel_client import GavelClient
+        from gavel_client.executor import Executor
+
+        from gavel_server.cli import output
+
+        async with GavelClient(server, bus=bus) as client:
+            consumer = Executor(client, url, handlers, producer_id=producer_id, group=group, concurrency=concurrency, lease_ms=lease_ms)
+            output.say(f"gavel: executor {producer_id} carries out {', '.join(sorted(handlers))} on bus {bus}")
+            await _until_signalled(consumer.run, consumer.stop)
+
+    _run(run)
+
+
+def fdr(
+    redis: Redis = "", data: Data = DATA_DEFAULT, server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, debug: Debug = False
+) -> None:
+    """Derive facts from executions, until SIGTERM or SIGINT. A server does it by itself unless it runs with --no-fdr."""
+    url = _work_queues(redis, data)
+
+    async def run() -> None:
+        from gavel_client import GavelClient
+        from gavel_client.fdr import FactDerivationReactor
+
+        from gavel_server.cli import output
+
+        async with GavelClient(server, bus=bus) as client:
+            reactor = FactDerivationReactor(client, url)
+            output.say(f"gavel: deriving facts on bus {bus}")
+            await _until_signalled(reactor.run, reactor.stop)
+
+    _run(run)
+
+
+def load_handlers(name: str) -> Handlers:
+    """Return the handlers of a module: "package.module", "file.py", or either with ":NAME". Raises InvalidInputError."""
+    from gavel_client.handlers import Handlers
+
+    module_name, _, attribute = name.partition(":")
+    module = _imported(module_name)
+    if attribute:
+        chosen = getattr(module, attribute, None)
+        if not isinstance(chosen, Handlers):
+            raise InvalidInputError(f"{module_name} has no gavel_client.handlers.Handlers named {attribute}")
+        return chosen
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Handlers)}
+    if len(found) != 1:
+        what = f"has {len(found)} ({', '.join(found)}); name one as {module_name}:NAME" if found else "has none; declare one"
+        raise InvalidInputError(f"{module_name} must have one gavel_client.handlers.Handlers; it {what}")
+    (handlers,) = found.values()
+    if not handlers:
+        raise InvalidInputError(f"{module_name} registers no action; decorate a coroutine function with @handlers.action(…)")
+    return handlers
+
+
+def _imported(name: str) -> ModuleType:
+    path = Path(name)
+    if path.suffix == ".py":
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise InvalidInputError(f"there is no Python file {name}")
+        module = importlib.util.module_from_spec(spec)
+        # As with any import, so that what it defines can be found again by name.
+        sys.modules[path.stem] = module
+        sys.path.insert(0, str(path.parent.absolute()))
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(f"cannot import {name}: {error}; run this where Python finds it, or give a path to a .py file") from error
+
+
+def _work_queues(redis: str, data: Path) -> str:
+    """The URL of the Redis that has the work queues."""
+    from gavel_server.embedded import noted_url
+
+    url = redis or noted_url(data)
+    if url is None:
+        raise CommandError(f"no server has used {data}; give the server's data directory with --data, or its Redis with --redis URL")
+    return url
+
+
+async def _until_signalled(run: Callable[[], Coroutine[Any, Any, None]], stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await run()
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    from gavel_client import WorkQueueError
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        asyncio.run(work())
+    except (WorkQueueError, ValueError) as error:
+        raise CommandError(str(error)) from error

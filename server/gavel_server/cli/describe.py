@@ -1,0 +1,224 @@
+"""Events in words: one line that says what happened and why, for `log`, `trace` and the demo.
+
+What people read here is made from the event alone. Text that came from outside is shown with its control characters spelled
+out, so that nobody's event can move a cursor or colour a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from gavel.v1 import decision_pb2, execution_pb2
+from gavel.v1.common_pb2 import EventCategory, ProducerType
+from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution, ExecutionStatus
+from gavel.v1.fact_pb2 import Fact
+from gavel.v1.observation_pb2 import Observation
+from gavel.v1.proposal_pb2 import Proposal
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_client.values import from_struct, from_value
+from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.timestamp_pb2 import Timestamp
+
+TEXT_LENGTH_MAX: Final = 200
+
+_STATE_WORDS: Final = {
+    decision_pb2.FACT_REQUIREMENT_STATE_MISSING: "missing",
+    decision_pb2.FACT_REQUIREMENT_STATE_STALE: "too old",
+    decision_pb2.FACT_REQUIREMENT_STATE_TIER_TOO_LOW: "not trusted enough",
+    decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED: "from a source that does not count",
+    decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED: "superseded",
+    decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE: "of the wrong type",
+}
+
+
+def describe(envelope: Envelope) -> str:
+    """Return one line on what the event says."""
+    match envelope.WhichOneof("payload"):
+        case "fact":
+            return _fact(envelope.fact)
+        case "proposal":
+            return _proposal(envelope.proposal)
+        case "decision":
+            return outcome_line(envelope.decision)
+        case "execution":
+            return _execution(envelope.execution)
+        case "observation":
+            return _observation(envelope.observation)
+        case "tool_call":
+            return _tool_call(envelope.tool_call)
+        case "tool_result":
+            return _tool_result(envelope.tool_result)
+        case "agent_diagnostic":
+            return _diagnostic(envelope.agent_diagnostic)
+    return "(no payload)"
+
+
+def outcome_line(decision: Decision) -> str:
+    """Return one line on a decision: outcome, reason, rule, and what it collides with or lacks."""
+    parts = [short(Outcome, decision.outcome)]
+    if decision.reason_code:
+        parts.append(decision.reason_code)
+    if decision.rule_id:
+        parts.append(f"by rule {decision.rule_id} of {decision.policy_id} {decision.policy_version}")
+    if decision.conflict_with_proposal_ids:
+        parts.append(f"conflicts with {', '.join(decision.conflict_with_proposal_ids)}")
+    if decision.retry_hint.fact_requirements:
+        parts.append("; ".join(requirement_line(row) for row in decision.retry_hint.fact_requirements))
+    if decision.terminal:
+        parts.append("final: do not retry")
+    if decision.pinned_facts:
+        parts.append(f"rests on {', '.join(f'{fact.key} (#{fact.sequence_number})' for fact in decision.pinned_facts)}")
+    parts += [warning.code for warning in decision.warnings]
+    return printable(", ".join(parts))
+
+
+def requirement_line(row: FactRequirement) -> str:
+    """Return what is wrong with one piece of evidence, and what would do."""
+    wanted = []
+    if row.required_trust_tier:
+        wanted.append(f"tier {int(row.required_trust_tier)} or better")
+    if row.max_age_ms:
+        wanted.append(f"at most {duration(row.max_age_ms)} old")
+    if row.sources:
+        wanted.append(f"from {' or '.join(row.sources)}")
+    wants = f" (wanted: {', '.join(wanted)})" if wanted else ""
+    return f"{row.key} {_STATE_WORDS.get(row.state, short(FactRequirementState, row.state))}{wants}"
+
+
+def category_name(envelope: Envelope) -> str:
+    """Return the event's category as people write it, e.g. "FACT"."""
+    return short(EventCategory, envelope.event_category).removesuffix("_EVENT")
+
+
+def producer_name(envelope: Envelope) -> str:
+    """Return who spoke, e.g. "agent refund-agent"."""
+    kind = short(ProducerType, envelope.producer.type).lower().replace("_", "-")
+    return printable(f"{kind} {envelope.producer.id}")
+
+
+def moment(timestamp: Timestamp) -> str:
+    """Return a time as RFC 3339 in UTC, to the millisecond; "-" for none."""
+    if not timestamp.seconds and not timestamp.nanos:
+        return "-"
+    return timestamp.ToDatetime().isoformat(timespec="milliseconds") + "Z"
+
+
+def duration(milliseconds: int) -> str:
+    """Return a duration in the largest unit that divides it, e.g. "60 s"."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if milliseconds >= size * 2 and milliseconds % size == 0:
+            return f"{milliseconds // size} {unit}"
+    return f"{milliseconds} ms"
+
+
+def short(enumeration: Any, value: int) -> str:
+    """Return an enum value's name without the enum's prefix, e.g. "APPROVED"; the number, if a newer server knows more names."""
+    if value not in enumeration.values():
+        return str(value)
+    name: str = enumeration.Name(value)
+    prefix = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enumeration.DESCRIPTOR.name).lstrip("_")
+    return name.removeprefix(f"{prefix}_")
+
+
+def struct_text(struct: Struct) -> str:
+    """Return a Struct as compact JSON."""
+    return printable(json.dumps(from_struct(struct), ensure_ascii=False))
+
+
+def value_text(value: Value) -> str:
+    """Return a Value as compact JSON."""
+    return printable(json.dumps(from_value(value), ensure_ascii=False))
+
+
+def printable(text: str) -> str:
+    """Return text with control characters spelled out."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _fact(fact: Fact) -> str:
+    system = fact.WhichOneof("system")
+    if system is not None:
+        return _system_fact(fact, system)
+    limit = f", good for {duration(fact.max_age_ms)}" if fact.max_age_ms else ""
+    origin = f", derived by {fact.derivation_rule_id} {fact.derivation_rule_version}" if fact.derivation_rule_id else ""
+    if fact.value.HasField("null_value"):
+        return printable(f"{fact.key} retracted{origin}")
+    return printable(f"{fact.key} = {value_text(fact.value)}{limit}{origin}")
+
+
+def _system_fact(fact: Fact, system: str) -> str:
+    match system:
+        case "bus_opened":
+            return f"bus opened, arbiter version {fact.bus_opened.arbiter_version}"
+        case "rule_set_deployed":
+            deployed = fact.rule_set_deployed
+            return f"rule set {deployed.policy_id} {deployed.version} deployed, {deployed.digest[:19]}…"
+        case "rule_set_activated":
+            activated = fact.rule_set_activated
+            before = f" in place of {activated.previous_version}" if activated.previous_version else ""
+            return f"rule set {activated.policy_id} {activated.version} in force{before}"
+        case "rule_set_deactivated":
+            return f"rule set {fact.rule_set_deactivated.policy_id} {fact.rule_set_deactivated.version} out of force"
+    return system.replace("_", " ")
+
+
+def _proposal(proposal: Proposal) -> str:
+    cited = ", ".join(f"#{reference.sequence_number}" for reference in proposal.based_on_events)
+    rests = f", resting on {cited}" if cited else ", resting on nothing"
+    return f"{proposal.action_type} {struct_text(proposal.params)}, risk {proposal.risk:g}{rests}"
+
+
+def _execution(execution: Execution) -> str:
+    parts = [f"attempt {execution.attempt} {short(ExecutionStatus, execution.status)}"]
+    if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
+        parts.append(f"leased until {moment(execution.lease_until)}")
+    if execution.reason_code:
+        parts.append(execution.reason_code)
+    if execution.error.code:
+        parts.append(f"{execution.error.code} {execution.error.message}".strip())
+    if execution.result.fields:
+        parts.append(struct_text(execution.result))
+    if execution.completed_steps:
+        parts.append(f"done: {', '.join(execution.completed_steps)}")
+    if execution.will_retry:
+        parts.append("another attempt follows")
+    return printable(", ".join(parts))
+
+
+def _observation(observation: Observation) -> str:
+    fields = ", ".join(f"{key} = {value_text(value)}" for key, value in sorted(observation.extracted_fields.items()))
+    tier = f", trust tier {int(observation.trust_tier)}" if observation.trust_tier else ""
+    return printable(f"{fields}, read through {observation.source_tool or 'no tool'}{tier}")
+
+
+def _tool_call(call: ToolCall) -> str:
+    summary = f" {_cut(call.arguments_summary)}" if call.arguments_summary else ""
+    return printable(f"{call.tool_name}{summary} ({call.execution_id})")
+
+
+def _tool_result(result: ToolResult) -> str:
+    said = f"failed: {result.error_code}" if result.is_error else _cut(result.result_summary) or result.content_hash[:19] + "…"
+    return printable(f"{result.tool_name}: {said} ({result.execution_id})")
+
+
+def _diagnostic(diagnostic: AgentDiagnostic) -> str:
+    match diagnostic.WhichOneof("detail"):
+        case "fact_collection":
+            detail = "; ".join(requirement_line(row) for row in diagnostic.fact_collection.fact_requirements)
+        case "late_execution":
+            detail = f"by {diagnostic.late_execution.executor_id}: {_execution(diagnostic.late_execution.execution)}"
+        case "llm_invocation":
+            detail = f"{diagnostic.llm_invocation.llm_model}, {diagnostic.llm_invocation.token_count} tokens"
+        case "graph_transition":
+            detail = f"to {diagnostic.graph_transition.graph_node}"
+        case _:
+            detail = struct_text(diagnostic.attributes) if diagnostic.attributes.fields else ""
+    return printable(f"{diagnostic.kind}: {detail}" if detail else diagnostic.kind)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_LENGTH_MAX else text[:TEXT_LENGTH_MAX] + "…"

@@ -1,0 +1,116 @@
+"""Documents that commands take: an Envelope in protobuf JSON or the same as YAML, and rule sets as text. `-` is stdin."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gavel_server.cli.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from gavel.v1.envelope_pb2 import Envelope
+
+STANDARD_INPUT: Final = "-"
+# A rule set or an envelope is at most 1 MiB; what is larger is not read to its end.
+DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
+# Doubles, which is what a Struct holds, count exactly up to here.
+INTEGER_MAX: Final = 2**53
+
+
+def read_document(name: str) -> str:
+    """Return the text of a file, or of stdin for "-". Raises InvalidInputError."""
+    try:
+        if name == STANDARD_INPUT:
+            content = sys.stdin.buffer.read(DOCUMENT_BYTES_MAX + 1)
+        else:
+            with Path(name).open("rb") as file:
+                content = file.read(DOCUMENT_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {name}: {error.strerror}") from error
+    if len(content) > DOCUMENT_BYTES_MAX:
+        raise InvalidInputError(f"{shown(name)} is larger than {DOCUMENT_BYTES_MAX} bytes; give a smaller document")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{shown(name)} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+
+
+def read_envelope(name: str) -> Envelope:
+    """Return the Envelope that a file holds, in protobuf JSON or the same as YAML. Raises InvalidInputError."""
+    from gavel.v1.envelope_pb2 import Envelope
+    from google.protobuf.json_format import ParseDict, ParseError
+
+    document = _parsed(name, read_document(name))
+    if not isinstance(document, dict):
+        raise InvalidInputError(f"{shown(name)} must hold one Envelope: a mapping with subject, producer and a payload such as proposal")
+    _refuse_inexact(document, "", name)
+    try:
+        return ParseDict(document, Envelope())
+    except (ParseError, ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError(f"{shown(name)} is no Envelope of gavel.v1: {error}") from error
+
+
+def shown(name: str) -> str:
+    """Return a document's name for messages."""
+    return "standard input" if name == STANDARD_INPUT else name
+
+
+def _parsed(name: str, text: str) -> Any:
+    """Return JSON or YAML as Python values. JSON is tried first: YAML parsers refuse its tabs."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        if name.endswith(".json"):
+            raise InvalidInputError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{shown(name)}: {error}") from error
+    return _yaml(name, text)
+
+
+def _yaml(name: str, text: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import SafeConstructor
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    class Constructor(SafeConstructor):
+        """Times stay text, as protobuf JSON has them."""
+
+    Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
+    parser = YAML(typ="safe", pure=True)
+    parser.Constructor = Constructor
+    try:
+        return parser.load(io.StringIO(text))
+    except MarkedYAMLError as error:
+        place = f":{error.problem_mark.line + 1}:{error.problem_mark.column + 1}" if error.problem_mark else ""
+        raise InvalidInputError(f"{shown(name)}{place}: neither JSON nor YAML: {error.problem or error.context}") from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{shown(name)}: neither JSON nor YAML: {error}") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} appears twice in one object; keep one of them")
+        found[key] = value
+    return found
+
+
+def _refuse_inexact(value: Any, path: str, name: str) -> None:
+    """Refuse integers that a Struct would round in silence."""
+    match value:
+        case bool():
+            return
+        case int() if abs(value) > INTEGER_MAX:
+            raise InvalidInputError(
+                f"{shown(name)}: {path} is {value}, beyond ±2^53, where numbers are no longer exact; write it as a string"
+            )
+        case dict():
+            for key, item in value.items():
+                _refuse_inexact(item, f"{path}.{key}" if path else str(key), name)
+        case list():
+            for index, item in enumerate(value):
+                _refuse_inexact(item, f"{path}[{index}]", name)

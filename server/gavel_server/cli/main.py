@@ -1,0 +1,116 @@
+"""`gavel`, the program: gathers the commands, and turns whatever goes wrong in one into a sentence and an exit status."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from gavel_server.cli import options
+from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError
+
+PROGRAM: Final = "gavel"
+
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        print(f"{PROGRAM} {version(PROGRAM)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Deterministic arbitration for systems of LLM agents."""
+
+
+def main() -> NoReturn:
+    """Run the command of this process's arguments and exit with its status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or a pipe that cannot show a character gets its escape rather than a failure.
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit status: 0, 1 failure, 2 wrong usage or invalid document, others as the command says."""
+    try:
+        status = app(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except (typer.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has had enough; the interpreter must not complain about it when it flushes.
+        sys.stdout = None
+        return EXIT_FAILURE
+    except Exception as error:
+        if options.debugging() and not isinstance(error, typer.TyperException):
+            raise
+        message, status = _explained(error)
+        if message:
+            print(f"{PROGRAM}: {message}", file=sys.stderr)
+        return status
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    if isinstance(error, typer.TyperException):
+        if not error.format_message():
+            return "", error.exit_code  # a group without a command: its help was printed
+        context = getattr(error, "ctx", None)
+        return f"{error.format_message()} (see {context.command_path if context else PROGRAM} --help)", error.exit_code
+    if isinstance(error, CommandError):
+        return str(error), error.exit_status
+    if (known := _known(error)) is not None:
+        return known
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"failed unexpectedly: {what}; this is a bug, repeat the command with --debug for the traceback", EXIT_FAILURE
+
+
+def _known(error: Exception) -> tuple[str, int] | None:
+    """Errors of the packages below, whose messages say what to do. Imported here: only a failure pays for it."""
+    from gavel_server.config import SettingsError
+    from gavel_server.log.protocol import LogError
+
+    if isinstance(error, SettingsError):
+        return str(error), EXIT_INVALID
+    if isinstance(error, LogError):
+        return str(error), EXIT_FAILURE
+    return None
+
+
+def _gather() -> None:
+    from gavel_server.cli import consuming, demonstrating, proposing, reading, replaying, rules, serving
+
+    for name, command in (
+        ("serve", serving.serve),
+        ("demo", demonstrating.demo),
+        ("propose", proposing.propose),
+        ("preflight", proposing.preflight),
+        ("trace", reading.trace),
+        ("projection", reading.projection),
+        ("status", reading.status),
+        ("replay", replaying.replay),
+        ("fdr", consuming.fdr),
+        ("executor", consuming.executor),
+    ):
+        app.command(name)(command)
+    app.add_typer(reading.log, name="log")
+    app.add_typer(rules.rules, name="rules")
+
+
+_gather()

@@ -1,0 +1,88 @@
+"""What commands share: their common options, and the connection to a server.
+
+Nothing heavy is imported here or in any module of commands, so that `gavel --help` answers at once; commands import what they
+need when they run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID, CommandError, InvalidInputError
+
+if TYPE_CHECKING:
+    from gavel_client import GavelError, SyncGavelClient
+
+SERVER_DEFAULT: Final = "127.0.0.1:9090"
+BUS_DEFAULT: Final = "default"
+
+# How the server names a place in a rule set.
+_PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
+
+_debugging = False
+
+
+def _debug(value: bool) -> bool:
+    global _debugging
+    _debugging = _debugging or value
+    return value
+
+
+def debugging() -> bool:
+    """Whether a failure is to show its traceback."""
+    return _debugging
+
+
+Server = Annotated[str, typer.Option("--server", envvar="GAVEL_SERVER", metavar="HOST:PORT", help="The server, or unix:PATH.")]
+Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", metavar="NAME", help="The bus.")]
+Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON of the response, for machines.")]
+Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of a failure.")]
+
+
+@contextmanager
+def connected(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClient]:
+    """Yield a client of the server; its errors leave as CommandError. `document` names the rule set that is sent, if one is."""
+    from gavel_client import GavelError, SyncGavelClient
+
+    with SyncGavelClient(server, bus=bus) as client:
+        try:
+            yield client
+        except GavelError as error:
+            raise explained(error, server, document) from error
+
+
+def explained(error: GavelError, server: str, document: str = "") -> CommandError:
+    """Return what a failed call means for the person who made it."""
+    if not error.reason:
+        return _unreached(error, server)
+    mistakes = [(_PLACE.fullmatch(violation.field), violation.description) for violation in error.violations]
+    if document and mistakes and all(place for place, _ in mistakes):
+        lines = [f"{document}:{place[1]}:{place[2]}: {description}" for place, description in mistakes if place]
+        return InvalidInputError("\n".join([f"{document} is not a valid rule set; mend what follows and try again", *lines]))
+    lines = [f"{error.message} ({error.reason})"]
+    if error.retry_after_ms:
+        lines[0] += f"; try again in {error.retry_after_ms} ms"
+    if len(error.violations) > 1:
+        lines += [f"  {violation.field}: {violation.description}" for violation in error.violations]
+    return CommandError("\n".join(lines), EXIT_INVALID if error.code.name == "INVALID_ARGUMENT" else EXIT_FAILURE)
+
+
+def _unreached(error: GavelError, server: str) -> CommandError:
+    """The error is gRPC's own: Gavel's always carry a reason."""
+    match error.code.name:
+        case "UNAVAILABLE":
+            return CommandError(
+                f"no server answers at {server}; start one with `gavel serve`, or name another with --server or GAVEL_SERVER"
+            )
+        case "DEADLINE_EXCEEDED":
+            return CommandError(f"the server at {server} did not answer in time; try again, and look at `gavel status`")
+        case "UNIMPLEMENTED":
+            return CommandError(f"the server at {server} does not know this call; is it Gavel, and of this version?")
+        case "INVALID_ARGUMENT" | "RESOURCE_EXHAUSTED":
+            return InvalidInputError(f"the server at {server} refuses the request: {error.message}")
+    return CommandError(f"the call to {server} failed: {error.code.name}: {error.message}")

@@ -1,0 +1,130 @@
+"""What commands print: JSON for machines, tables and lines for people. Results go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gavel.v1.envelope_pb2 import Envelope
+    from google.protobuf.message import Message
+    from rich.console import Console
+    from rich.progress import Progress
+
+# Columns of what is not a terminal, unless COLUMNS says otherwise.
+WIDTH_DEFAULT: Final = 100
+
+
+def say(line: str) -> None:
+    """Print a line of the result, as it is."""
+    print(line, flush=True)
+
+
+def note(line: str) -> None:
+    """Print a line about the run, for people, on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(message: Message, *, one_line: bool = False) -> None:
+    """Print a message of the contract as protobuf JSON with its own field names.
+
+    Fields at their default are there too: a program that reads it finds the same shape every time.
+    """
+    from google.protobuf.json_format import MessageToJson
+
+    say(
+        MessageToJson(
+            message,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            ensure_ascii=False,
+            indent=None if one_line else 2,
+        )
+    )
+
+
+@cache
+def console() -> Console:
+    """Return the console of stdout. It shows text as it is: what comes from the log is never taken for markup."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or WIDTH_DEFAULT)
+    return Console(width=width, markup=False, highlight=False, emoji=False)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", empty: str = "") -> None:
+    """Print a table; long cells are folded, never cut. Without rows, the sentence `empty` instead."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, title=title or None, title_justify="left", pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", justify="right" if column == "#" else "left")
+    for row in rows:
+        table.add_row(*row)
+    if table.row_count:
+        console().print(table)
+    elif empty:
+        say(empty)
+
+
+def print_fields(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names with their values, aligned."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    console().print(table)
+
+
+def print_events(envelopes: Iterable[Envelope], *, empty: str) -> None:
+    """Print events as a table, one per row."""
+    from gavel_server.cli.describe import describe, moment, printable, producer_name
+
+    print_table(
+        ("#", "recorded", "event", "subject", "producer", "what"),
+        (
+            (
+                str(envelope.sequence_number),
+                moment(envelope.recorded_at),
+                printable(envelope.event_name),
+                printable(envelope.subject),
+                producer_name(envelope),
+                describe(envelope),
+            )
+            for envelope in envelopes
+        ),
+        empty=empty,
+    )
+
+
+def print_event_line(envelope: Envelope) -> None:
+    """Print one event as one line, for streams."""
+    from gavel_server.cli.describe import describe, moment, printable, producer_name
+
+    say(
+        f"{envelope.sequence_number:>6}  {moment(envelope.recorded_at)}  {printable(envelope.event_name):<22}  "
+        f"{printable(envelope.subject)}  {producer_name(envelope)}  {describe(envelope)}"
+    )
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on stderr; it shows only on a terminal and leaves nothing behind."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )

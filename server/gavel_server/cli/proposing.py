@@ -1,0 +1,118 @@
+"""`gavel propose` and `gavel preflight`: a proposal from a document, and the decision it gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected
+
+if TYPE_CHECKING:
+    from gavel.v1.arbitration_service_pb2 import RuleExplanation
+    from gavel.v1.decision_pb2 import Decision
+
+Document = Annotated[str, typer.Argument(metavar="FILE", help="An Envelope in protobuf JSON or YAML; - is standard input.")]
+
+
+def propose(
+    file: Document,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Submit a proposal and print its decision. A refusal by policy is an answer: exit status 0."""
+    from gavel_server.cli import documents, output
+
+    envelope = documents.read_envelope(file)
+    with connected(server, bus) as client:
+        response = client.submit_proposal(envelope)
+    if as_json:
+        output.print_json(response)
+        return
+    decided = response.decision
+    _print_decision(decided.decision, [("decision", f"{decided.decision.decision_id} (event {decided.sequence_number})")])
+
+
+def preflight(
+    file: Document,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every rule of the action with its conditions' values.")] = False,
+    rules: Annotated[str, typer.Option("--rules", metavar="FILE", help="A rule set that stands in for the active one of its name.")] = "",
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the decision that a proposal would get now. Nothing is written or counted."""
+    from gavel_server.cli import documents, output
+
+    envelope = documents.read_envelope(file)
+    rule_set_override = documents.read_document(rules) if rules else ""
+    with connected(server, bus, document=rules) as client:
+        response = client.preflight(envelope, rule_set_override=rule_set_override, explain=explain)
+    if as_json:
+        output.print_json(response)
+        return
+    _print_decision(response.decision, [("evaluated at", f"event {response.evaluated_at_sequence_number}; nothing was written")])
+    if explain:
+        _print_explanations(list(response.explanations))
+
+
+def _print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
+    from gavel.v1.decision_pb2 import FactRequirementState, Outcome
+
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import duration, moment, printable, short, struct_text
+
+    rows.insert(0, ("outcome", f"{short(Outcome, decision.outcome)} {decision.reason_code}".strip()))
+    rows.append(("action", f"{decision.action_type} {struct_text(decision.params)}"))
+    if decision.rule_id:
+        rows.append(("rule", f"{decision.rule_id} of {decision.policy_id} version {decision.policy_version}"))
+    elif decision.policy_id:
+        rows.append(("decided by", f"{decision.policy_id} version {decision.policy_version}"))
+    if decision.conflict_with_proposal_ids:
+        rows.append(("conflicts with", ", ".join(decision.conflict_with_proposal_ids)))
+    if decision.HasField("valid_until"):
+        rows.append(("valid until", moment(decision.valid_until)))
+    if decision.terminal:
+        rows.append(("terminal", "no proposal of this trace for this action and subject can succeed as things stand"))
+    elif decision.HasField("retry_hint"):
+        wait = f", in {duration(decision.retry_hint.retry_after_ms)} at the earliest" if decision.retry_hint.retry_after_ms else ""
+        rows.append(("retry", f"can help{wait}" if decision.retry_hint.retryable else "cannot help"))
+    rows += [("warning", printable(f"{warning.code} {warning.message}")) for warning in decision.warnings]
+    output.print_fields(rows)
+    output.print_table(
+        ("fact", "subject", "state", "tier", "at most old", "sources"),
+        (
+            (
+                row.key,
+                row.subject,
+                short(FactRequirementState, row.state),
+                str(int(row.required_trust_tier) or "any"),
+                duration(row.max_age_ms) if row.max_age_ms else "any",
+                ", ".join(row.sources) or "any",
+            )
+            for row in decision.retry_hint.fact_requirements
+        ),
+        title="What is lacking",
+    )
+    output.print_table(
+        ("fact", "subject", "event", "tier", "fresh until"),
+        (
+            (fact.key, fact.subject, f"#{fact.sequence_number}", str(int(fact.trust_tier)), moment(fact.fresh_until))
+            for fact in decision.pinned_facts
+        ),
+        title="Rests on",
+    )
+
+
+def _print_explanations(explanations: list[RuleExplanation]) -> None:
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import printable
+
+    rows: list[tuple[str, str, str, str]] = []
+    for rule in explanations:
+        rows.append((f"{rule.policy_id} {rule.rule_id}", "yes" if rule.matched else "no", "", ""))
+        rows += [("", "", printable(term.expression), printable(term.value)) for term in rule.terms]
+    output.print_table(("rule", "matched", "condition", "value"), rows, title="Rules", empty="No rule governs this action.")

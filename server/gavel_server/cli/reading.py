@@ -1,0 +1,347 @@
+"""What a server can tell: `gavel log`, `trace`, `projection` and `status`. All of it only reads."""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli.errors import InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gavel.v1.envelope_pb2 import Envelope
+    from gavel.v1.event_service_pb2 import GetTraceResponse
+    from gavel.v1.projection_service_pb2 import GetStatusResponse, Projection
+    from gavel_client import SyncGavelClient
+
+# What `log tail` shows without --from.
+TAIL_EVENTS: Final = 10
+LIST_LIMIT_DEFAULT: Final = 100
+PAGE_EVENTS: Final = 1000
+
+log = typer.Typer(help="Read the log of events.", no_args_is_help=True)
+
+From = Annotated[int, typer.Option("--from", min=0, metavar="N", help="First sequence number. 0: the start.")]
+
+
+class Category(Enum):
+    """An event category as `log list --category` takes it."""
+
+    FACT = "fact"
+    PROPOSAL = "proposal"
+    DECISION = "decision"
+    EXECUTION = "execution"
+    OBSERVATION = "observation"
+    TOOL_CALL = "tool-call"
+    TOOL_RESULT = "tool-result"
+    AGENT_DIAGNOSTIC = "agent-diagnostic"
+
+
+@log.command("tail")
+def log_tail(
+    from_sequence_number: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="N", help=f"First sequence number. Without: the last {TAIL_EVENTS} events.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the newest events, one per line."""
+    from gavel.v1.event_service_pb2 import SubscribeEventsResponse
+
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        head = client.get_status().head_sequence_number
+        first = max(head - TAIL_EVENTS + 1, 1) if from_sequence_number is None else max(from_sequence_number, 1)
+        if not follow and first > head:
+            output.note(f"gavel: the log of bus {bus} ends at event {head}")
+            return
+        for response in client.subscribe_events(from_sequence_number=first):
+            if response.HasField("envelope"):
+                if as_json:
+                    output.print_json(SubscribeEventsResponse(envelope=response.envelope), one_line=True)
+                else:
+                    output.print_event_line(response.envelope)
+            reached = response.envelope.sequence_number or response.checkpoint.sequence_number
+            if not follow and reached >= head:
+                return
+
+
+@log.command("get")
+def log_get(
+    event: Annotated[str, typer.Argument(metavar="ID_OR_NUMBER", help="An event_id, or a sequence number.")],
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print one event whole."""
+    from gavel_server.cli import output
+
+    number = int(event) if event.isascii() and event.isdigit() else 0
+    if event == "0" or number >= 2**63:
+        raise InvalidInputError("sequence numbers start at 1")
+    with connected(server, bus) as client:
+        response = client.get_event(sequence_number=number) if number else client.get_event(event_id=event)
+    if not as_json:
+        output.print_event_line(response.envelope)
+    output.print_json(response if as_json else response.envelope)
+
+
+@log.command("list")
+def log_list(
+    category: Annotated[list[Category], typer.Option("--category", help="Only events of this category. May be repeated.")] = [],  # noqa: B006 - typer copies it
+    subject: Annotated[str, typer.Option("--subject", metavar="TYPE/ID", help="Only events about this subject.")] = "",
+    trace_id: Annotated[str, typer.Option("--trace", metavar="TRACE_ID", help="Only events of this trace.")] = "",
+    from_sequence_number: From = 0,
+    to_sequence_number: Annotated[int, typer.Option("--to", min=0, metavar="N", help="Last sequence number. 0: the head.")] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How many events at most.")] = LIST_LIMIT_DEFAULT,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the events that pass all filters, oldest first."""
+    from gavel.v1.common_pb2 import EventCategory
+    from gavel.v1.event_service_pb2 import ListEventsResponse
+
+    from gavel_server.cli import output
+
+    categories = [EventCategory.Value(f"EVENT_CATEGORY_{chosen.name}_EVENT") for chosen in category]
+
+    def events(client: SyncGavelClient) -> Iterator[Envelope]:
+        page_token = ""
+        while True:
+            page = client.list_events(
+                categories=categories,
+                subject=subject,
+                trace_id=trace_id,
+                from_sequence_number=from_sequence_number,
+                to_sequence_number=to_sequence_number,
+                page_size=min(limit + 1, PAGE_EVENTS),
+                page_token=page_token,
+            )
+            yield from page.envelopes
+            page_token = page.next_page_token
+            if not page_token:
+                return
+
+    with connected(server, bus) as client:
+        # One more than asked for tells whether there are more.
+        found = list(islice(events(client), limit + 1))
+    shown, more = found[:limit], found[limit:]
+    if as_json:
+        output.print_json(ListEventsResponse(envelopes=shown))
+    else:
+        output.print_events(shown, empty="No events.")
+    if more:
+        output.note(f"gavel: there are more; go on with --from {more[0].sequence_number}, or raise --limit")
+
+
+def trace(
+    trace_id: Annotated[str, typer.Argument(metavar="TRACE_ID", help="The trace.")],
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print a trace as a timeline, with its tool calls and their results."""
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.get_trace(trace_id)
+    if as_json:
+        output.print_json(response)
+    else:
+        _print_trace(trace_id, response)
+    if response.truncated:
+        output.note(f"gavel: the trace is longer; see the rest with gavel log list --trace {trace_id} --from N")
+
+
+def projection(
+    subject: Annotated[str, typer.Argument(metavar="SUBJECT", help='"type/id", e.g. order/123.')],
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print what holds for a subject: facts, observations, and what is under way."""
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.get_projection(subject)
+    if as_json:
+        output.print_json(response)
+    else:
+        print_projection(response.projection)
+
+
+def status(
+    digest: Annotated[bool, typer.Option("--digest", help="Also compute the projection's digest; it reads the whole state.")] = False,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the state of the bus and of the server."""
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.get_status(include_projection_digest=digest)
+    if as_json:
+        output.print_json(response)
+    else:
+        _print_status(bus, response)
+
+
+def print_projection(projection: Projection) -> None:
+    """Print a subject's state as tables."""
+    from gavel.v1.execution_pb2 import ExecutionStatus
+    from gavel.v1.projection_service_pb2 import PendingPhase
+
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import moment, printable, short, struct_text, value_text
+
+    output.say(f"{printable(projection.subject)} as of event {projection.projection_version}")
+    output.print_table(
+        ("fact", "value", "event", "said by", "occurred"),
+        (
+            (
+                fact.key,
+                value_text(fact.value),
+                f"#{fact.source_event.sequence_number}",
+                printable(fact.producer.id),
+                moment(fact.occurred_at),
+            )
+            for fact in projection.facts
+        ),
+        title="Facts",
+        empty="No facts.",
+    )
+    output.print_table(
+        ("observation", "value", "event", "read through", "tier", "observed"),
+        (
+            (
+                seen.key,
+                value_text(seen.value),
+                f"#{seen.source_event.sequence_number}",
+                printable(seen.source_tool),
+                str(int(seen.trust_tier)),
+                moment(seen.observed_at),
+            )
+            for seen in projection.observations
+        ),
+        title="Observations",
+    )
+    output.print_table(
+        ("decision", "event", "action", "phase", "valid until"),
+        (
+            (
+                pending.decision_id,
+                f"#{pending.sequence_number}",
+                f"{pending.action_type} {struct_text(pending.params)}",
+                short(PendingPhase, pending.phase),
+                moment(pending.valid_until),
+            )
+            for pending in projection.pending_decisions
+        ),
+        title="Pending decisions",
+    )
+    output.print_table(
+        ("execution", "decision", "attempt", "status", "executor", "leased until"),
+        (
+            (
+                pending.execution_id,
+                pending.decision_id,
+                str(pending.attempt),
+                short(ExecutionStatus, pending.status),
+                printable(pending.producer.id),
+                moment(pending.lease_until),
+            )
+            for pending in projection.pending_executions
+        ),
+        title="Pending executions",
+    )
+
+
+def _print_trace(trace_id: str, response: GetTraceResponse) -> None:
+    from gavel.v1.event_service_pb2 import ToolPairState
+
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import describe, printable, producer_name, short
+
+    numbers = {envelope.event_id: f"#{envelope.sequence_number}" for envelope in response.envelopes}
+    started = response.envelopes[0].recorded_at.ToMilliseconds() if response.envelopes else 0
+    output.print_table(
+        ("#", "after", "event", "producer", "cause", "what"),
+        (
+            (
+                str(envelope.sequence_number),
+                f"+{(envelope.recorded_at.ToMilliseconds() - started) / 1000:.3f} s",
+                printable(envelope.event_name),
+                producer_name(envelope),
+                numbers.get(envelope.causation_id, envelope.causation_id),
+                describe(envelope),
+            )
+            for envelope in response.envelopes
+        ),
+        title=f"Trace {printable(trace_id)}",
+        empty=f"No event belongs to trace {printable(trace_id)}.",
+    )
+    output.print_table(
+        ("tool", "call", "result", "paired", "execution"),
+        (
+            (
+                printable(pair.tool_name),
+                numbers.get(pair.call_event_id, pair.call_event_id or "-"),
+                numbers.get(pair.result_event_id, pair.result_event_id or "-"),
+                short(ToolPairState, pair.state).lower().replace("_", " "),
+                pair.execution_id,
+            )
+            for pair in response.pairs
+        ),
+        title="Tool calls",
+    )
+
+
+def _print_status(bus: str, response: GetStatusResponse) -> None:
+    from gavel.v1.fact_pb2 import CrossCheckMode
+
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import moment, short
+
+    every = f" every {response.cross_check.sample_every}" if response.cross_check.sample_every else ""
+    rows = [
+        ("server", response.server_version),
+        ("bus", bus),
+        ("head", f"{response.head_sequence_number}, recorded {moment(response.head_recorded_at)}"),
+        ("chain hash", response.head_chain_hash.hex()),
+        ("arbiter version", str(response.arbiter_version)),
+        ("cross-check", short(CrossCheckMode, response.cross_check.mode).lower() + every),
+        ("durable", "yes" if response.durable else "no"),
+        *(("", warning) for warning in response.durability_warnings),
+        ("writable", "yes" if response.writable else f"no: {response.unwritable_reason}"),
+        ("queued commands", str(response.queued_commands)),
+    ]
+    if response.projection_digest:
+        rows.append(("projection", response.projection_digest))
+    output.print_fields(rows)
+    output.print_table(
+        ("rule set", "version", "actions", "digest"),
+        ((found.policy_id, str(found.version), ", ".join(found.action_types), found.digest) for found in response.active_rule_sets),
+        title="In force",
+        empty="No rule set is in force; deploy one with gavel rules deploy FILE --activate",
+    )
+    output.print_table(
+        ("group", "queue", "not delivered", "not acknowledged", "members"),
+        ((found.group, found.queue, str(found.lag), str(found.pending), str(found.members)) for found in response.consumers),
+        title="Consumers",
+    )

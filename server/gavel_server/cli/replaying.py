@@ -1,0 +1,274 @@
+"""`gavel replay`: proves that a log's decisions follow from the log, or shows the first that does not.
+
+It needs no server: it opens the log itself, and so it also judges a server that may be wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli.errors import EXIT_INVALID, CommandError, InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, explained
+
+if TYPE_CHECKING:
+    from gavel.v1.decision_pb2 import Engine
+    from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
+    from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress
+    from gavel_rules.ruleset import CompiledRuleSet
+    from rich.progress import Progress, TaskID
+
+    from gavel_server.log.protocol import EventLog
+
+DATA_DEFAULT: Final = Path(".gavel")
+EXIT_DIVERGED: Final = 3
+EXIT_DAMAGED: Final = 4
+EXIT_VERSION_NOT_IMPLEMENTED: Final = 5
+
+# What a pass over the log is called while it runs, in order.
+_PASSES: Final = ("checking the log", "deciding again")
+
+
+class EngineName(Enum):
+    """A rule engine as `--engine` takes it."""
+
+    RETE = "rete"
+    REFERENCE = "reference"
+
+
+def replay(
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: .gavel.")] = None,
+    redis: Annotated[str, typer.Option(metavar="URL", help="The Redis that holds the log.")] = "",
+    archive: Annotated[Path | None, typer.Option(metavar="DIR", help="Sealed segments. Not available in this release.")] = None,
+    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Let a running server replay its own log instead.")] = "",
+    bus: Bus = BUS_DEFAULT,
+    from_sequence_number: Annotated[
+        int, typer.Option("--from", min=0, metavar="N", help="Compare from here; what comes before builds the state.")
+    ] = 0,
+    to_sequence_number: Annotated[int, typer.Option("--to", min=0, metavar="N", help="Stop after this. 0: the head.")] = 0,
+    rules: Annotated[
+        str, typer.Option("--rules", metavar="FILE", help="A candidate rule set: list the past decisions that it would change.")
+    ] = "",
+    engine: Annotated[EngineName, typer.Option(help="reference: decide again with the second engine.")] = EngineName.RETE,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Recompute every decision and derived fact of a log and compare.
+
+    Exit status: 0 proved, 3 diverged, 4 log damaged, 5 the log needs another build.
+    """
+    from gavel.v1.decision_pb2 import Engine
+
+    if archive is not None:
+        raise InvalidInputError("--archive is not available in this release; give --data DIR or --redis URL")
+    if sum((data is not None, bool(redis), bool(server))) > 1:
+        raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
+    if server and rules:
+        raise InvalidInputError("--rules is tried on a log itself; give --data DIR or --redis URL instead of --server")
+    # Compiled first: a mistake in the candidate needs no log.
+    candidate = _compiled(rules) if rules else None
+    if candidate is not None:
+        asyncio.run(_print_impact(_opened(data, redis, bus), candidate, from_sequence_number, to_sequence_number, as_json))
+        return
+    number = Engine.Value(f"ENGINE_{engine.name}")
+    if server:
+        progress = _verified_by_server(server, bus, from_sequence_number, to_sequence_number, number)
+    else:
+        progress = _verified_here(_opened(data, redis, bus), from_sequence_number, to_sequence_number, number)
+    verdict = asyncio.run(_watched(progress))
+    raise typer.Exit(_report(verdict, as_json))
+
+
+def _compiled(file: str) -> CompiledRuleSet:
+    from gavel_rules.ruleset import DocumentError, compile_rule_set
+
+    from gavel_server.cli import documents, output
+
+    try:
+        return compile_rule_set(documents.read_document(file))
+    except DocumentError as error:
+        for message in error.messages:
+            output.note(message.format(file))
+        raise typer.Exit(EXIT_INVALID) from error
+
+
+def _opened(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
+    from gavel_server.cli import offline
+    from gavel_server.log.wire import mask_url
+
+    if redis:
+        return offline.log_in_redis(redis, bus, mask_url(redis))
+    return offline.log_in_directory(data or DATA_DEFAULT, bus)
+
+
+async def _verified_here(
+    opened: AbstractAsyncContextManager[EventLog], from_sequence_number: int, to_sequence_number: int, engine: Engine.ValueType
+) -> AsyncIterator[VerifyReplayResponse]:
+    from gavel.v1.replay_service_pb2 import VerifyReplayResponse
+
+    from gavel_server.log.protocol import LogCorruptError
+    from gavel_server.replaying import ReplayRangeError, verdict_of, verify
+
+    try:
+        async with opened as log:
+            async for response in verify(
+                log, engine=engine, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number
+            ):
+                yield response
+    except ReplayRangeError as error:
+        raise InvalidInputError(str(error)) from error
+    except LogCorruptError as error:
+        # The log already contradicted itself when it was opened.
+        yield VerifyReplayResponse(verdict=verdict_of(error))
+
+
+async def _verified_by_server(
+    server: str, bus: str, from_sequence_number: int, to_sequence_number: int, engine: Engine.ValueType
+) -> AsyncIterator[VerifyReplayResponse]:
+    from gavel_client import GavelClient, GavelError
+
+    try:
+        async with GavelClient(server, bus=bus) as client:
+            async for response in client.verify_replay(
+                from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number, engine=engine
+            ):
+                yield response
+    except GavelError as error:
+        raise explained(error, server) from error
+
+
+async def _watched(responses: AsyncIterator[VerifyReplayResponse]) -> ReplayVerdict:
+    """Show progress; return the verdict."""
+    with _Passes() as passes:
+        async for response in responses:
+            if response.HasField("verdict"):
+                return response.verdict
+            passes.show(response.progress)
+    raise CommandError("the replay ended without a verdict; try again, or replay the log itself with --data or --redis")
+
+
+def _report(verdict: ReplayVerdict, as_json: bool) -> int:
+    """Print the verdict; return the exit status."""
+    from gavel.v1 import replay_service_pb2
+    from gavel.v1.replay_service_pb2 import VerifyReplayResponse
+
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import printable
+
+    if as_json:
+        output.print_json(VerifyReplayResponse(verdict=verdict))
+    else:
+        if verdict.HasField("divergence"):
+            divergence = verdict.divergence
+            output.print_table(
+                ("field", "recorded", "expected"),
+                ((printable(found.path), printable(found.recorded), printable(found.expected)) for found in divergence.differences),
+                title=f"Event {divergence.sequence_number} {divergence.event_id}",
+            )
+            output.print_table(
+                ("comes from", "event_id"),
+                ((f"#{reference.sequence_number}", reference.event_id) for reference in divergence.inputs),
+            )
+        output.say(printable(verdict.message))
+    return {
+        replay_service_pb2.REPLAY_STATUS_PROVED: 0,
+        replay_service_pb2.REPLAY_STATUS_DIVERGED: EXIT_DIVERGED,
+        replay_service_pb2.REPLAY_STATUS_DAMAGED: EXIT_DAMAGED,
+        replay_service_pb2.REPLAY_STATUS_VERSION_NOT_IMPLEMENTED: EXIT_VERSION_NOT_IMPLEMENTED,
+    }[verdict.status]
+
+
+async def _print_impact(
+    opened: AbstractAsyncContextManager[EventLog],
+    candidate: CompiledRuleSet,
+    from_sequence_number: int,
+    to_sequence_number: int,
+    as_json: bool,
+) -> None:
+    """Print the decisions that the candidate would change, and how many by transition."""
+    from gavel.v1.rule_set_service_pb2 import SimulateRuleSetResponse, SimulationSummary
+    from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
+
+    from gavel_server.cli import output
+    from gavel_server.log.protocol import LogCorruptError
+    from gavel_server.replaying import ReplayRangeError, impact, verdict_of
+
+    changed: list[ChangedDecision] = []
+    summary = SimulationSummary()
+    try:
+        with _Passes() as passes:
+            async with opened as log:
+                async for response in impact(
+                    log, candidate, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number
+                ):
+                    match response.WhichOneof("item"):
+                        case "progress":
+                            passes.show(response.progress)
+                        case "changed":
+                            changed.append(response.changed)
+                        case "summary":
+                            summary = response.summary
+    except ReplayRangeError as error:
+        raise InvalidInputError(str(error)) from error
+    except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
+        raise typer.Exit(_report(verdict_of(error), as_json)) from error
+    if as_json:
+        for change in changed:
+            output.print_json(SimulateRuleSetResponse(changed=change), one_line=True)
+        output.print_json(SimulateRuleSetResponse(summary=summary), one_line=True)
+        return
+    _print_changes(changed)
+    name = f"{candidate.policy_id} version {candidate.version}"
+    output.say(f"{name} would change {summary.changed} of {summary.decisions} decisions")
+    for transition, count in sorted(summary.transitions.items()):
+        output.say(f"  {transition}: {count}")
+
+
+def _print_changes(changed: list[ChangedDecision]) -> None:
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import outcome_line, struct_text
+
+    output.print_table(
+        ("#", "action", "recorded", "would be"),
+        (
+            (
+                str(change.sequence_number),
+                f"{change.recorded.action_type} {struct_text(change.recorded.params)}",
+                outcome_line(change.recorded),
+                outcome_line(change.simulated),
+            )
+            for change in changed
+        ),
+    )
+
+
+class _Passes:
+    """A progress bar per pass over the log: progress that starts over begins the next one."""
+
+    def __init__(self) -> None:
+        from gavel_server.cli.output import progress_bar
+
+        self._bar: Progress = progress_bar()
+        self._tasks: list[TaskID] = []
+        self._number = 0
+
+    def __enter__(self) -> _Passes:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: ReplayProgress) -> None:
+        """Show how far the pass has come."""
+        if progress.sequence_number <= self._number or not self._tasks:
+            name = _PASSES[min(len(self._tasks), len(_PASSES) - 1)]
+            self._tasks.append(self._bar.add_task(name, total=progress.to_sequence_number))
+        self._number = progress.sequence_number
+        self._bar.update(self._tasks[-1], completed=progress.sequence_number)

@@ -1,0 +1,151 @@
+"""`gavel rules`: checking rule sets offline, and deploying, activating and reading them on a server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gavel_server.cli.errors import EXIT_INVALID
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected
+
+rules = typer.Typer(help="Check rule sets offline; deploy, activate and read them on a server.", no_args_is_help=True)
+
+RuleSetFile = Annotated[str, typer.Argument(metavar="FILE", help="A rule set in YAML or JSON; - is standard input.")]
+PolicyId = Annotated[str, typer.Argument(metavar="POLICY_ID", help="The rule set.")]
+
+
+@rules.command("lint")
+def lint(file: RuleSetFile, as_json: Json = False, debug: Debug = False) -> None:
+    """Check a rule set without a server: every mistake as file:line:column: code: message. Exit status 2 if there is one."""
+    from gavel.v1.rule_set_service_pb2 import DocumentMessage as ContractMessage
+    from gavel.v1.rule_set_service_pb2 import ValidateRuleSetResponse
+    from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
+
+    from gavel_server.cli import documents, output
+
+    def listed(messages: tuple[DocumentMessage, ...]) -> list[ContractMessage]:
+        return [
+            ContractMessage(line=one.line, column=one.column, code=one.code, message=one.message, suggestion=one.suggestion)
+            for one in messages
+        ]
+
+    try:
+        compiled = compile_rule_set(documents.read_document(file))
+    except DocumentError as error:
+        if as_json:
+            output.print_json(ValidateRuleSetResponse(valid=False, errors=listed(error.messages)))
+        else:
+            output.say("\n".join(message.format(file) for message in error.messages))
+        raise typer.Exit(EXIT_INVALID) from error
+    if as_json:
+        output.print_json(ValidateRuleSetResponse(valid=True, warnings=listed(compiled.warnings), digest=compiled.digest))
+        return
+    for warning in compiled.warnings:
+        place, _, rest = warning.format(file).partition(": ")
+        output.say(f"{place}: warning: {rest}")
+    output.say(f"{file}: {compiled.policy_id} version {compiled.version} is valid, {compiled.digest}")
+
+
+@rules.command("deploy")
+def deploy(
+    file: RuleSetFile,
+    activate: Annotated[bool, typer.Option("--activate", help="Put the version in force at once.")] = False,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Record a version of a rule set in the log. A version never changes; the same document again changes nothing."""
+    from gavel_server.cli import documents, output
+
+    document = documents.read_document(file)
+    with connected(server, bus, document=file) as client:
+        deployed = client.deploy_rule_set(document)
+        activated = client.activate_rule_set(deployed.policy_id, deployed.version) if activate else None
+    name = f"{deployed.policy_id} version {deployed.version}"
+    if as_json:
+        output.print_json(deployed)
+    else:
+        output.say(f"{name} is deployed at event {deployed.sequence_number}, {deployed.digest}")
+    if activated is not None:
+        (output.note if as_json else output.say)(f"{name} is in force from event {activated.sequence_number}")
+
+
+@rules.command("activate")
+def activate(
+    policy_id: PolicyId,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The deployed version.")],
+    shadow: Annotated[bool, typer.Option("--shadow", help="Evaluate it beside the active one; it decides nothing.")] = False,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Put a deployed version in force, for all replicas at one sequence number."""
+    from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ACTIVATION_MODE_SHADOW
+
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.activate_rule_set(policy_id, version, mode=ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE)
+    if as_json:
+        output.print_json(response)
+    else:
+        output.say(f"{policy_id} version {version} is {'a shadow' if shadow else 'in force'} from event {response.sequence_number}")
+
+
+@rules.command("list")
+def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json = False, debug: Debug = False) -> None:
+    """Print every deployed version."""
+    from gavel.v1.fact_pb2 import ActivationMode
+    from gavel.v1.rule_set_service_pb2 import ListRuleSetsResponse
+
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import moment, short
+
+    listed = ListRuleSetsResponse()
+    with connected(server, bus) as client:
+        page = client.list_rule_sets()
+        listed.rule_sets.extend(page.rule_sets)
+        while page.next_page_token:
+            page = client.list_rule_sets(page_token=page.next_page_token)
+            listed.rule_sets.extend(page.rule_sets)
+    if as_json:
+        output.print_json(listed)
+        return
+    output.print_table(
+        ("rule set", "version", "mode", "actions", "deployed", "digest"),
+        (
+            (
+                found.policy_id,
+                str(found.version),
+                short(ActivationMode, found.mode).lower() if found.mode else "-",
+                ", ".join(found.action_types),
+                f"#{found.deployed_at_sequence_number} {moment(found.deployed_at)}",
+                found.digest,
+            )
+            for found in listed.rule_sets
+        ),
+        empty="No rule set is deployed; deploy one with gavel rules deploy FILE --activate",
+    )
+
+
+@rules.command("get")
+def get(
+    policy_id: PolicyId,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=0, help="0: the active one, else the newest.")] = 0,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print a deployed version as its author wrote it."""
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.get_rule_set(policy_id, version=version)
+    if as_json:
+        output.print_json(response)
+    else:
+        output.say(response.document.rstrip("\n"))

@@ -1,0 +1,74 @@
+"""`gavel serve`: a server in the foreground, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gavel_server.cli.errors import CommandError
+from gavel_server.cli.options import Debug
+
+
+def serve(
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Or unix:PATH. Port 0: a free one. Default: 127.0.0.1:9090.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: .gavel.")] = None,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="A Redis or Valkey to use instead of the embedded one.")] = None,
+    config: Annotated[Path | None, typer.Option(envvar="GAVEL_CONFIG", metavar="FILE", help="Settings as TOML.")] = None,
+    accept_volatile: Annotated[
+        bool | None, typer.Option("--accept-volatile", help="Serve although that Redis may lose acknowledged events.")
+    ] = None,
+    ack: Annotated[str | None, typer.Option(metavar="replicas:N", help="Replicas that must have a write before it is answered.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to note what was acknowledged. Default: in the data directory.")
+    ] = None,
+    fdr: Annotated[bool | None, typer.Option("--fdr/--no-fdr", help="Derive facts from executions in this process. Default: yes.")] = None,
+    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
+    log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.")] = None,
+    cross_check: Annotated[
+        str | None, typer.Option(metavar="MODE", help="For buses opened here, when both engines are asked: always, off or 'sample N'.")
+    ] = None,
+    idempotency_window_days: Annotated[
+        int | None, typer.Option(metavar="N", help="For buses opened here, how long an event_id is remembered.")
+    ] = None,
+    allow_unauthenticated_network: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-unauthenticated-network",
+            help="Listen beyond this machine although no authentication is configured: whoever reaches the port may claim to be anybody.",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Serve, and print `gavel: ready on HOST:PORT` once it answers. SIGTERM drains, commits and ends with exit status 0.
+
+    Every option is also a setting: command line > environment GAVEL_* > the file of --config.
+    """
+    given: dict[str, Any] = {
+        "listen": listen,
+        "data": data,
+        "redis": redis,
+        "accept_volatile": accept_volatile,
+        "ack": ack,
+        "checkpoint": checkpoint,
+        "fdr": fdr,
+        "log_level": log_level,
+        "log_json": log_json,
+        "cross_check": cross_check,
+        "idempotency_window_days": idempotency_window_days,
+        "allow_unauthenticated_network": allow_unauthenticated_network,
+    }
+    from gavel_server import bootstrap
+    from gavel_server import config as settings_of_server
+    from gavel_server.cli import output
+
+    settings = settings_of_server.load(config, {name: value for name, value in given.items() if value is not None})
+    if not settings_of_server.is_local(settings.listen):
+        output.note(f"gavel: NO AUTHENTICATION on {settings.listen}: whoever reaches it may claim to be any producer")
+    try:
+        bootstrap.run(settings, lambda address: output.say(f"gavel: ready on {address}"))
+    except bootstrap.ServeError as error:
+        raise CommandError(str(error)) from error
