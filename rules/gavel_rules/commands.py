@@ -125,7 +125,7 @@ Command = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class References:
     """What the shell found in the log for a command.
 

@@ -41,6 +41,7 @@ from gavel_server import telemetry
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.clock import GuardedClock
+from gavel_server.compiler import Compiler
 from gavel_server.config import Settings
 from gavel_server.embedded import EmbeddedRedis
 from gavel_server.log.redis import RedisLog
@@ -189,10 +190,11 @@ class _Health:
 
 def _register(server: grpc.aio.Server, buses: Buses) -> _Health:
     guard = Guard(server)
-    Arbitration(buses).register(server)
+    compiler = Compiler()
+    Arbitration(buses, compiler).register(server)
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventServicer(buses), guard)
     execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionServicer(buses), guard)
-    rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses), guard)
+    rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses, compiler), guard)
     projection_service_pb2_grpc.add_ProjectionServiceServicer_to_server(ProjectionServicer(buses), guard)
     replay_service_pb2_grpc.add_ReplayServiceServicer_to_server(ReplayServicer(buses), guard)
     tool_service_pb2_grpc.add_ToolServiceServicer_to_server(ToolServicer(), guard)
