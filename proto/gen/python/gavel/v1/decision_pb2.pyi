@@ -214,7 +214,7 @@ class Decision(_message.Message):
 
     @_builtins.property
     def valid_until(self) -> _timestamp_pb2.Timestamp:
-        """For an approval: the last moment to start it. Unset for a compensation."""
+        """For an approval: from this moment on it can no longer be started. Unset for a compensation."""
 
     @_builtins.property
     def absent_facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbsentFact]:

@@ -80,7 +80,7 @@ class Execution(_message.Message):
     decision_id: _builtins.str
     """The approved decision."""
     execution_id: _builtins.str
-    """"exec_" and 12 hex digits, unique within its decision; empty with attempt 0."""
+    """"exec_" and 12 hex digits, unique within its decision."""
     attempt: _builtins.int
     """From 1. 0: refused before any attempt."""
     status: Global___ExecutionStatus.ValueType

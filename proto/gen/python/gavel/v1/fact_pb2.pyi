@@ -154,9 +154,7 @@ class Fact(_message.Message):
     TOOL_PROVIDER_REGISTERED_FIELD_NUMBER: _builtins.int
     TOOL_BOUND_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """Dotted name, e.g. "order.status": [a-z][a-z0-9_]* joined by dots, at most 256 characters; the part of a derived key that
-    names an action may hold what action types may.
-    """
+    """Dotted name, e.g. "order.status": parts of [a-z0-9_-] joined by dots, starting with a letter, at most 256 characters."""
     observed_from: Global___ObservedFrom.ValueType
     """The channel. Empty: what the producer's type implies."""
     max_age_ms: _builtins.int

@@ -38,7 +38,7 @@ class Proposal(_message.Message):
     MAX_FACT_AGE_MS_FIELD_NUMBER: _builtins.int
     PROJECTION_VERSION_FIELD_NUMBER: _builtins.int
     action_type: _builtins.str
-    """Dotted name of the action, e.g. "refund.create": 1..128 characters of [a-z0-9_.-], starting with a letter."""
+    """Dotted name of the action, e.g. "refund.create": 1..128 characters, like a fact key."""
     expected_outcome: _builtins.str
     """What the agent expects to happen. Free text, at most 64 KiB."""
     cost: _builtins.float
