@@ -1,0 +1,111 @@
+"""Compiling rule set documents without trusting them: first in a child process with limits, then in the server.
+
+The child (`compile_worker`) has a time limit and a memory limit and may die; the server then answers COMPILE_LIMIT_EXCEEDED
+and goes on. Only what the child has answered for is compiled in the server. How many children run at once is limited,
+because each takes a processor, and so is how many callers wait for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import uuid
+from asyncio.subprocess import PIPE
+from typing import Final
+
+import structlog
+from gavel.v1 import error_pb2
+from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetResponse
+from gavel_rules.limits import MESSAGE_BYTES_MAX
+from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
+
+from gavel_server.compile_worker import EXIT_MEMORY, MEMORY_BYTES_MAX
+from gavel_server.errors import ServiceError, invalid
+
+TIME_LIMIT_MS: Final = 10_000
+COMPILES_MAX: Final = 2
+COMPILES_WAITING_MAX: Final = 16
+RETRY_AFTER_MS: Final = 2_000
+# Of what a broken child says, so much goes into the server's log.
+COMPLAINT_BYTES_MAX: Final = 4 * 1024
+
+_COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.compile_worker")
+_log = structlog.get_logger("gavel.compiler")
+
+
+class Compiler:
+    """Compiles documents for one server, from one event loop."""
+
+    def __init__(self, time_limit_ms: int = TIME_LIMIT_MS) -> None:
+        self._time_limit_ms = time_limit_ms
+        self._free = asyncio.Semaphore(COMPILES_MAX)
+        self._callers = 0
+
+    async def check(self, document: str) -> ValidateRuleSetResponse:
+        """Compile a document in a child process and try it out there; return everything there is to say about it.
+
+        Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
+        """
+        encoded = document.encode()
+        if not encoded:
+            raise invalid([("document", "is required: a rule set in YAML or JSON")])
+        if len(encoded) > MESSAGE_BYTES_MAX:
+            raise invalid([("document", f"is larger than {MESSAGE_BYTES_MAX} bytes")])
+        if self._callers >= COMPILES_MAX + COMPILES_WAITING_MAX:
+            message = f"{COMPILES_WAITING_MAX} rule sets wait to be compiled; try again"
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=RETRY_AFTER_MS)
+        self._callers += 1
+        try:
+            async with self._free:
+                return await self._run_child(encoded)
+        finally:
+            self._callers -= 1
+
+    async def compile(self, document: str, field: str = "document") -> CompiledRuleSet:
+        """Return the rule set of a document that has passed `check`; `field` is where the request has the document.
+
+        Raises ServiceError: what `check` raises, and INVALID_RULE_SET with every mistake.
+        """
+        report = await self.check(document)
+        violations = [(f"{field}:{error.line}:{error.column}", _sentence(error)) for error in report.errors]
+        if violations:
+            place, description = violations[0]
+            more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+            raise ServiceError(error_pb2.ERROR_REASON_INVALID_RULE_SET, f"{place}: {description}{more}", violations)
+        return compile_rule_set(document)
+
+    async def _run_child(self, document: bytes) -> ValidateRuleSetResponse:
+        process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
+        try:
+            async with asyncio.timeout(self._time_limit_ms / 1000):
+                answer, said = await process.communicate(document)
+        except TimeoutError:
+            raise _limit_exceeded(f"took longer than {self._time_limit_ms} ms to compile") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return _report(await process.wait(), answer, said)
+
+
+def _report(status: int, answer: bytes, said: bytes) -> ValidateRuleSetResponse:
+    """Return what a child has answered, or raise the ServiceError for how it ended."""
+    if status == 0:
+        return ValidateRuleSetResponse.FromString(answer)
+    if status == EXIT_MEMORY:
+        raise _limit_exceeded(f"took more than {MEMORY_BYTES_MAX} bytes of memory to compile")
+    if status < 0:
+        raise _limit_exceeded(f"stopped its compiler with {signal.Signals(-status).name}")
+    error_id = uuid.uuid4().hex
+    _log.error("compiler_failed", error_id=error_id, status=status, said=said[-COMPLAINT_BYTES_MAX:].decode(errors="replace"))
+    raise ServiceError(error_pb2.ERROR_REASON_INTERNAL, f"internal error {error_id}: the server's log says more under this id")
+
+
+def _limit_exceeded(what: str) -> ServiceError:
+    message = f"the rule set {what}; make it smaller or simpler"
+    return ServiceError(error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED, message, retry_after_ms=RETRY_AFTER_MS)
+
+
+def _sentence(error: DocumentMessage) -> str:
+    return f"{error.code}: {error.message}" + (f" ({error.suggestion})" if error.suggestion else "")

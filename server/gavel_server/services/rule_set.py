@@ -1,0 +1,154 @@
+"""RuleSetService: the life of rule sets (seeds 002 §6.2). Deployed versions live in the log and never change.
+
+A document is compiled in a child process with limits before this server compiles it, so no document can hang or crash it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from gavel.v1 import error_pb2, fact_pb2, rule_set_service_pb2_grpc
+from gavel.v1.rule_set_service_pb2 import (
+    ActivateRuleSetRequest,
+    ActivateRuleSetResponse,
+    DeactivateRuleSetRequest,
+    DeactivateRuleSetResponse,
+    DeployRuleSetRequest,
+    DeployRuleSetResponse,
+    GetRuleSetRequest,
+    GetRuleSetResponse,
+    ListRuleSetsRequest,
+    ListRuleSetsResponse,
+    RuleSet,
+    SimulateRuleSetRequest,
+    SimulateRuleSetResponse,
+    ValidateRuleSetRequest,
+    ValidateRuleSetResponse,
+)
+from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetAt
+from gavel_rules.projection import State
+
+from gavel_server import views
+from gavel_server.compiler import Compiler
+from gavel_server.errors import ServiceError, invalid, not_implemented
+from gavel_server.identifiers import new_event_id
+from gavel_server.sequencer import Sequencer
+from gavel_server.services.paging import fill, page_of
+
+if TYPE_CHECKING:
+    from gavel_server.buses import Buses
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
+    """Serves RuleSetService on the buses of this server."""
+
+    def __init__(self, buses: Buses, compiler: Compiler) -> None:
+        self._buses = buses
+        self._compiler = compiler
+
+    async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: _Context) -> ValidateRuleSetResponse:
+        """Compile a document and report every mistake."""
+        await self._buses.get(request.bus)
+        return await self._compiler.check(request.document)
+
+    async def DeployRuleSet(self, request: DeployRuleSetRequest, context: _Context) -> DeployRuleSetResponse:
+        """Record a version."""
+        sequencer = await self._buses.get(request.bus)
+        command = DeployRuleSet(new_event_id(), await self._compiler.compile(request.document), request.document)
+        deployed = await _execute(sequencer, command)
+        return DeployRuleSetResponse(
+            policy_id=deployed.policy_id, version=deployed.version, digest=deployed.digest, sequence_number=deployed.sequence_number
+        )
+
+    async def ActivateRuleSet(self, request: ActivateRuleSetRequest, context: _Context) -> ActivateRuleSetResponse:
+        """Put a deployed version in force."""
+        violations = _name_violations(request.policy_id) + _expected_violations(request)
+        if request.version < 1:
+            violations.append(("version", "is not 1 or more"))
+        if request.mode not in fact_pb2.ActivationMode.values():
+            violations.append(("mode", "is not ACTIVE or SHADOW"))
+        if violations:
+            raise invalid(violations)
+        if request.mode == fact_pb2.ACTIVATION_MODE_SHADOW:
+            raise not_implemented("shadow activation of a rule set")
+        sequencer = await self._buses.get(request.bus)
+        command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request))
+        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command)).sequence_number)
+
+    async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: _Context) -> DeactivateRuleSetResponse:
+        """Take a rule set out of force."""
+        violations = _name_violations(request.policy_id) + _expected_violations(request)
+        if violations:
+            raise invalid(violations)
+        sequencer = await self._buses.get(request.bus)
+        command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request))
+        return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command)).sequence_number)
+
+    async def GetRuleSet(self, request: GetRuleSetRequest, context: _Context) -> GetRuleSetResponse:
+        """Read a deployed version; without one, the active version, else the newest."""
+        violations = _name_violations(request.policy_id)
+        if request.version < 0:
+            violations.append(("version", "is negative"))
+        if violations:
+            raise invalid(violations)
+        state = await (await self._buses.get(request.bus)).settled()
+        version = request.version or _current_version(state, request.policy_id)
+        deployed = state.rule_sets.get((request.policy_id, version))
+        if deployed is None:
+            which = f"version {version} of rule set" if version else "version of rule set"
+            message = f"no {which} {request.policy_id} is deployed on bus {state.bus}"
+            raise ServiceError(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, message)
+        return GetRuleSetResponse(
+            rule_set=views.rule_set(state, request.policy_id, version),
+            document=deployed.document,
+            canonical_json=deployed.rule_set.canonical_json,
+        )
+
+    async def ListRuleSets(self, request: ListRuleSetsRequest, context: _Context) -> ListRuleSetsResponse:
+        """Read a page of the deployed versions, by policy_id and version."""
+        sequencer = await self._buses.get(request.bus)
+        page = page_of(request.page_size, request.page_token, ("rule sets", sequencer.bus), (str, int))
+        after = None if page.after is None else (str(page.after[0]), int(page.after[1]))
+        state = await sequencer.settled()
+        rule_sets, token = fill(page, views.rule_sets(state, after), _place)
+        return ListRuleSetsResponse(rule_sets=rule_sets, next_page_token=token)
+
+    async def SimulateRuleSet(self, request: SimulateRuleSetRequest, context: _Context) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+        """Not in this release."""
+        raise not_implemented("simulating a rule set on a server's log (gavel replay --rules does it offline)")
+        yield SimulateRuleSetResponse()  # makes this a generator, as the contract has it
+
+
+async def _execute(sequencer: Sequencer, command: Command) -> RuleSetAt:
+    answer = (await sequencer.execute(command)).answer
+    if not isinstance(answer, RuleSetAt):
+        raise TypeError(f"{type(command).__name__} was answered with {type(answer).__name__}")
+    return answer
+
+
+def _name_violations(policy_id: str) -> list[tuple[str, str]]:
+    return [] if policy_id else [("policy_id", "is required")]
+
+
+def _expected_violations(request: ActivateRuleSetRequest | DeactivateRuleSetRequest) -> list[tuple[str, str]]:
+    return [("expected_active_version", "is negative")] if request.expected_active_version < 0 else []
+
+
+def _expected_version(request: ActivateRuleSetRequest | DeactivateRuleSetRequest) -> int | None:
+    return request.expected_active_version if request.HasField("expected_active_version") else None
+
+
+def _current_version(state: State, policy_id: str) -> int:
+    """Return the version of a rule set that is active, else the newest; 0: none is deployed."""
+    active = state.active.get(policy_id)
+    if active is not None:
+        return active.version
+    return max((version for deployed_id, version in state.rule_sets if deployed_id == policy_id), default=0)
+
+
+def _place(rule_set: RuleSet) -> tuple[str, int]:
+    return rule_set.policy_id, rule_set.version

@@ -1,0 +1,169 @@
+"""What the state looks like from outside: State -> the contract's projection messages (seeds 002 §10).
+
+Pure and without a clock: the same state gives the same messages on every replica. A fact whose value is null is shown, because
+it is its source's last word: it says that the key has no value. Each function reads the state once and keeps nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gavel.v1 import execution_pb2, fact_pb2, projection_service_pb2
+from gavel.v1.common_pb2 import EventReference, Producer
+from gavel.v1.projection_service_pb2 import (
+    PendingDecision,
+    PendingExecution,
+    PendingReview,
+    ProjectedFact,
+    ProjectedObservation,
+    Projection,
+)
+from gavel.v1.rule_set_service_pb2 import RuleSet
+from gavel_rules.events import FACT, set_timestamp
+from gavel_rules.projection import EXECUTING, UNDER_REVIEW, Candidate, LiveDecision, Review, State
+from gavel_rules.values import python_to_value
+
+
+def projection(state: State, subject: str) -> Projection:
+    """Return what holds for a subject."""
+    answer = Projection(subject=subject, projection_version=state.head)
+    for key, candidates in sorted(state.evidence.get(subject, {}).items()):
+        for candidate in sorted(candidates, key=lambda candidate: (-candidate.claimed_at_ms, -candidate.sequence_number)):
+            if candidate.category == FACT:
+                answer.facts.append(_fact(key, candidate))
+            else:
+                answer.observations.append(_observation(key, candidate))
+    live = sorted((state.decisions[decision_id] for decision_id in state.decisions_of_subject.get(subject, ())), key=_place)
+    answer.pending_decisions.extend(map(pending_decision, live))
+    answer.pending_executions.extend(_execution(one) for one in live if _is_executing(one))
+    return answer
+
+
+def pending_decisions(state: State, after: int) -> Iterator[PendingDecision]:
+    """Yield the live decisions that stand after a sequence number, oldest first."""
+    return (pending_decision(live) for live in state.pending_decisions() if live.sequence_number > after)
+
+
+def pending_decision(live: LiveDecision) -> PendingDecision:
+    """Return a live decision."""
+    decision = live.decision.decision
+    return PendingDecision(
+        decision_id=live.decision_id,
+        sequence_number=live.sequence_number,
+        proposal_id=decision.proposal_id,
+        action_type=decision.action_type,
+        params=decision.params,
+        subject=live.decision.subject,
+        trace_id=live.decision.trace_id,
+        conflict_key=live.conflict_key,
+        phase=live.phase,  # type: ignore[arg-type]  # the state's phases are PendingPhase's numbers
+        valid_until=decision.valid_until if decision.HasField("valid_until") else None,
+        last_sequence_number=live.last_sequence_number,
+    )
+
+
+def pending_reviews(state: State, after: int) -> Iterator[PendingReview]:
+    """Yield the open reviews that stand after a sequence number, oldest first."""
+    return (_review(review) for review in state.pending_reviews() if review.sequence_number > after)
+
+
+def rule_sets(state: State, after: tuple[str, int] | None = None) -> Iterator[RuleSet]:
+    """Yield the deployed rule set versions after (policy_id, version), by policy_id and version."""
+    return (rule_set(state, *key) for key in sorted(state.rule_sets) if after is None or key > after)
+
+
+def active_rule_sets(state: State) -> list[RuleSet]:
+    """Return the rule sets in force, by policy_id."""
+    return [rule_set(state, policy_id, active.version) for policy_id, active in sorted(state.active.items())]
+
+
+def rule_set(state: State, policy_id: str, version: int) -> RuleSet:
+    """Return a deployed version."""
+    deployed = state.rule_sets[policy_id, version]
+    active = state.active.get(policy_id)
+    in_force = active is not None and active.version == version
+    answer = RuleSet(
+        policy_id=policy_id,
+        version=version,
+        digest=deployed.rule_set.digest,
+        deployed_at_sequence_number=deployed.sequence_number,
+        mode=fact_pb2.ACTIVATION_MODE_ACTIVE if in_force else fact_pb2.ACTIVATION_MODE_UNSPECIFIED,
+        action_types=sorted(deployed.rule_set.actions),
+    )
+    set_timestamp(answer.deployed_at, deployed.recorded_at_ms)
+    return answer
+
+
+def _place(live: LiveDecision) -> int:
+    return live.sequence_number
+
+
+def _fact(key: str, candidate: Candidate) -> ProjectedFact:
+    answer = ProjectedFact(
+        key=key,
+        value=python_to_value(candidate.value),
+        source_event=EventReference(event_id=candidate.event_id, sequence_number=candidate.sequence_number),
+        producer=_producer(candidate),
+        observed_from=candidate.observed_from,
+        max_age_ms=candidate.max_age_ms,
+        derivation_rule_id=candidate.derivation_rule_id,
+        derivation_rule_version=candidate.derivation_rule_version,
+    )
+    set_timestamp(answer.occurred_at, candidate.aged_from_ms)
+    return answer
+
+
+def _observation(key: str, candidate: Candidate) -> ProjectedObservation:
+    answer = ProjectedObservation(
+        key=key,
+        value=python_to_value(candidate.value),
+        source_event=EventReference(event_id=candidate.event_id, sequence_number=candidate.sequence_number),
+        producer=_producer(candidate),
+        source_tool=candidate.source,
+        trust_tier=candidate.trust_tier,  # type: ignore[arg-type]  # an int of the closed enum
+        confidence=candidate.confidence,
+        evidence_ref=candidate.evidence_ref,
+        evidence_hash=candidate.evidence_hash,
+    )
+    set_timestamp(answer.observed_at, candidate.aged_from_ms)
+    return answer
+
+
+def _producer(candidate: Candidate) -> Producer:
+    return Producer(type=candidate.producer_type, id=candidate.producer_id, version=candidate.producer_version)
+
+
+def _is_executing(live: LiveDecision) -> bool:
+    """Whether an attempt has started and not finally ended: also one whose lease lapsed, while a person looks at it."""
+    return live.phase == EXECUTING or (live.phase == UNDER_REVIEW and live.status == execution_pb2.EXECUTION_STATUS_STARTED)
+
+
+def _execution(live: LiveDecision) -> PendingExecution:
+    answer = PendingExecution(
+        decision_id=live.decision_id,
+        execution_id=live.execution_id,
+        attempt=live.attempt,
+        producer=Producer(type=live.executor_type, id=live.executor_id, version=live.executor_version),
+        status=live.status,  # type: ignore[arg-type]  # an int of the closed enum
+        source_event=EventReference(event_id=live.status_event_id, sequence_number=live.status_sequence_number),
+    )
+    set_timestamp(answer.lease_until, live.lease_until_ms)
+    return answer
+
+
+def _review(review: Review) -> PendingReview:
+    decision = review.decision.decision
+    of_execution = bool(review.approved_decision_id)
+    return PendingReview(
+        decision_id=review.decision_id,
+        sequence_number=review.sequence_number,
+        kind=projection_service_pb2.REVIEW_KIND_EXECUTION if of_execution else projection_service_pb2.REVIEW_KIND_PROPOSAL,
+        proposal_id=decision.proposal_id,
+        approved_decision_id=review.approved_decision_id,
+        reason_code=decision.reason_code,
+        action_type=decision.action_type,
+        params=decision.params,
+        subject=review.decision.subject,
+        trace_id=review.decision.trace_id,
+        opened_at=review.decision.recorded_at,
+    )
