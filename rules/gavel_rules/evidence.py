@@ -26,6 +26,9 @@ SOURCE_NOT_ACCEPTED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCE
 SUPERSEDED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED
 WRONG_TYPE: Final = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
 
+# By how many filters any candidate has passed.
+_UNMET: Final = (MISSING, WRONG_TYPE, TIER_TOO_LOW, STALE)
+
 # A trust tier that no evidence has: what a rule sees as `evidence.worst_trust` where there is no evidence at all.
 NO_EVIDENCE_TRUST: Final = 3
 
@@ -106,33 +109,34 @@ def requirements(action: CompiledAction, proposal: Envelope) -> list[Requirement
 def select(state: State, requirement: Requirement, now_ms: int) -> Selection:
     """Return what speaks for a requirement at `now_ms`; age equal to the limit is fresh."""
     of_subject = state.evidence.get(requirement.subject)
-    candidates: Iterable[Candidate] = of_subject.get(requirement.key, ()) if of_subject else ()
-    if not candidates:
-        return Selection(requirement, None, FINE if requirement.optional else MISSING, 0)
-    if requirement.sources:
-        candidates = [candidate for candidate in candidates if candidate.source in requirement.sources]
-        if not candidates:
-            return Selection(requirement, None, FINE if requirement.optional else SOURCE_NOT_ACCEPTED, 0)
-    declaration = requirement.declaration
-    if declaration is not None:
-        # A null has every type: it says that there is no value.
-        candidates = [candidate for candidate in candidates if candidate.value is None or declaration.accepts(candidate.value)]
-        if not candidates:
-            return Selection(requirement, None, WRONG_TYPE, 0)
-    candidates = [candidate for candidate in candidates if candidate.trust_tier <= requirement.min_trust]
-    if not candidates:
-        return Selection(requirement, None, TIER_TOO_LOW, 0)
     best: Candidate | None = None
-    for candidate in candidates:
-        if now_ms > _fresh_until_ms(candidate, requirement):
-            continue
-        if best is None or _speaks_before(candidate, best):
-            best = candidate
-    if best is None:
-        return Selection(requirement, None, STALE, 0)
-    if best.value is None:
-        return Selection(requirement, None, FINE if requirement.optional else MISSING, 0)
-    return Selection(requirement, best, FINE, _fresh_until_ms(best, requirement))
+    best_until_ms = 0
+    passed = 0  # how many of the filters source, type, tier any candidate has passed
+    if of_subject is not None:
+        sources = requirement.sources
+        declaration = requirement.declaration
+        for candidate in of_subject.get(requirement.key, ()):
+            if sources and candidate.source not in sources:
+                continue
+            passed = passed or 1
+            # A null has every type: it says that there is no value.
+            if declaration is not None and candidate.value is not None and not declaration.accepts(candidate.value):
+                continue
+            if candidate.trust_tier > requirement.min_trust:
+                passed = max(passed, 2)
+                continue
+            passed = 3
+            fresh_until_ms = _fresh_until_ms(candidate, requirement)
+            if now_ms <= fresh_until_ms and (best is None or _speaks_before(candidate, best)):
+                best, best_until_ms = candidate, fresh_until_ms
+    if best is not None and best.value is not None:
+        return Selection(requirement, best, FINE, best_until_ms)
+    if best is not None or passed == 0:
+        if requirement.optional:
+            return Selection(requirement, None, FINE, 0)
+        spoken = best is None and of_subject is not None and requirement.key in of_subject
+        return Selection(requirement, None, SOURCE_NOT_ACCEPTED if spoken else MISSING, 0)
+    return Selection(requirement, None, _UNMET[passed], 0)
 
 
 def gather(state: State, action: CompiledAction, proposal: Envelope, now_ms: int) -> Evidence:
