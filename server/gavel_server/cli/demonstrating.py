@@ -1,9 +1,140 @@
-"""`gavel demo`: one governed trace on a real server, and the proof of it."""
+"""`gavel demo`: one governed trace on a real server, its Redis and an executor, and the proof of what they recorded."""
 
 from __future__ import annotations
 
-from gavel_server.cli.options import Debug
+import asyncio
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli.errors import CommandError
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, explained
+
+if TYPE_CHECKING:
+    from gavel.v1.replay_service_pb2 import ReplayVerdict
+
+DATA_DEFAULT: Final = Path(".gavel")
+# A server has to load its log before it answers.
+START_TIMEOUT_SECONDS: Final = 120
+STOP_TIMEOUT_SECONDS: Final = 60
+READY: Final = "gavel: ready on "
+SERVER_LINES_KEPT: Final = 20
 
 
-def demo(debug: Debug = False) -> None:
-    """."""
+def demo(
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Where the demo's log is kept.")] = DATA_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Play one governed trace on a real server, then prove its log.
+
+    It may be played any number of times on one data directory; gavel log, trace and replay then show what it left there.
+    """
+    raise typer.Exit(asyncio.run(_demo(data, bus)))
+
+
+async def _demo(data: Path, bus: str) -> int:
+    from gavel_server.cli import output
+    from gavel_server.cli.replaying import exit_status
+
+    async with _server(data) as address:
+        trace = await _play(address, data, bus)
+    output.say("")
+    output.say(f"The server has stopped; its log stays in {data}. Look around with:")
+    output.say(f"  gavel serve --data {data}, and then: gavel trace {trace}, gavel log list, gavel status")
+    output.say(f"  gavel replay --data {data}")
+    output.say("")
+    output.say("Now every decision is made again from the log alone:")
+    verdict = await _proved(data, bus)
+    output.say(verdict.message)
+    return exit_status(verdict)
+
+
+async def _play(address: str, data: Path, bus: str) -> str:
+    """Play the story; return the trace to look at."""
+    from gavel_client import GavelClient, GavelError
+
+    from gavel_server.cli import output
+    from gavel_server.cli.reading import print_projection
+    from gavel_server.cli.story import Story
+    from gavel_server.cli.timeline import Timeline
+    from gavel_server.embedded import noted_url
+
+    redis_url = noted_url(data)
+    if redis_url is None:
+        raise CommandError(f"the server on {data} does not say where its Redis is; run the demo on another directory with --data")
+    output.say(f"gavel demo: a server on {address}, its log in {data}, bus {bus}")
+    async with GavelClient(address, bus=bus) as client:
+        timeline = Timeline()
+        story = Story(client, redis_url, timeline)
+        try:
+            projection = await story.play()
+        except GavelError as error:
+            failure = explained(error, address)
+            raise CommandError(f"the demo cannot go on: {failure}; play it on a fresh directory with --data DIR") from error
+        timeline.heading("What holds in the end, for the first order")
+        print_projection(projection)
+        return story.main_trace
+
+
+@asynccontextmanager
+async def _server(data: Path) -> AsyncIterator[str]:
+    """Run `gavel serve` as a process of its own; yield its address, and stop it as an operator does."""
+    command = (sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    said: deque[str] = deque(maxlen=SERVER_LINES_KEPT)
+    listening = asyncio.create_task(_keep_lines(process.stderr, said))
+    try:
+        yield await _ready(process, said)
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
+                status = await process.wait()
+        except TimeoutError:
+            raise CommandError(f"the server did not stop within {STOP_TIMEOUT_SECONDS} s of SIGTERM{_quoted(said)}") from None
+        if status != 0:
+            raise CommandError(f"the server ended with exit status {status}{_quoted(said)}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await listening
+
+
+async def _ready(process: asyncio.subprocess.Process, said: deque[str]) -> str:
+    """Wait until the server answers; return its address."""
+    if process.stdout is None:
+        raise AssertionError("the server's stdout is a pipe")
+    try:
+        async with asyncio.timeout(START_TIMEOUT_SECONDS):
+            while line := (await process.stdout.readline()).decode(errors="replace"):
+                if line.startswith(READY):
+                    return line.removeprefix(READY).strip()
+            status = await process.wait()
+    except TimeoutError:
+        raise CommandError(f"the server did not answer within {START_TIMEOUT_SECONDS} s{_quoted(said)}") from None
+    raise CommandError(f"the server ended with exit status {status}{_quoted(said)}")
+
+
+async def _keep_lines(stream: asyncio.StreamReader | None, said: deque[str]) -> None:
+    """Keep the newest lines of what the server says, for when it fails."""
+    while stream is not None and (line := await stream.readline()):
+        said.append(line.decode(errors="replace").rstrip())
+
+
+def _quoted(said: deque[str]) -> str:
+    return "; it said:\n" + "\n".join(f"  {line}" for line in said) if said else ""
+
+
+async def _proved(data: Path, bus: str) -> ReplayVerdict:
+    from gavel.v1.decision_pb2 import ENGINE_RETE
+
+    from gavel_server.cli.offline import log_in_directory
+    from gavel_server.cli.replaying import verified_here, watched
+
+    return await watched(verified_here(log_in_directory(data, bus), 0, 0, ENGINE_RETE))

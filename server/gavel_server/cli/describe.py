@@ -39,7 +39,7 @@ def describe(envelope: Envelope) -> str:
     """Return one line on what the event says."""
     match envelope.WhichOneof("payload"):
         case "fact":
-            return _fact(envelope.fact)
+            return _fact(envelope.fact) + _lateness(envelope)
         case "proposal":
             return _proposal(envelope.proposal)
         case "decision":
@@ -58,7 +58,12 @@ def describe(envelope: Envelope) -> str:
 
 
 def outcome_line(decision: Decision) -> str:
-    """Return one line on a decision: outcome, reason, rule, and what it collides with or lacks."""
+    """Return one line on a decision: outcome, reason, rule, and what it collides with, lacks or rests on."""
+    return ", ".join([verdict_line(decision), *evidence_lines(decision)])
+
+
+def verdict_line(decision: Decision) -> str:
+    """Return one line on what a decision comes to, and why."""
     parts = [short(Outcome, decision.outcome)]
     if decision.reason_code:
         parts.append(decision.reason_code)
@@ -66,14 +71,18 @@ def outcome_line(decision: Decision) -> str:
         parts.append(f"by rule {decision.rule_id} of {decision.policy_id} {decision.policy_version}")
     if decision.conflict_with_proposal_ids:
         parts.append(f"conflicts with {', '.join(decision.conflict_with_proposal_ids)}")
-    if decision.retry_hint.fact_requirements:
-        parts.append("; ".join(requirement_line(row) for row in decision.retry_hint.fact_requirements))
     if decision.terminal:
         parts.append("final: do not retry")
-    if decision.pinned_facts:
-        parts.append(f"rests on {', '.join(f'{fact.key} (#{fact.sequence_number})' for fact in decision.pinned_facts)}")
-    parts += [warning.code for warning in decision.warnings]
+    parts += [f"{warning.code} {warning.message}".strip() for warning in decision.warnings]
     return printable(", ".join(parts))
+
+
+def evidence_lines(decision: Decision) -> list[str]:
+    """Return what a refused decision lacked, a line per requirement, or what an approval rests on."""
+    lines = [requirement_line(row) for row in decision.retry_hint.fact_requirements]
+    if decision.pinned_facts:
+        lines.append(f"rests on {', '.join(f'{fact.key} (#{fact.sequence_number})' for fact in decision.pinned_facts)}")
+    return [printable(line) for line in lines]
 
 
 def requirement_line(row: FactRequirement) -> str:
@@ -126,12 +135,12 @@ def short(enumeration: Any, value: int) -> str:
 
 def struct_text(struct: Struct) -> str:
     """Return a Struct as compact JSON."""
-    return printable(json.dumps(from_struct(struct), ensure_ascii=False))
+    return printable(json.dumps(from_struct(struct), ensure_ascii=False, sort_keys=True))
 
 
 def value_text(value: Value) -> str:
     """Return a Value as compact JSON."""
-    return printable(json.dumps(from_value(value), ensure_ascii=False))
+    return printable(json.dumps(from_value(value), ensure_ascii=False, sort_keys=True))
 
 
 def printable(text: str) -> str:
@@ -148,6 +157,12 @@ def _fact(fact: Fact) -> str:
     if fact.value.HasField("null_value"):
         return printable(f"{fact.key} retracted{origin}")
     return printable(f"{fact.key} = {value_text(fact.value)}{limit}{origin}")
+
+
+def _lateness(envelope: Envelope) -> str:
+    """How long before it was recorded the event happened, where that is a second or more."""
+    seconds = round((envelope.recorded_at.ToMilliseconds() - envelope.occurred_at.ToMilliseconds()) / 1000)
+    return f", happened {duration(seconds * 1000)} earlier" if envelope.HasField("occurred_at") and seconds else ""
 
 
 def _system_fact(fact: Fact, system: str) -> str:

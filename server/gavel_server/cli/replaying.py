@@ -6,8 +6,8 @@ It needs no server: it opens the log itself, and so it also judges a server that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -80,8 +80,8 @@ def replay(
     if server:
         progress = _verified_by_server(server, bus, from_sequence_number, to_sequence_number, number)
     else:
-        progress = _verified_here(_opened(data, redis, bus), from_sequence_number, to_sequence_number, number)
-    verdict = asyncio.run(_watched(progress))
+        progress = verified_here(_opened(data, redis, bus), from_sequence_number, to_sequence_number, number)
+    verdict = asyncio.run(watched(progress))
     raise typer.Exit(_report(verdict, as_json))
 
 
@@ -107,9 +107,13 @@ def _opened(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextMana
     return offline.log_in_directory(data or DATA_DEFAULT, bus)
 
 
-async def _verified_here(
-    opened: AbstractAsyncContextManager[EventLog], from_sequence_number: int, to_sequence_number: int, engine: Engine.ValueType
-) -> AsyncIterator[VerifyReplayResponse]:
+async def verified_here(
+    opened: AbstractAsyncContextManager[EventLog],
+    from_sequence_number: int,
+    to_sequence_number: int,
+    engine: Engine.ValueType,
+) -> AsyncGenerator[VerifyReplayResponse, None]:
+    """Verify a log that is opened here. Yields progress and last the verdict, also on a log that cannot be opened for damage."""
     from gavel.v1.replay_service_pb2 import VerifyReplayResponse
 
     from gavel_server.log.protocol import LogCorruptError
@@ -130,7 +134,7 @@ async def _verified_here(
 
 async def _verified_by_server(
     server: str, bus: str, from_sequence_number: int, to_sequence_number: int, engine: Engine.ValueType
-) -> AsyncIterator[VerifyReplayResponse]:
+) -> AsyncGenerator[VerifyReplayResponse, None]:
     from gavel_client import GavelClient, GavelError
 
     try:
@@ -143,19 +147,19 @@ async def _verified_by_server(
         raise explained(error, server) from error
 
 
-async def _watched(responses: AsyncIterator[VerifyReplayResponse]) -> ReplayVerdict:
+async def watched(responses: AsyncGenerator[VerifyReplayResponse, None]) -> ReplayVerdict:
     """Show progress; return the verdict."""
     with _Passes() as passes:
-        async for response in responses:
-            if response.HasField("verdict"):
-                return response.verdict
-            passes.show(response.progress)
+        async with aclosing(responses):
+            async for response in responses:
+                if response.HasField("verdict"):
+                    return response.verdict
+                passes.show(response.progress)
     raise CommandError("the replay ended without a verdict; try again, or replay the log itself with --data or --redis")
 
 
 def _report(verdict: ReplayVerdict, as_json: bool) -> int:
     """Print the verdict; return the exit status."""
-    from gavel.v1 import replay_service_pb2
     from gavel.v1.replay_service_pb2 import VerifyReplayResponse
 
     from gavel_server.cli import output
@@ -176,6 +180,13 @@ def _report(verdict: ReplayVerdict, as_json: bool) -> int:
                 ((f"#{reference.sequence_number}", reference.event_id) for reference in divergence.inputs),
             )
         output.say(printable(verdict.message))
+    return exit_status(verdict)
+
+
+def exit_status(verdict: ReplayVerdict) -> int:
+    """Return the exit status that says what the verdict says."""
+    from gavel.v1 import replay_service_pb2
+
     return {
         replay_service_pb2.REPLAY_STATUS_PROVED: 0,
         replay_service_pb2.REPLAY_STATUS_DIVERGED: EXIT_DIVERGED,

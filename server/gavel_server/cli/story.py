@@ -1,0 +1,244 @@
+"""What the demo plays: four orders of a web shop, each a case that the shipped refund rule set decides.
+
+Every step is a real call of the contract, and what is printed is read back from the log. Nothing waits by the clock: where
+something else has to act (the executor, the fact derivation reactor), the story subscribes to the log until it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_DATABASE_SNAPSHOT, Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.projection_service_pb2 import Projection
+from gavel_client import (
+    GavelClient,
+    fact_envelope,
+    observation_envelope,
+    proposal_envelope,
+    reference,
+    tool_call_envelope,
+    tool_result_envelope,
+)
+from gavel_client.executor import Executor
+from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
+from gavel_rules.shipped import shipped_rule_set
+
+from gavel_server.cli.timeline import Timeline
+
+RULE_SET: Final = "refunds"
+ACTION: Final = "refund.create"
+# The longest that anything in the story may take before it is given up.
+STEP_TIMEOUT_MS: Final = 30_000
+MAX_FACT_AGE_MS: Final = 300_000
+
+ORDERS: Final = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db", version="demo")
+AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="refund-agent", version="demo")
+OTHER_AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="billing-agent", version="demo")
+
+
+class Story:
+    """Plays the demo on the bus of `client`; `redis_url` is where the executor finds its work queue.
+
+    Subjects and traces carry a fresh run id, so that the story can be played on one log any number of times.
+    """
+
+    def __init__(self, client: GavelClient, redis_url: str, timeline: Timeline) -> None:
+        self._client = client
+        self._redis_url = redis_url
+        self._timeline = timeline
+        self._run = os.urandom(3).hex()
+        self._shown = 0
+        self.main_trace = f"refund-{self._run}-1"
+
+    async def play(self) -> Projection:
+        """Play all chapters; return the projection of the first order, as the refund left it."""
+        self._shown = (await self._client.get_status()).head_sequence_number
+        await self._rules()
+        projection = await self._refund()
+        await self._conflict()
+        await self._stale_fact()
+        await self._human_review()
+        return projection
+
+    async def _rules(self) -> None:
+        self._timeline.heading("The rules")
+        self._timeline.sentence(f"The rule set {RULE_SET} is part of the log: whoever holds the log can decide everything in it again.")
+        deployed = await self._client.deploy_rule_set(shipped_rule_set(RULE_SET))
+        status = await self._client.get_status()
+        in_force = {active.policy_id: active.version for active in status.active_rule_sets}
+        if in_force.get(deployed.policy_id) != deployed.version:
+            await self._client.activate_rule_set(deployed.policy_id, deployed.version)
+        await self._show()
+        if self._shown == status.head_sequence_number:
+            self._timeline.sentence(f"{deployed.policy_id} {deployed.version} is deployed and in force since an earlier run.")
+
+    async def _refund(self) -> Projection:
+        """From the first fact to the last: a refund that succeeds."""
+        order, trace = self._order(1), self.main_trace
+        say = self._timeline
+        say.heading(f"A refund, from the first fact to the last ({order}, trace {trace})")
+        say.sentence("The order system reports a fact. An agent reads it and proposes a refund: it may only propose.")
+        status = await self._fact(order, trace, "order.status", "delivered")
+        params = {"amount": 620, "currency": "EUR", "customer_id": "customer-7", "reason": "damaged"}
+        rejection = await self._propose(order, trace, params, [status])
+        say.sentence("Too little is known. The hint names everything that is missing at once, so the agent knows what to get.")
+        say.sentence("The agent asks the fraud tool; call and result are events, and the observation names its evidence.")
+        score = await self._observe(order, trace, {"order.fraud_score": 0.04})
+        say.sentence("The order system, asked for what the hint names, adds its facts.")
+        total = await self._fact(order, trace, "order.total", 640)
+        customer = await self._fact(order, trace, "order.customer_id", "customer-7")
+        say.sentence("The agent proposes again, caused by the rejection and resting on all of it.")
+        decision = await self._propose(order, trace, params, [status, total, customer, score], cause=rejection)
+        say.sentence("An executor carries out exactly what was approved. Its report becomes a fact, derived and not claimed.")
+        await self._carry_out(decision)
+        response = await self._client.get_projection(order, min_sequence_number=self._shown)
+        return response.projection
+
+    async def _conflict(self) -> None:
+        order, trace = self._order(2), f"refund-{self._run}-2"
+        say = self._timeline
+        say.heading(f"Two agents, one order ({order})")
+        say.sentence("One agent's refund is approved and not carried out yet; a second agent wants to refund the same order.")
+        facts = await self._order_facts(order, trace, total=80)
+        decision = await self._propose(order, trace, self._params(40), facts)
+        await self._propose(order, f"{trace}-other", self._params(75), facts, producer=OTHER_AGENT)
+        say.sentence(
+            "One live approval per order: the second is refused and told whose proposal it collides with. Then the first is carried out."
+        )
+        await self._carry_out(decision)
+
+    async def _stale_fact(self) -> None:
+        order, trace = self._order(3), f"refund-{self._run}-3"
+        say = self._timeline
+        say.heading(f"A stale fact ({order})")
+        say.sentence("The order's status is ten minutes old. Rules never see a fact that is older than they allow.")
+        facts = await self._order_facts(order, trace, total=80, status_at=datetime.now(UTC) - timedelta(minutes=10))
+        await self._propose(order, trace, self._params(40), facts)
+
+    async def _human_review(self) -> None:
+        order, trace = self._order(4), f"refund-{self._run}-4"
+        say = self._timeline
+        say.heading(f"Three rejections and a person ({order})")
+        say.sentence("An agent haggles: each amount is more than the order cost.")
+        facts = await self._order_facts(order, trace, total=80)
+        decision: Envelope | None = None
+        for amount in (120, 100, 90):
+            decision = await self._propose(order, trace, self._params(amount), facts, cause=decision)
+        say.sentence("The third rejection in a row calls a person. Until they have spoken the trace is closed, whatever it proposes.")
+        await self._propose(order, trace, self._params(80), facts, cause=decision)
+
+    async def _fact(self, subject: str, trace: str, key: str, value: object, occurred_at: datetime | None = None) -> Envelope:
+        envelope = fact_envelope(subject, ORDERS, key=key, value=value, trace_id=trace, occurred_at=occurred_at or datetime.now(UTC))
+        response = await self._client.publish_event(envelope)
+        await self._show()
+        return response.envelope
+
+    async def _order_facts(self, subject: str, trace: str, *, total: int, status_at: datetime | None = None) -> list[Envelope]:
+        """The three facts that the rule set wants of an order."""
+        return [
+            await self._fact(subject, trace, "order.status", "delivered", status_at),
+            await self._fact(subject, trace, "order.total", total),
+            await self._fact(subject, trace, "order.customer_id", "customer-7"),
+        ]
+
+    async def _observe(self, subject: str, trace: str, fields: Mapping[str, object]) -> Envelope:
+        """Call a tool, record call and result, and what the agent reads from it."""
+        call = await self._client.publish_event(
+            tool_call_envelope(
+                subject, AGENT, tool_name="fraud-mcp", arguments={"subject": subject}, arguments_summary=f"score {subject}", trace_id=trace
+            )
+        )
+        result = await self._client.publish_event(
+            tool_result_envelope(
+                call.envelope,
+                result=dict(fields),
+                result_summary=", ".join(f"{key} {value}" for key, value in fields.items()),
+                duration_ms=12,
+            )
+        )
+        observation = await self._client.publish_event(
+            observation_envelope(
+                subject,
+                AGENT,
+                source_tool="fraud-mcp",
+                extracted_fields=fields,
+                evidence=result.envelope,
+                trace_id=trace,
+                causation_id=result.envelope.event_id,
+            )
+        )
+        await self._show()
+        return observation.envelope
+
+    async def _propose(
+        self,
+        subject: str,
+        trace: str,
+        params: Mapping[str, object],
+        evidence: list[Envelope],
+        *,
+        producer: Producer = AGENT,
+        cause: Envelope | None = None,
+    ) -> Envelope:
+        envelope = proposal_envelope(
+            subject,
+            producer,
+            action_type=ACTION,
+            params=params,
+            max_fact_age_ms=MAX_FACT_AGE_MS,
+            based_on_events=[reference(event) for event in evidence],
+            risk=0.1,
+            confidence=0.9,
+            trace_id=trace,
+            causation_id=cause.event_id if cause else "",
+        )
+        response = await self._client.submit_proposal(envelope)
+        await self._show()
+        return response.decision
+
+    async def _carry_out(self, decision: Envelope) -> None:
+        """Run an executor until the facts of the decision's execution are in the log."""
+        handlers = Handlers()
+        handlers.action(ACTION)(_create_refund)
+        executor = Executor(self._client, self._redis_url, handlers, producer_id="demo-executor", producer_version="demo")
+        running = asyncio.create_task(executor.run())
+        watching = asyncio.create_task(self._show_until(lambda event: event.fact.decision_id == decision.event_id))
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        executor.stop()
+        await asyncio.gather(running, watching)
+
+    async def _show(self) -> None:
+        """Print what the log has beyond what was printed."""
+        head = (await self._client.get_status()).head_sequence_number
+        if head > self._shown:
+            await self._show_until(lambda event: event.sequence_number >= head)
+
+    async def _show_until(self, reached: Callable[[Envelope], bool]) -> None:
+        """Print the log as it grows, up to the event that was waited for."""
+        responses = self._client.subscribe_events(from_sequence_number=self._shown + 1, timeout_ms=STEP_TIMEOUT_MS)
+        async with aclosing(responses):  # type: ignore[type-var]
+            async for response in responses:
+                if not response.HasField("envelope"):
+                    continue
+                self._timeline.event(response.envelope)
+                self._shown = response.envelope.sequence_number
+                if reached(response.envelope):
+                    return
+
+    def _order(self, number: int) -> str:
+        return f"order/{self._run}-{number}"
+
+    @staticmethod
+    def _params(amount: int) -> dict[str, object]:
+        return {"amount": amount, "currency": "EUR", "customer_id": "customer-7"}
+
+
+async def _create_refund(context: ExecutionContext) -> HandlerResult:
+    """Stand for a payment provider, which would get the idempotency key."""
+    return HandlerResult.success({"refund_id": f"refund-{context.idempotency_key[:8]}", "refunded": context.params["amount"]})

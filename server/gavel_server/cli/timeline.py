@@ -1,0 +1,81 @@
+"""The demo's timeline: what the log says, event by event, with a sentence before each step on why it comes."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Final
+
+from gavel.v1 import decision_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.events import FACT_DERIVATION_REACTOR
+
+from gavel_server.cli.describe import category_name, describe, evidence_lines, printable, verdict_line
+from gavel_server.cli.output import console
+
+_KINDS: Final = {
+    "FACT": ("fact", "cyan"),
+    "PROPOSAL": ("proposal", "blue"),
+    "DECISION": ("decision", "bold"),
+    "EXECUTION": ("execution", "magenta"),
+    "OBSERVATION": ("observation", "cyan"),
+    "TOOL_CALL": ("tool call", "dim"),
+    "TOOL_RESULT": ("tool result", "dim"),
+    "AGENT_DIAGNOSTIC": ("notice", "yellow"),
+}
+_OUTCOME_STYLES: Final = {
+    decision_pb2.OUTCOME_APPROVED: "bold green",
+    decision_pb2.OUTCOME_REJECTED: "bold red",
+    decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW: "bold yellow",
+}
+# Numbers, kinds and producers stand in columns of these widths; what happened takes the rest.
+_NUMBER_WIDTH: Final = 5
+_KIND_WIDTH: Final = 11
+_WHO_WIDTH: Final = 13
+_INDENT: Final = _NUMBER_WIDTH + 2 + _KIND_WIDTH + 1 + _WHO_WIDTH + 1
+# Producers with names too long for their column.
+_SHORT_NAMES: Final = {FACT_DERIVATION_REACTOR: "fact reactor"}
+
+
+class Timeline:
+    """Prints headings, sentences and events, with the events' numbers in the log in front."""
+
+    def heading(self, text: str) -> None:
+        """Begin a chapter."""
+        console().print()
+        console().print(text, style="bold underline")
+
+    def sentence(self, text: str) -> None:
+        """Say what comes and why."""
+        console().print()
+        for line in textwrap.wrap(text, console().width):
+            console().print(line, style="italic")
+
+    def event(self, envelope: Envelope) -> None:
+        """Print one event of the log."""
+        kind, style = _KINDS.get(category_name(envelope), ("event", ""))
+        who = _SHORT_NAMES.get(envelope.producer.id, printable(envelope.producer.id))
+        if not envelope.HasField("decision"):
+            self._row(str(envelope.sequence_number), kind, who, describe(envelope), kind_style=style)
+            return
+        decision = envelope.decision
+        style = _OUTCOME_STYLES.get(decision.outcome, style)
+        self._row(str(envelope.sequence_number), kind, who, verdict_line(decision), kind_style=style, what_style=style)
+        label = "retry hint:" if decision.retry_hint.fact_requirements else ""
+        for line in evidence_lines(decision):
+            self._row("", "", label, line)
+
+    def _row(self, number: str, kind: str, who: str, what: str, *, kind_style: str = "", what_style: str = "") -> None:
+        from rich.text import Text
+
+        first, *rest = textwrap.wrap(what, max(console().width - _INDENT, 20)) or [""]
+        console().print(
+            Text.assemble(
+                f"{number:>{_NUMBER_WIDTH}}  ",
+                (f"{kind:<{_KIND_WIDTH}} ", kind_style),
+                f"{who:<{_WHO_WIDTH}} ",
+                (first, what_style),
+            ),
+            soft_wrap=True,
+        )
+        for line in rest:
+            console().print(Text(" " * _INDENT + line, style=what_style), soft_wrap=True)
