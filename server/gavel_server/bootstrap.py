@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -87,8 +86,6 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
 async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, on the running loop."""
     telemetry.configure(level=settings.log_level, as_json=settings.log_json)
-    # gRPC's fork handlers are for processes that go on using gRPC after a fork; ours only start other programs.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

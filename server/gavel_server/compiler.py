@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import sys
 import uuid
-from asyncio.subprocess import PIPE
 from typing import Final
 
 import structlog

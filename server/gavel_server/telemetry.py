@@ -10,7 +10,12 @@ import structlog
 
 def configure(*, level: str, as_json: bool) -> None:
     """Send log lines of at least `level` to stderr, as JSON for machines or aligned text for people."""
-    renderer = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if as_json
+        # Plain tracebacks: the pretty ones show local variables, which hold payloads.
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    )
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
