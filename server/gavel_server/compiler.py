@@ -76,17 +76,21 @@ class Compiler:
         return compile_rule_set(document)
 
     async def _run_child(self, document: bytes) -> ValidateRuleSetResponse:
-        process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
+        # `subprocess` starts the child by vfork, which runs no fork handlers; the event loop's own way would run gRPC's, in a
+        # process whose other threads are inside gRPC.
         try:
-            async with asyncio.timeout(self._time_limit_ms / 1000):
-                answer, said = await process.communicate(document)
-        except TimeoutError:
+            child = await asyncio.to_thread(
+                subprocess.run,
+                _COMMAND,
+                input=document,
+                capture_output=True,
+                timeout=self._time_limit_ms / 1000,
+                start_new_session=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
             raise _limit_exceeded(f"took longer than {self._time_limit_ms} ms to compile") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return _report(await process.wait(), answer, said)
+        return _report(child.returncode, child.stdout, child.stderr)
 
 
 def _report(status: int, answer: bytes, said: bytes) -> ValidateRuleSetResponse:
