@@ -25,9 +25,12 @@ from gavel.v1.decision_pb2 import (
     EngineVerdict,
     FactRequirementState,
     RetryHint,
+)
+from gavel.v1.decision_pb2 import (
     Warning as DecisionWarning,
 )
 from gavel.v1.envelope_pb2 import Envelope
+
 from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
 from gavel_rules.case import Case
@@ -97,9 +100,7 @@ def arbitrate(
     return decision
 
 
-def explain(
-    state: State, envelope: Envelope, now_ms: int, governing: tuple[CompiledAction, ...] | None = None
-) -> list[RuleExplanation]:
+def explain(state: State, envelope: Envelope, now_ms: int, governing: tuple[CompiledAction, ...] | None = None) -> list[RuleExplanation]:
     """Return how every rule of the governing rule sets comes out for a proposal; nothing if its params fit no schema."""
     actions = state.governing.get(envelope.proposal.action_type, ()) if governing is None else governing
     params = struct_to_dict(envelope.proposal.params)
@@ -180,9 +181,7 @@ def _first_refusal(
     if not _cites_input(envelope, citations, selections):
         return reasons.NO_FACT_INPUT
     proposal = envelope.proposal
-    if proposal.HasField("projection_version") and _changed_since(
-        state, proposal.projection_version, citations, selections, conflict_key
-    ):
+    if proposal.HasField("projection_version") and _changed_since(state, proposal.projection_version, citations, selections, conflict_key):
         return reasons.PROJECTION_CHANGED
     if unmet:
         states = {selection.state for selection in unmet}
@@ -204,9 +203,7 @@ def _cites_input(envelope: Envelope, citations: list[Cited], selections: list[Se
     return False
 
 
-def _changed_since(
-    state: State, version: int, citations: list[Cited], selections: list[Selection], conflict_key: str
-) -> bool:
+def _changed_since(state: State, version: int, citations: list[Cited], selections: list[Selection], conflict_key: str) -> bool:
     """Return whether declared evidence, or the decision that holds the key, changed after `version` by an uncited event."""
     cited_ids = {citation.event_id for citation in citations}
     for selection in selections:
@@ -255,17 +252,13 @@ def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Cas
     )
 
 
-def _ask_rules(
-    decision: Decision, state: State, envelope: Envelope, now_ms: int, judge: Judge, governed: list[_Governed]
-) -> None:
+def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int, judge: Judge, governed: list[_Governed]) -> None:
     verdicts = [judge(view.action, _case(state, envelope, now_ms, view)) for view in governed]
     for view, verdict in zip(governed, verdicts, strict=True):
         if verdict.error:
             _refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
             decision.rule_id = verdict.error
-            decision.warnings.append(
-                DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{view.action.policy_id}/{verdict.error}")
-            )
+            decision.warnings.append(DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{view.action.policy_id}/{verdict.error}"))
             return
     disagreements = [
         (view.action.policy_id, verdict.disagreement)
@@ -327,7 +320,7 @@ def _bind(decision: Decision, now_ms: int, governed: list[_Governed], selections
             subject=requirement.subject,
             event_id=candidate.event_id,
             sequence_number=candidate.sequence_number,
-            trust_tier=candidate.trust_tier,  # type: ignore[arg-type]  # an int of the closed enum
+            trust_tier=candidate.trust_tier,
             evidence_hash=candidate.evidence_hash,
         )
         set_timestamp(pin.fresh_until, selection.fresh_until_ms)
@@ -350,9 +343,7 @@ def _refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None
     decision.retry_hint.CopyFrom(retry_hint)
 
 
-def _count(
-    decision: Decision, state: State, trace_id: str, now_ms: int, actions: Iterable[CompiledAction]
-) -> None:
+def _count(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Iterable[CompiledAction]) -> None:
     """Count a rejection and, at the limit, call a person instead of letting the trace loop (seeds 002 §5.6, §6.3)."""
     if decision.outcome != decision_pb2.OUTCOME_REJECTED:
         if decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:

@@ -14,6 +14,7 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
+
 from gavel_rules.evidence import Cited
 from gavel_rules.ruleset import CompiledRuleSet
 

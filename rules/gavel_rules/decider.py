@@ -16,6 +16,7 @@ from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import BusOpened, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
+
 from gavel_rules import execution, reasons
 from gavel_rules.arbitration import Judge, arbitrate
 from gavel_rules.case import Case
@@ -42,8 +43,8 @@ from gavel_rules.commands import (
 )
 from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, SYSTEM_PRODUCER, derived_event_id
-from gavel_rules.publication import publish
 from gavel_rules.projection import State
+from gavel_rules.publication import publish
 from gavel_rules.ruleset import CompiledAction, Verdict
 
 _TIMERS_UNBOUNDED: Final = 1 << 62
@@ -114,9 +115,7 @@ def _submit_proposal(emission: Emission, command: SubmitProposal, references: Re
             recorded,
             AgentDiagnostic(
                 kind="FactCollectionRequested",
-                fact_collection=FactCollection(
-                    decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements
-                ),
+                fact_collection=FactCollection(decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements),
             ),
         )
     return Recorded(recorded)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from google.protobuf.struct_pb2 import Value
-
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.fact_pb2 import Fact
+from google.protobuf.struct_pb2 import Value
+
 from gavel_rules.events import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION, derived_event_id
 
 STATUS_RULE_ID: Final = "gavel.execution-status"
@@ -45,9 +45,7 @@ def derive(execution: Envelope, decision: Envelope) -> tuple[Envelope, ...]:
     )
 
 
-def _fact(
-    execution: Envelope, decision: Envelope, *, key: str, value: Value, rule_id: str, rule_version: int, ordinal: int
-) -> Envelope:
+def _fact(execution: Envelope, decision: Envelope, *, key: str, value: Value, rule_id: str, rule_version: int, ordinal: int) -> Envelope:
     return Envelope(
         schema_version=SCHEMA_VERSION,
         event_id=derived_event_id(execution.event_id, execution.sequence_number, f"fact:{rule_id}", ordinal),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gavel.v1 import error_pb2
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
+
 from gavel_rules.commands import Fault
 from gavel_rules.events import (
     AGENT_DIAGNOSTIC,
@@ -57,9 +58,7 @@ class Emission:
         envelope.subject = subject
         return self.record(envelope)
 
-    def diagnose(
-        self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str
-    ) -> Envelope:
+    def diagnose(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record a notice of Gavel's own."""
         return self.record(
             Envelope(

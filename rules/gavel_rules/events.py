@@ -11,13 +11,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Final
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import EventCategory, Producer, ProducerType
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
+from google.protobuf.timestamp_pb2 import Timestamp
 
 # The semantics of this core. Any change that alters an outcome or an emitted event raises it.
 ARBITER_VERSION: Final = 1

@@ -14,6 +14,7 @@ from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
 from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
+
 from gavel_rules.events import fact_keys
 from gavel_rules.projection import Candidate, State
 from gavel_rules.ruleset import CompiledAction, FactDeclaration
@@ -97,9 +98,7 @@ def requirements(action: CompiledAction, proposal: Envelope) -> list[Requirement
     if asked:
         known = {requirement.key for requirement in wanted if not requirement.optional}
         wanted.extend(
-            Requirement(
-                key, proposal.subject, None, TRUST_TIER_2_TOOL_OBSERVATION, proposal.proposal.max_fact_age_ms, frozenset(), False
-            )
+            Requirement(key, proposal.subject, None, TRUST_TIER_2_TOOL_OBSERVATION, proposal.proposal.max_fact_age_ms, frozenset(), False)
             for key in dict.fromkeys(asked)
             if key not in known
         )

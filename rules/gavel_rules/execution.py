@@ -15,6 +15,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LateExecution
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
+
 from gavel_rules import reasons
 from gavel_rules.commands import (
     BeginExecution,
@@ -139,10 +140,7 @@ def _record_report(emission: Emission, live: LiveDecision, envelope: Envelope) -
     execution = envelope.execution
     if execution.status == execution_pb2.EXECUTION_STATUS_PARTIAL:
         _call_person(emission, live, reasons.PARTIAL_EXECUTION, envelope, "partial")
-    elif (
-        execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT)
-        and not execution.will_retry
-    ):
+    elif execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT) and not execution.will_retry:
         _call_person(emission, live, reasons.ATTEMPTS_EXHAUSTED, envelope, "attempts-exhausted")
     return Recorded(envelope)
 
@@ -168,9 +166,7 @@ def _keep_late(emission: Emission, live: LiveDecision, envelope: Envelope) -> Re
     kept = emission.diagnose(
         AgentDiagnostic(
             kind="LateExecutionReport",
-            late_execution=LateExecution(
-                execution=execution, executor_id=envelope.producer.id, executor_version=envelope.producer.version
-            ),
+            late_execution=LateExecution(execution=execution, executor_id=envelope.producer.id, executor_version=envelope.producer.version),
         ),
         event_id=envelope.event_id,
         causation_id=live.decision_id,
@@ -191,7 +187,9 @@ def _start(emission: Emission, live: LiveDecision, producer: Producer, attempt: 
         lease_until=timestamp(emission.now_ms + lease_ms),
         status=execution_pb2.EXECUTION_STATUS_STARTED,
     )
-    return _record_execution(emission, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "started", live.starts))
+    return _record_execution(
+        emission, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "started", live.starts)
+    )
 
 
 def _abort(emission: Emission, live: LiveDecision, producer: Producer, reason_code: str) -> None:
@@ -245,7 +243,9 @@ def _emit_later(
         state_version=emission.state.head,
         conflict_key=approved.conflict_key,
     )
-    emission.decide(Envelope(decision=decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject)
+    emission.decide(
+        Envelope(decision=decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
+    )
 
 
 def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
@@ -339,5 +339,3 @@ def _ended_fault(decision_id: str, references: References) -> Fault:
     if references.decision is None:
         return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} is not being carried out")
-
-

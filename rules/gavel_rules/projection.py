@@ -15,13 +15,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from google.protobuf.json_format import MessageToDict
-from sortedcontainers import SortedList
-
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck, ObservedFrom
+from google.protobuf.json_format import MessageToDict
+from sortedcontainers import SortedList
+
 from gavel_rules import derivation
 from gavel_rules.events import FACT, OBSERVATION, milliseconds
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
@@ -345,7 +345,7 @@ class State:
         """Drop traces that have been silent for too long; one under review stays, without its tool evidence."""
         horizon_ms = self.recorded_at_ms - TRACE_LAPSE_MS
         while self._lapses and self._lapses[0][0] < horizon_ms:
-            last_event_ms, trace_id = self._lapses[0]
+            trace_id = self._lapses[0][1]
             trace = self.traces[trace_id]
             self._drop_trace(trace_id, trace)
             if trace.review:
@@ -567,9 +567,7 @@ class State:
                 for (policy, version), deployed in sorted(self.rule_sets.items())
             ],
             "active": sorted(self.active.items()),
-            "evidence": {
-                subject: {key: sorted(candidates) for key, candidates in keys.items()} for subject, keys in self.evidence.items()
-            },
+            "evidence": {subject: {key: sorted(candidates) for key, candidates in keys.items()} for subject, keys in self.evidence.items()},
             "open_proposals": {key: _plain(value) for key, value in self.open_proposals.items()},
             "decisions": {key: _plain_tuple(value) for key, value in self.decisions.items()},
             "decisions_of_subject": self.decisions_of_subject,

@@ -10,6 +10,7 @@ from typing import Final
 
 from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
+
 from gavel_rules.commands import Fault, Recorded
 from gavel_rules.derivation import derive
 from gavel_rules.emission import Emission, ahead_fault

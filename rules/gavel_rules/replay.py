@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import DecodeError
-
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError
+
 from gavel_rules import reasons
 from gavel_rules.arbitration import arbitrate
 from gavel_rules.chain import chain, genesis_hash
@@ -68,9 +68,7 @@ class VersionNotImplementedError(Exception):
     """The log needs semantics that this build does not have."""
 
     def __init__(self, sequence_number: int, arbiter_version: int) -> None:
-        super().__init__(
-            f"event {sequence_number} sets arbiter_version {arbiter_version}; this build implements {ARBITER_VERSION}"
-        )
+        super().__init__(f"event {sequence_number} sets arbiter_version {arbiter_version}; this build implements {ARBITER_VERSION}")
         self.sequence_number = sequence_number
         self.arbiter_version = arbiter_version
 
@@ -206,7 +204,9 @@ class Recomputation:
         try:
             command, references = self._command(recorded, now_ms)
         except DocumentError as error:
-            raise self._diverged(recorded, "rule-set-invalid", f"the rule set of event {recorded.sequence_number} does not compile: {error}", []) from error
+            raise self._diverged(
+                recorded, "rule-set-invalid", f"the rule set of event {recorded.sequence_number} does not compile: {error}", []
+            ) from error
         if command is None:
             raise self._diverged(
                 recorded, "unexpected-event", f"nothing in the log makes event {recorded.sequence_number} ({recorded.event_name})", []

@@ -117,7 +117,9 @@ def _shape_violations(envelope: Envelope, bus: str, payload: str | None, payload
         if sent
     )
     if envelope.event_id:
-        problem = uuid_problem(envelope.event_id) if payload != "fact" or not envelope.fact.decision_id else _reference_problem(envelope.event_id)
+        problem = (
+            uuid_problem(envelope.event_id) if payload != "fact" or not envelope.fact.decision_id else _reference_problem(envelope.event_id)
+        )
         if problem:
             found.append(("envelope.event_id", problem))
     if envelope.trace_id and not _TRACE_ID.match(envelope.trace_id):
@@ -222,7 +224,11 @@ def _fact_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
     if not 0 <= fact.max_age_ms <= INTEGER_MAX:
         yield f"{path}.max_age_ms", "is not from 0 to 2^53"
     if fact.decision_id:
-        for field, value in (("decision_id", fact.decision_id), ("execution_id", fact.execution_id), ("derivation_rule_id", fact.derivation_rule_id)):
+        for field, value in (
+            ("decision_id", fact.decision_id),
+            ("execution_id", fact.execution_id),
+            ("derivation_rule_id", fact.derivation_rule_id),
+        ):
             if not _NAME.match(value):
                 yield f"{path}.{field}", "is required for a derived fact"
         if not envelope.event_id:
@@ -357,9 +363,7 @@ def _fill(envelope: Envelope, bus: str, payload: str) -> bool:
         envelope.event_name = EXECUTION_NAME[envelope.execution.status] if payload == "execution" else DEFAULT_EVENT_NAME[payload]
     if payload == "fact" and not envelope.fact.observed_from:
         fact = envelope.fact
-        fact.observed_from = (
-            fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK if fact.decision_id else _IMPLIED_CHANNEL[envelope.producer.type]
-        )
+        fact.observed_from = fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK if fact.decision_id else _IMPLIED_CHANNEL[envelope.producer.type]
     return chosen
 
 

@@ -19,7 +19,9 @@ from gavel_server.errors import ServiceError
 # Notices that only Gavel writes: an agent's note of the same name would pass for one.
 RESERVED_DIAGNOSTIC_KINDS: Final = frozenset({"NeedsHumanReview", "FactCollectionRequested", "LateExecutionReport", "NoFeasibleProposal"})
 _RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution"})
-_SENSES: Final = frozenset({fact_pb2.OBSERVED_FROM_DB, fact_pb2.OBSERVED_FROM_API, fact_pb2.OBSERVED_FROM_WEBHOOK, fact_pb2.OBSERVED_FROM_SENSOR})
+_SENSES: Final = frozenset(
+    {fact_pb2.OBSERVED_FROM_DB, fact_pb2.OBSERVED_FROM_API, fact_pb2.OBSERVED_FROM_WEBHOOK, fact_pb2.OBSERVED_FROM_SENSOR}
+)
 
 
 def check(producer: Producer, category: EventCategory.ValueType, envelope: Envelope) -> None:

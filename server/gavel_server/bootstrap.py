@@ -17,9 +17,6 @@ from typing import Final
 import grpc
 import structlog
 import uvloop
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
 from gavel.v1 import (
     arbitration_service_pb2,
     event_service_pb2,
@@ -37,6 +34,9 @@ from gavel.v1 import (
 )
 from gavel_client.client import GavelClient
 from gavel_client.fdr import FactDerivationReactor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
 from gavel_server import telemetry
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.checkpoint import Checkpoint
@@ -210,7 +210,7 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError as error:
-        raise ServeError(f"cannot listen on {listen}: {error}; is another server running there?") from error
+        raise ServeError(f"cannot listen on {listen}: is another server running there, or is it no address of this machine?") from error
     if listen.startswith("unix:"):
         return listen
     return f"{listen.rpartition(':')[0]}:{port}"
@@ -226,7 +226,7 @@ async def _check_durability(log: RedisLog, settings: Settings) -> None:
     reasons = await log.durability()
     if reasons and not settings.accept_volatile:
         raise ServeError(
-            f"this Redis may lose acknowledged events: {'; '.join(reasons)}. Configure it so that it does not, or accept it with --accept-volatile"
+            f"this Redis may lose acknowledged events: {'; '.join(reasons)}. Configure it otherwise, or accept it with --accept-volatile"
         )
     for reason in reasons:
         _log.warning("log.volatile", bus=log.bus, reason=reason)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gavel.v1 import error_pb2
+
 from gavel_server.admission import BUS
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.log import LogError

@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import grpc
+from gavel.v1 import error_pb2
+from gavel.v1.error_pb2 import ErrorReason
+from gavel_rules.commands import Fault
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
-
-from gavel.v1 import error_pb2
-from gavel.v1.error_pb2 import ErrorReason
-from gavel_rules.commands import Fault
 
 DOMAIN: Final = "gavel"
 _REASON_PREFIX: Final = "ERROR_REASON_"

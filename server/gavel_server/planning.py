@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import structlog
-
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.chain import chain
@@ -16,6 +15,7 @@ from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled,
 from gavel_rules.decider import handle
 from gavel_rules.events import DECISION, EXECUTION, PROPOSAL
 from gavel_rules.projection import State
+
 from gavel_server.errors import ServiceError, of_fault
 from gavel_server.log import Entry, Head, Record
 

@@ -12,6 +12,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, PublishEvent, References, RenewExecution, ReportExecution, SubmitProposal
 from gavel_rules.evidence import Cited
+
 from gavel_server.errors import ServiceError
 from gavel_server.planning import Pending
 

@@ -14,7 +14,6 @@ from collections import deque
 from typing import Final
 
 import structlog
-
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
@@ -23,6 +22,7 @@ from gavel_rules.commands import Command, OpenBus, Recorded
 from gavel_rules.events import ARBITER_VERSION
 from gavel_rules.limits import BATCH_BYTES_MAX
 from gavel_rules.projection import State
+
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.clock import SKEW_CHECK_INTERVAL_SECONDS, GuardedClock
 from gavel_server.errors import ServiceError
@@ -247,7 +247,7 @@ class Sequencer:
         if not self._queue and not self._stopping and not self._refresh_wanted and not self._timer_due():
             due_ms = self._state.next_timer_ms() if self._trouble is None else None
             await self._sleep(None if due_ms is None else max(0.0, (due_ms - self.now_ms()) / 1000))
-        if 1 < self._last_batch and len(self._queue) < self._last_batch and not self._stopping:
+        if self._last_batch > 1 and len(self._queue) < self._last_batch and not self._stopping:
             await self._linger()
 
     async def _sleep(self, seconds: float | None) -> None:
@@ -380,7 +380,8 @@ class Sequencer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + UNKNOWN_ANSWER_SECONDS
         unknown = ServiceError(
-            error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "the log did not answer; whether the event is in it is unknown: retry with the same event_id"
+            error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
+            "the log did not answer; whether the event is in it is unknown: retry with the same event_id",
         )
         pause_seconds = POLL_INTERVAL_SECONDS
         while True:

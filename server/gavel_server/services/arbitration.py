@@ -10,9 +10,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from google.rpc.status_pb2 import Status
-
 from gavel.v1 import error_pb2
 from gavel.v1.arbitration_service_pb2 import (
     BatchPreflightRequest,
@@ -31,6 +28,9 @@ from gavel_rules.commands import SubmitProposal, Tick
 from gavel_rules.decider import handle, judge
 from gavel_rules.projection import State, governing_actions
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
+from google.protobuf.message import DecodeError, Message
+from google.rpc.status_pb2 import Status
+
 from gavel_server.admission import admit
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.compiler import Compiler
@@ -65,9 +65,7 @@ class Arbitration:
             "ResolveReview": self._later("ResolveReview"),
             "RevokeDecision": self._later("RevokeDecision"),
         }
-        handlers: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()
-        }
+        handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()}
         handlers["StreamProposals"] = grpc.stream_stream_rpc_method_handler(_guarded("StreamProposals", self._later("StreamProposals")))
         server.add_registered_method_handlers(SERVICE, handlers)
 
@@ -124,7 +122,7 @@ class Arbitration:
             raise invalid([("request", f"is larger than {2 * limits.MESSAGE_BYTES_MAX} bytes")])
         request = _parse(PreflightRequest, data)
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
-        override = await self._compiler.compile(request.rule_set_override) if request.rule_set_override else None
+        override = await self._compiler.compile(request.rule_set_override, "rule_set_override") if request.rule_set_override else None
         envelope = request.envelope
         admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
         known = await _references(sequencer, [envelope])
@@ -178,9 +176,7 @@ def _decision_bytes(result: Completed) -> bytes:
     return envelope_bytes(result.record)
 
 
-def _would_decide(
-    state: State, envelope: Envelope, known: Any, now_ms: int, governing: Governing | None
-) -> Decision:
+def _would_decide(state: State, envelope: Envelope, known: Any, now_ms: int, governing: Governing | None) -> Decision:
     """Return the decision as of now, with timers that are due taken into account, and leave the state as it was."""
     if envelope.proposal.projection_version > state.head:
         problem = f"is {envelope.proposal.projection_version}, ahead of the log, whose head is {state.head}"
