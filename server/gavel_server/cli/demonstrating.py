@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
@@ -23,7 +22,9 @@ DATA_DEFAULT: Final = Path(".gavel")
 START_TIMEOUT_SECONDS: Final = 120
 STOP_TIMEOUT_SECONDS: Final = 60
 READY: Final = "gavel: ready on "
-SERVER_LINES_KEPT: Final = 20
+# What the server says goes here, in the data directory.
+SERVER_LOG: Final = "demo-server.log"
+SERVER_LINES_SHOWN: Final = 20
 
 
 def demo(
@@ -76,7 +77,9 @@ async def _play(address: str, data: Path, bus: str) -> str:
             projection = await story.play()
         except GavelError as error:
             failure = explained(error, address)
-            raise CommandError(f"the demo cannot go on: {failure}; play it on a fresh directory with --data DIR") from error
+            raise CommandError(
+                f"the demo cannot go on: {failure}; the server's log is {data / SERVER_LOG}; try a fresh directory with --data DIR"
+            ) from error
         timeline.heading("What holds in the end, for the first order")
         print_projection(projection)
         return story.main_trace
@@ -85,28 +88,40 @@ async def _play(address: str, data: Path, bus: str) -> str:
 @asynccontextmanager
 async def _server(data: Path) -> AsyncIterator[str]:
     """Run `gavel serve` as a process of its own; yield its address, and stop it as an operator does."""
+    said = data / SERVER_LOG
     command = (sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-    said: deque[str] = deque(maxlen=SERVER_LINES_KEPT)
-    listening = asyncio.create_task(_keep_lines(process.stderr, said))
+    with _created(said) as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
     try:
         yield await _ready(process, said)
-        process.terminate()
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
-                status = await process.wait()
-        except TimeoutError:
-            raise CommandError(f"the server did not stop within {STOP_TIMEOUT_SECONDS} s of SIGTERM{_quoted(said)}") from None
-        if status != 0:
-            raise CommandError(f"the server ended with exit status {status}{_quoted(said)}")
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        await listening
+        status = await _stopped(process)
+    if status != 0:
+        raise CommandError(f"the server ended with exit status {status}; it said:\n{_tail(said)}")
 
 
-async def _ready(process: asyncio.subprocess.Process, said: deque[str]) -> str:
+def _created(path: Path) -> BinaryIO:
+    """Open a new file for writing, in a directory that is made if it is not there."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path.open("wb")
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}; give another directory with --data") from error
+
+
+async def _stopped(process: asyncio.subprocess.Process) -> int:
+    """Stop the server as an operator does; return its exit status."""
+    if process.returncode is None:
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
+            return await process.wait()
+    except TimeoutError:
+        process.kill()
+        return await process.wait()
+
+
+async def _ready(process: asyncio.subprocess.Process, said: Path) -> str:
     """Wait until the server answers; return its address."""
     if process.stdout is None:
         raise AssertionError("the server's stdout is a pipe")
@@ -115,20 +130,16 @@ async def _ready(process: asyncio.subprocess.Process, said: deque[str]) -> str:
             while line := (await process.stdout.readline()).decode(errors="replace"):
                 if line.startswith(READY):
                     return line.removeprefix(READY).strip()
-            status = await process.wait()
+            await process.wait()
     except TimeoutError:
-        raise CommandError(f"the server did not answer within {START_TIMEOUT_SECONDS} s{_quoted(said)}") from None
-    raise CommandError(f"the server ended with exit status {status}{_quoted(said)}")
+        raise CommandError(f"the server did not answer within {START_TIMEOUT_SECONDS} s; it said:\n{_tail(said)}") from None
+    raise CommandError(f"the server did not start; it said:\n{_tail(said)}")
 
 
-async def _keep_lines(stream: asyncio.StreamReader | None, said: deque[str]) -> None:
-    """Keep the newest lines of what the server says, for when it fails."""
-    while stream is not None and (line := await stream.readline()):
-        said.append(line.decode(errors="replace").rstrip())
-
-
-def _quoted(said: deque[str]) -> str:
-    return "; it said:\n" + "\n".join(f"  {line}" for line in said) if said else ""
+def _tail(said: Path) -> str:
+    """Return the newest lines of what the server said."""
+    lines = said.read_text(errors="replace").splitlines()
+    return "\n".join(f"  {line}" for line in lines[-SERVER_LINES_SHOWN:]) or "  (nothing)"
 
 
 async def _proved(data: Path, bus: str) -> ReplayVerdict:

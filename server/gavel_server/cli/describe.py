@@ -24,6 +24,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
 TEXT_LENGTH_MAX: Final = 200
+DIGEST_LENGTH_SHOWN: Final = len("sha256:") + 12
 
 _STATE_WORDS: Final = {
     decision_pb2.FACT_REQUIREMENT_STATE_MISSING: "missing",
@@ -116,6 +117,11 @@ def moment(timestamp: Timestamp) -> str:
     return timestamp.ToDatetime().isoformat(timespec="milliseconds") + "Z"
 
 
+def short_digest(digest: str) -> str:
+    """Return the beginning of a digest, for people: enough to tell two apart."""
+    return f"{digest[:DIGEST_LENGTH_SHOWN]}…"
+
+
 def duration(milliseconds: int) -> str:
     """Return a duration in the largest unit that divides it, e.g. "60 s"."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
@@ -171,7 +177,7 @@ def _system_fact(fact: Fact, system: str) -> str:
             return f"bus opened, arbiter version {fact.bus_opened.arbiter_version}"
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
-            return f"rule set {deployed.policy_id} {deployed.version} deployed, {deployed.digest[:19]}…"
+            return f"rule set {deployed.policy_id} {deployed.version} deployed, {short_digest(deployed.digest)}"
         case "rule_set_activated":
             activated = fact.rule_set_activated
             before = f" in place of {activated.previous_version}" if activated.previous_version else ""
@@ -216,7 +222,7 @@ def _tool_call(call: ToolCall) -> str:
 
 
 def _tool_result(result: ToolResult) -> str:
-    said = f"failed: {result.error_code}" if result.is_error else _cut(result.result_summary) or result.content_hash[:19] + "…"
+    said = f"failed: {result.error_code}" if result.is_error else _cut(result.result_summary) or short_digest(result.content_hash)
     return printable(f"{result.tool_name}: {said} ({result.execution_id})")
 
 

@@ -55,17 +55,23 @@ def console() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", empty: str = "") -> None:
-    """Print a table; long cells are folded, never cut. Without rows, the sentence `empty` instead."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", empty: str = "", fold: str | None = None
+) -> None:
+    """Print a table; the column `fold`, else the last, is folded to fit, never cut. Without rows, the sentence `empty` instead."""
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(box=SIMPLE, title=title or None, title_justify="left", pad_edge=False, show_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, show_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column == "#" else "left")
+        no_wrap = column != (fold or columns[-1])
+        table.add_column(column, overflow="fold", no_wrap=no_wrap, justify="right" if column == "#" else "left")
     for row in rows:
         table.add_row(*row)
     if table.row_count:
+        if title:
+            say("")
+            console().print(title, style="bold")
         console().print(table)
     elif empty:
         say(empty)
@@ -73,43 +79,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 def print_fields(rows: Iterable[tuple[str, str]]) -> None:
     """Print names with their values, aligned."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, value)
-    console().print(table)
-
-
-def print_events(envelopes: Iterable[Envelope], *, empty: str) -> None:
-    """Print events as a table, one per row."""
-    from gavel_server.cli.describe import describe, moment, printable, producer_name
-
-    print_table(
-        ("#", "recorded", "event", "subject", "producer", "what"),
-        (
-            (
-                str(envelope.sequence_number),
-                moment(envelope.recorded_at),
-                printable(envelope.event_name),
-                printable(envelope.subject),
-                producer_name(envelope),
-                describe(envelope),
-            )
-            for envelope in envelopes
-        ),
-        empty=empty,
-    )
+    named = list(rows)
+    width = max(len(name) for name, _ in named)
+    for name, value in named:
+        say(f"{name:<{width}}  {value}")
 
 
 def print_event_line(envelope: Envelope) -> None:
-    """Print one event as one line, for streams."""
+    """Print one event as one line, whatever its length: lines can be searched and counted."""
     from gavel_server.cli.describe import describe, moment, printable, producer_name
 
     say(
-        f"{envelope.sequence_number:>6}  {moment(envelope.recorded_at)}  {printable(envelope.event_name):<22}  "
+        f"{envelope.sequence_number:>6}  {moment(envelope.recorded_at)}  {printable(envelope.event_name):<20}  "
         f"{printable(envelope.subject)}  {producer_name(envelope)}  {describe(envelope)}"
     )
 

@@ -140,8 +140,11 @@ def log_list(
     shown, more = found[:limit], found[limit:]
     if as_json:
         output.print_json(ListEventsResponse(envelopes=shown))
+    elif shown:
+        for envelope in shown:
+            output.print_event_line(envelope)
     else:
-        output.print_events(shown, empty="No events.")
+        output.say("No events.")
     if more:
         output.note(f"gavel: there are more; go on with --from {more[0].sequence_number}, or raise --limit")
 
@@ -224,6 +227,7 @@ def print_projection(projection: Projection) -> None:
             for fact in projection.facts
         ),
         title="Facts",
+        fold="value",
         empty="No facts.",
     )
     output.print_table(
@@ -240,31 +244,30 @@ def print_projection(projection: Projection) -> None:
             for seen in projection.observations
         ),
         title="Observations",
+        fold="value",
     )
     output.print_table(
-        ("decision", "event", "action", "phase", "valid until"),
+        ("event", "phase", "valid until", "action"),
         (
             (
-                pending.decision_id,
                 f"#{pending.sequence_number}",
-                f"{pending.action_type} {struct_text(pending.params)}",
                 short(PendingPhase, pending.phase),
                 moment(pending.valid_until),
+                f"{pending.action_type} {struct_text(pending.params)}",
             )
             for pending in projection.pending_decisions
         ),
         title="Pending decisions",
     )
     output.print_table(
-        ("execution", "decision", "attempt", "status", "executor", "leased until"),
+        ("execution", "attempt", "status", "leased until", "executor"),
         (
             (
                 pending.execution_id,
-                pending.decision_id,
                 str(pending.attempt),
                 short(ExecutionStatus, pending.status),
-                printable(pending.producer.id),
                 moment(pending.lease_until),
+                printable(pending.producer.id),
             )
             for pending in projection.pending_executions
         ),
@@ -281,15 +284,14 @@ def _print_trace(trace_id: str, response: GetTraceResponse) -> None:
     numbers = {envelope.event_id: f"#{envelope.sequence_number}" for envelope in response.envelopes}
     started = response.envelopes[0].recorded_at.ToMilliseconds() if response.envelopes else 0
     output.print_table(
-        ("#", "after", "event", "producer", "cause", "what"),
+        ("#", "after", "cause", "producer", "event"),
         (
             (
                 str(envelope.sequence_number),
                 f"+{(envelope.recorded_at.ToMilliseconds() - started) / 1000:.3f} s",
-                printable(envelope.event_name),
+                numbers.get(envelope.causation_id, "elsewhere" if envelope.causation_id else ""),
                 producer_name(envelope),
-                numbers.get(envelope.causation_id, envelope.causation_id),
-                describe(envelope),
+                f"{printable(envelope.event_name)}: {describe(envelope)}",
             )
             for envelope in response.envelopes
         ),
@@ -316,7 +318,7 @@ def _print_status(bus: str, response: GetStatusResponse) -> None:
     from gavel.v1.fact_pb2 import CrossCheckMode
 
     from gavel_server.cli import output
-    from gavel_server.cli.describe import moment, short
+    from gavel_server.cli.describe import moment, short, short_digest
 
     every = f" every {response.cross_check.sample_every}" if response.cross_check.sample_every else ""
     rows = [
@@ -335,8 +337,11 @@ def _print_status(bus: str, response: GetStatusResponse) -> None:
         rows.append(("projection", response.projection_digest))
     output.print_fields(rows)
     output.print_table(
-        ("rule set", "version", "actions", "digest"),
-        ((found.policy_id, str(found.version), ", ".join(found.action_types), found.digest) for found in response.active_rule_sets),
+        ("rule set", "version", "digest", "actions"),
+        (
+            (found.policy_id, str(found.version), short_digest(found.digest), ", ".join(found.action_types))
+            for found in response.active_rule_sets
+        ),
         title="In force",
         empty="No rule set is in force; deploy one with gavel rules deploy FILE --activate",
     )

@@ -102,7 +102,7 @@ def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json
     from gavel.v1.rule_set_service_pb2 import ListRuleSetsResponse
 
     from gavel_server.cli import output
-    from gavel_server.cli.describe import moment, short
+    from gavel_server.cli.describe import moment, short, short_digest
 
     listed = ListRuleSetsResponse()
     with connected(server, bus) as client:
@@ -115,15 +115,16 @@ def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json
         output.print_json(listed)
         return
     output.print_table(
-        ("rule set", "version", "mode", "actions", "deployed", "digest"),
+        ("rule set", "version", "mode", "event", "deployed", "actions", "digest"),
         (
             (
                 found.policy_id,
                 str(found.version),
                 short(ActivationMode, found.mode).lower() if found.mode else "-",
+                f"#{found.deployed_at_sequence_number}",
+                moment(found.deployed_at),
                 ", ".join(found.action_types),
-                f"#{found.deployed_at_sequence_number} {moment(found.deployed_at)}",
-                found.digest,
+                short_digest(found.digest),
             )
             for found in listed.rule_sets
         ),
