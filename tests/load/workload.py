@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import common_pb2, envelope_pb2, event_service_pb2, event_service_pb2_grpc, fact_pb2
+from gavel_rules.values import python_to_value
 from google.protobuf.message import Message
 from google.protobuf.proto import serialize_length_prefixed
 from ruamel.yaml import YAML
@@ -21,6 +22,7 @@ from ruamel.yaml import YAML
 BATCH_EVENTS_MAX = 500
 BATCH_PROPOSALS = 50
 CANCELLED_EVERY = 4
+FACTS = 3
 ACTION = "refund.create"
 RULES_OF_THE_LARGE_SET = 20
 
@@ -67,7 +69,7 @@ def proposals(channel: grpc.Channel, count: int) -> list[envelope_pb2.Envelope]:
     orders = [f"order/{uuid.uuid4().hex[:16]}" for _ in range(count)]
     facts = [fact for number, order in enumerate(orders) for fact in _facts(order, cancelled=number % CANCELLED_EVERY == 0)]
     published = _publish(channel, facts)
-    return [_proposal(order, published[2 * number : 2 * number + 2]) for number, order in enumerate(orders)]
+    return [_proposal(order, published[FACTS * number : FACTS * (number + 1)]) for number, order in enumerate(orders)]
 
 
 def write_requests(path: Path, proposals: Sequence[envelope_pb2.Envelope], *, batch: bool, preflight: bool) -> int:
@@ -88,15 +90,15 @@ def write_requests(path: Path, proposals: Sequence[envelope_pb2.Envelope], *, ba
 
 
 def _facts(order: str, *, cancelled: bool) -> Iterable[envelope_pb2.Envelope]:
-    """The order's state and its customer, as the order database's snapshot tells them."""
-    values = {"order.status": "cancelled" if cancelled else "delivered", "order.customer_id": "customer-7"}
+    """The order's state, customer and total, as the order database's snapshot tells them."""
+    values = {"order.status": "cancelled" if cancelled else "delivered", "order.customer_id": "customer-7", "order.total": 80.0}
     for key, value in values.items():
         envelope = envelope_pb2.Envelope(
             subject=order,
             producer=common_pb2.Producer(type=common_pb2.PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db", version="1"),
             fact=fact_pb2.Fact(key=key, observed_from=fact_pb2.OBSERVED_FROM_DB),
         )
-        envelope.fact.value.string_value = value
+        envelope.fact.value.CopyFrom(python_to_value(value))
         yield envelope
 
 
