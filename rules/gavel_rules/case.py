@@ -86,9 +86,12 @@ class Reader:
                 self._nested.append((name, tuple(steps), type_.kind))
             else:
                 self._attributes.append((name, _ATTRIBUTES[name], type_.kind))
-        self._presences = [(path, tuple(path.split("."))) for path in sorted(set(presences))]
-        self._tests_params = _tree(steps[1:] for _, steps in self._presences if steps[0] == "params")
-        self._tests_facts = _tree(steps[1:] for _, steps in self._presences if steps[0] == "facts")
+        tested = [(path, tuple(path.split("."))) for path in sorted(set(presences))]
+        self._tested_params = [(path, steps[1]) for path, steps in tested if steps[0] == "params" and len(steps) == 2]
+        self._tested_facts = [(path, steps[1]) for path, steps in tested if steps[0] == "facts"]
+        self._tested_nested = [(path, steps[1:]) for path, steps in tested if len(steps) > 2]
+        self._params_tree = _tree(steps[1:] for _, steps in tested if steps[0] == "params")
+        self._facts_tree = _tree(steps[1:] for _, steps in tested if steps[0] == "facts")
 
     def values(self, case: Case) -> dict[str, object]:
         """Return the value of every variable that the case has, by its dotted name; CaseError where one is not as declared."""
@@ -112,15 +115,20 @@ class Reader:
             values[name] = _typed(kind_of_subject if name == "subject.type" else identity, "string", name)
         if self._reads_now:
             values["now"] = _EPOCH + timedelta(milliseconds=case.now_ms)
-        if self._tests_params:
-            values[PRESENCE_MAPS["params"]] = _present(self._tests_params, params)
-        if self._tests_facts:
-            values[PRESENCE_MAPS["facts"]] = _present(self._tests_facts, facts)
+        if self._params_tree:
+            values[PRESENCE_MAPS["params"]] = _present(self._params_tree, params)
+        if self._facts_tree:
+            values[PRESENCE_MAPS["facts"]] = _present(self._facts_tree, facts)
         return values
 
     def presences(self, case: Case) -> dict[str, bool]:
         """Return for each path whose presence matters whether the case has it."""
-        return {path: _find(case.facts if steps[0] == "facts" else case.params, steps[1:])[0] for path, steps in self._presences}
+        presences = {path: name in case.facts for path, name in self._tested_facts}
+        for path, name in self._tested_params:
+            presences[path] = name in case.params
+        for path, steps in self._tested_nested:
+            presences[path] = _find(case.params, steps)[0]
+        return presences
 
 
 _Tree = dict[str, "_Tree"]

@@ -22,7 +22,7 @@ class Constant:
     """A literal. `kind` is "null", "bool", "int64", "uint64", "double", "string" or "bytes": 1, 1u and 1.0 are different literals."""
 
     kind: str
-    value: None | bool | int | float | str | bytes
+    value: bool | int | float | str | bytes | None
     offset: int = field(default=0, compare=False)
 
 

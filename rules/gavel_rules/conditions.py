@@ -31,7 +31,18 @@ COMPREHENSIONS_MAX: Final = 8
 Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
 
 _TIME_FIELDS: Final = frozenset(
-    "getFullYear getMonth getDate getDayOfMonth getDayOfWeek getDayOfYear getHours getMinutes getSeconds getMilliseconds".split()
+    [
+        "getFullYear",
+        "getMonth",
+        "getDate",
+        "getDayOfMonth",
+        "getDayOfWeek",
+        "getDayOfYear",
+        "getHours",
+        "getMinutes",
+        "getSeconds",
+        "getMilliseconds",
+    ]
 )
 _FIXED_ZONE: Final = re.compile(r"UTC|[+-][0-9]{2}:[0-9]{2}")
 _FUNCTIONS: Final = sorted(
@@ -39,11 +50,12 @@ _FUNCTIONS: Final = sorted(
     | {"bool", "type", "dyn", "has", "all", "exists", "exists_one", "map", "filter"}
     | _TIME_FIELDS
 )
-_TYPE_NAMES: Final = frozenset("bool int uint double string bytes list map null_type type".split())
+_TYPE_NAMES: Final = frozenset(["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type"])
 _ACCUMULATOR: Final = "@result"
 
-_ERROR: Final = re.compile(r"^ERROR: <input>:(\d+):(\d+): (.*)$", re.MULTILINE)
+_ERROR: Final = re.compile(r"^(?:[A-Z_]+: )?ERROR: <input>:(\d+):(\d+): (.*?)(?: \[[A-Z_]+\])?$", re.MULTILINE)
 _OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
+_NO_FIELDS: Final = re.compile(r"expression of type '([^']+)' cannot be the operand of a select operation")
 _UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
 
 _ORDERINGS: Final = ("_<_", "_<=_", "_>_", "_>=_")
@@ -102,7 +114,7 @@ class Environment:
         try:
             parsed = decode(self._library.compile(text, disable_check=True).serialize())
         except RuntimeError as error:
-            _report_library_errors(text, str(error), note, names_reported=False)
+            _report_library_errors(self.scope, text, str(error), note, reported=False)
             return None
         analysis = _Analysis(self.scope, note)
         analysis.visit(parsed, frozenset(), {})
@@ -110,9 +122,10 @@ class Environment:
         try:
             compiled = self._library.compile(source)
         except RuntimeError as error:
-            _report_library_errors(source, str(error), note, names_reported=reports > 0)
+            _report_library_errors(self.scope, source, str(error), note, reported=reports > 0)
             return None
-        if not reports and compiled.return_type().name() != result:
+        open_params = self.scope["params"].kind == "dyn"  # the schema is broken, so nothing can be said about this
+        if not reports and not open_params and compiled.return_type().name() != result:
             note(0, "not-" + result.lower(), f"the expression gives {compiled.return_type().name().lower()}, not {result.lower()}", "")
         if not reports and not self._nests(source):
             note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
@@ -144,6 +157,9 @@ class _Place:
 def _ignore(offset: int, code: str, message: str, hint: str) -> None:
     """Drop a report: what is asked about here has been checked before."""
 
+
+# What a chain stands for that names nothing: reported once, and then left alone.
+_BROKEN: Final = _Place((), DYN)
 
 _Locals = Mapping[str, _Place]
 _Known = frozenset[tuple[str, ...]]
@@ -204,6 +220,8 @@ class _Analysis:
             if isinstance(node, Select):
                 self.visit(node.operand, known, names)
             return
+        if place is _BROKEN:
+            return
         name = _dotted(place)
         if place.type.kind == "scope":
             fields = sorted(place.type.fields)
@@ -225,7 +243,7 @@ class _Analysis:
             self.visit(operand, known, names)
             return
         tested = self._resolve_field(place, node.field_name, complain=True)
-        if tested is None:
+        if tested is None or tested is _BROKEN:
             return
         root = place.path[0]
         if root in PRESENCE_MAPS:
@@ -286,7 +304,7 @@ class _Analysis:
         return _NOTHING
 
     def _resolve(self, node: Node, names: _Locals, *, complain: bool = False) -> _Place | None:
-        """Return what a chain of names stands for; None when it is no such chain, or (reported) names nothing."""
+        """Return what a chain of names stands for; None when it is no such chain, _BROKEN when it names nothing."""
         match node:
             case Identifier(name):
                 if name in names:
@@ -296,6 +314,7 @@ class _Analysis:
                 if complain and name not in _TYPE_NAMES:
                     known = sorted({*self._scope, *(local for local in names if local != _ACCUMULATOR)})
                     self._note(node.offset, "unknown-name", f"nothing is named {name}", suggestion(name, known))
+                    return _BROKEN
             case Select(operand, field_name, False):
                 place = self._resolve(operand, names, complain=complain)
                 return self._resolve_field(place, field_name, complain=complain) if place is not None else None
@@ -311,13 +330,17 @@ class _Analysis:
             return place.step(name, field.type, not field.required)
         if place.type.kind == "map":
             return place.step(name, place.type.element or DYN, optional=True)
+        if place is _BROKEN:
+            return place
         if place.type.kind == "dyn":
             return place.step(name, DYN, optional=False)
+        if place.type.kind not in ("object", "scope") and not place.type.fields:
+            return None  # the type checker says so
         if complain:
             whole = _dotted(place)
             known = [f"{whole}.{field_name}" for field_name in sorted(place.type.fields)]
             self._note(place.offset, "unknown-name", f"{whole} has no field {name}", suggestion(f"{whole}.{name}", known))
-        return None
+        return _BROKEN
 
 
 def _dotted(place: _Place) -> str:
@@ -328,29 +351,43 @@ def _dotted(place: _Place) -> str:
     return text
 
 
-def _report_library_errors(text: str, complaint: str, note: Report, *, names_reported: bool) -> None:
-    """Report the library's complaints, each at its place, in our words where we know the case."""
+def _report_library_errors(scope: Mapping[str, ValueType], text: str, complaint: str, note: Report, *, reported: bool) -> None:
+    """Report the library's complaints, each at its place, in our words where we know the case.
+
+    `reported`: something is wrong already. Complaints that only follow from it are left out then.
+    """
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    reported = False
+    said = reported
     for line, column, message in _ERROR.findall(complaint):
-        if int(line) > len(starts):
-            continue  # the library's own marker behind a syntax error
+        if int(line) > len(starts) or "*error*" in message:
+            continue  # the library's own marker behind an error, or a consequence of one
         offset = min(starts[int(line) - 1] + max(int(column) - 1, 0), max(len(text) - 1, 0))
-        undeclared = _UNDECLARED.search(message)
-        if undeclared is not None:
-            name = undeclared.group(1)
-            if text.startswith("(", offset) or not names_reported:
-                note(offset, "unknown-function", f"there is no function {name}", suggestion(name, _FUNCTIONS))
-                reported = True
-            continue
-        reported = True
-        overload = _OVERLOAD.search(message)
-        if overload is not None:
-            note(offset, "type-error", *_explain_overload(*overload.groups()))
-        else:
-            note(offset, "cel-syntax" if message.startswith("Syntax error") else "cel-error", _own_words(message), "see the CEL language")
-    if not reported and not names_reported:
+        explained = _explain(scope, message, is_call=text.startswith("(", offset), reported=reported)
+        if explained is not None:
+            said = True
+            note(offset, *explained)
+    if not said:
         note(0, "cel-error", "the expression cannot be compiled", "see the CEL language")
+
+
+def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, reported: bool) -> tuple[str, str, str] | None:
+    """Return a complaint of the library as (code, message, suggestion), None for one that says nothing new."""
+    undeclared = _UNDECLARED.search(message)
+    if undeclared is not None:
+        name = undeclared.group(1)
+        if not is_call:
+            return None if reported else ("unknown-name", f"nothing is named {name}", "")
+        hint = f"{name} is a value: write it without parentheses" if name in scope else suggestion(name, _FUNCTIONS)
+        return "unknown-function", f"there is no function {name}", hint
+    overload = _OVERLOAD.search(message)
+    if overload is not None:
+        function, types = overload.groups()
+        return None if reported and function in ("_&&_", "_||_", "!_") else ("type-error", *_explain_overload(function, types))
+    selected = _NO_FIELDS.search(message)
+    if selected is not None:
+        return "type-error", f"a {selected.group(1)} has no fields", ""
+    code = "cel-syntax" if message.startswith("Syntax error") else "cel-error"
+    return code, _own_words(message), "see the CEL language"
 
 
 def _explain_overload(function: str, types: str) -> tuple[str, str]:
@@ -366,7 +403,8 @@ def _explain_overload(function: str, types: str) -> tuple[str, str]:
 
 
 def _own_words(message: str) -> str:
-    return _clip(re.sub(r"^Syntax error: ", "", message).replace("<EOF>", "the end"))
+    text = message.removeprefix("Syntax error: ").replace("'<EOF>'", "the end").replace("<EOF>", "the end")
+    return _clip(re.sub(r" expecting \{.*\}", "", text))
 
 
 def _clip(text: str, length: int = 200) -> str:

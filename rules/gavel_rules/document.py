@@ -158,7 +158,8 @@ class _Salvage:
         except ValidationError as error:
             found = error.errors(include_url=False)
         if not isinstance(data, dict):
-            self._messages.add(self._source.place(path), "wrong-type", f"{_named(path)} must be a mapping", "")
+            if path not in self._source.broken:
+                self._messages.add(self._source.place(path), "wrong-type", f"{_named(path)} must be a mapping", "")
             return None
         below = _PARTS_OF.get(model, {})
         bad = set()
@@ -234,6 +235,8 @@ _PARTS_OF: Final[Mapping[type[_Part], Mapping[str, type[_Part]]]] = {
 
 def _report(details: ErrorDetails, model: type[_Part], source: Source, messages: Messages) -> None:
     path: Path = details["loc"]
+    if path in source.broken:
+        return
     code = _CODES.get(details["type"], "wrong-type")
     if path and path[-1] == "[key]":
         path = path[:-1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from gavel.v1.arbitration_service_pb2 import ExplainedTerm, RuleExplanation
+
 from gavel_rules.cel_syntax import Call, Constant, ListLiteral, Node
 from gavel_rules.conditions import Condition, Environment
 from gavel_rules.lowering import Span, own_span, text_json
@@ -25,11 +26,10 @@ def explain(policy_id: str, rule_id: str, condition: Condition, environment: Env
             continue
         seen.add(source)
         try:
-            answer = environment.compile(source).eval(data=values)
+            expression = environment.compile(source)
         except RuntimeError:
             continue  # not an expression by itself: a place in the tree that the text does not bear out
-        failed = answer.type().name() == "ERROR"
-        value = _failure(answer.value()) if failed else _literal(answer.plain_value())
+        value = _value(expression, values)
         explanation.terms.append(ExplainedTerm(expression=condition.text[low:high].strip(), value=value))
         if len(explanation.terms) == 1:
             explanation.matched = value == "true"
@@ -47,6 +47,14 @@ def _spans(node: Node, span: Span, source: str) -> Iterator[Span]:
             for part, place in ((left, (span[0], node.offset)), (right, (node.offset + len(sign), span[1]))):
                 if not isinstance(part, Constant | ListLiteral):
                     yield from _spans(part, place, source)
+
+
+def _value(expression: Any, values: dict[str, object]) -> str:
+    try:
+        answer = expression.eval(data=values)
+    except RuntimeError as error:
+        return _failure(str(error))
+    return _failure(answer.value()) if answer.type().name() == "ERROR" else _literal(answer.plain_value())
 
 
 def _failure(message: object) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from json.encoder import encode_basestring_ascii  # type: ignore[attr-defined]  # the json module's own C encoder
 from typing import Final, NamedTuple
 
@@ -245,21 +245,40 @@ _TOKEN: Final = re.compile(
 
 
 def own_span(source: str, span: Span) -> Span:
-    """Return the span of an operand without the parentheses that are not its own."""
+    """Return the span of an operand without parentheses around it, be they its own or halves of others'."""
     low, high = span
-    opened: list[int] = []
-    cut_after, cut_before = low, high
+    opened: list[re.Match[str]] = []
     for token in _tokens(source, low, high):
         if token.lastgroup == "open":
-            opened.append(token.end())
+            opened.append(token)
         elif token.lastgroup == "close":
             if not opened:
-                cut_before = token.start()
+                high = token.start()
                 break
             opened.pop()
     if opened:
-        cut_after = opened[-1]
-    return cut_after, cut_before
+        low = opened[-1].end()
+    return _unwrapped(source, low, high)
+
+
+def _unwrapped(source: str, low: int, high: int) -> Span:
+    """Return a span without the pairs of parentheses that hold all of it."""
+    tokens = [token for token in _tokens(source, low, high) if token.lastgroup != "comment" and not token.group().isspace()]
+    first, last = 0, len(tokens) - 1
+    while first < last and tokens[first].group() == "(" and _partner(tokens, first) == last:
+        low, high = tokens[first].end(), tokens[last].start()
+        first, last = first + 1, last - 1
+    return low, high
+
+
+def _partner(tokens: Sequence[re.Match[str]], opening: int) -> int:
+    """Return the index of the token that closes an opening one; -1 where none does."""
+    depth = 0
+    for index in range(opening, len(tokens)):
+        depth += {"open": 1, "close": -1}.get(tokens[index].lastgroup or "", 0)
+        if depth == 0:
+            return index
+    return -1
 
 
 def _tokens(source: str, low: int, high: int) -> Iterator[re.Match[str]]:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import durable_rules_engine
 
-from gavel_rules.errors import CaseError, NetworkFaultError
+from gavel_rules.errors import NetworkFaultError
 from gavel_rules.lowering import (
     FLAG,
     GUARD,
@@ -52,6 +52,9 @@ _WARM_UP: Final = '{"sid":"1","id":"c","kind":"warm","one":1}'
 _SID: Final = "1"
 _WARM_UP_RULE: Final = "__warm"
 _OWN_FIELDS: Final = ("sid", "id", "$s", "$forward", "kind", "one")
+
+
+_FLAGS: Final[Mapping[object, str]] = {True: "true", False: "false"}
 
 
 class LimitError(Exception):
@@ -101,28 +104,28 @@ class Document:
             of_kind[slot.kind].append((slot.name, f',"{slot.kind}{number}":'))
 
     def write(self, values: Mapping[str, object], presences: Mapping[str, bool], guards: Mapping[str, object]) -> str:
-        """Return the document of a case. A value that is absent, and a guard that has none, leaves its slot out."""
+        """Return the document of a case. A value that is absent, and a guard that has none, leaves its slot out.
+
+        `values` are of their slots' types: `case.Reader` has seen to that.
+        """
         parts = [_HEAD]
         for name, field in self._numbers:
             if name in values:
-                parts.append(field)
-                parts.append(_number(values[name], name))
+                text = repr(values[name])
+                parts.append(field + text if "e" not in text else field + number_json(values[name]))  # type: ignore[arg-type]
         for name, field in self._texts:
             if name in values:
-                parts.append(field)
-                parts.append(_text(values[name], name))
+                text = text_json(values[name])  # type: ignore[arg-type]
+                parts.append(field + text if len(text) <= LITERAL_LENGTH_MAX else field + _digest(text))
         for name, field in self._flags:
             if name in values:
-                parts.append(field)
-                parts.append(_flag(values[name], name))
+                parts.append(field + _FLAGS[values[name]])
         for name, field in self._presences:
-            parts.append(field)
-            parts.append(_flag(presences[name], name))
+            parts.append(field + _FLAGS[presences[name]])
         for name, field in self._guards:
-            value = guards.get(name)
+            value = guards[name]
             if value is not None:
-                parts.append(field)
-                parts.append(_flag(value, name))
+                parts.append(field + _FLAGS[value])
         parts.append("}")
         return "".join(parts)
 
@@ -291,34 +294,9 @@ def _fnv1a(text: str) -> int:
     return value
 
 
-def _number(value: object, name: str) -> str:
-    if type(value) is float:
-        text = repr(value)
-        return text if "e" not in text and "n" not in text else _unusual(value, name)
-    if type(value) is int:
-        return repr(value)
-    raise CaseError(f"{name} is not a number")
+def _digest(text: str) -> str:
+    """Return what stands for a string that is longer than any literal, as JSON.
 
-
-def _unusual(value: float, name: str) -> str:
-    if value - value != 0.0:
-        raise CaseError(f"{name} is not a finite number")
-    return number_json(value)
-
-
-def _text(value: object, name: str) -> str:
-    if type(value) is not str:
-        raise CaseError(f"{name} is not a string")
-    text = text_json(value)
-    if len(text) > LITERAL_LENGTH_MAX:
-        # No literal is as long. The sign outside ASCII keeps it apart from every string that is written out.
-        return f'"§{hashlib.sha256(text.encode()).hexdigest()}"'
-    return text
-
-
-def _flag(value: object, name: str) -> str:
-    if value is True:
-        return "true"
-    if value is False:
-        return "false"
-    raise CaseError(f"{name} is not a bool")
+    The sign outside ASCII keeps it apart from every string that is written out, so equal strings stay equal, others unequal.
+    """
+    return f'"§{hashlib.sha256(text.encode()).hexdigest()}"'

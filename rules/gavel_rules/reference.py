@@ -2,7 +2,8 @@
 
 All conditions of an action, and the guards that the Rete network needs, are elements of one list expression, for one
 evaluation costs far less than many. One error makes the whole list an error; then each is asked alone, to say which.
-An error is a value in the library, and true in Python: only a real bool counts as an answer.
+An error is a value in the library, and true in Python: only a real bool counts as an answer. Over its limit of iterations
+the library raises instead.
 """
 
 from __future__ import annotations
@@ -30,35 +31,40 @@ class Program:
         self._lists = [environment.compile(f"[{','.join(chunk)}]") for chunk in _chunks(self._sources)]
 
     def together(self, values: Values) -> list[object] | None:
-        """Return all values, None when any errs; CaseError for values that the library cannot take."""
+        """Return all values, None when any of them errs, or the library cannot take the values at all."""
+        if not self._lists:
+            return []
         try:
             if len(self._lists) == 1:
                 answer = self._lists[0].eval(data=values).plain_value()
                 return answer if type(answer) is list else None
             activation = self._environment.activation(values)
-        except RuntimeError as error:
-            raise CaseError(f"CEL cannot take the case: {error}") from error
-        together: list[object] = []
-        for expression in self._lists:
-            answer = expression.eval(activation).plain_value()
-            if type(answer) is not list:
-                return None
-            together.extend(answer)
+            together: list[object] = []
+            for expression in self._lists:
+                answer = expression.eval(activation).plain_value()
+                if type(answer) is not list:
+                    return None
+                together.extend(answer)
+        except RuntimeError:  # among others: the limit of iterations, which no other operand absorbs
+            return None
         return together
 
     def apart(self, values: Values) -> list[object]:
-        """Return each expression's value by itself, None for one that errs."""
+        """Return each expression's value by itself, None for one that errs; CaseError for values that the library cannot take."""
         try:
             activation = self._environment.activation(values)
         except RuntimeError as error:
             raise CaseError(f"CEL cannot take the case: {error}") from error
-        answers: list[object] = []
-        for index, source in enumerate(self._sources):
-            if self._singles[index] is None:
-                self._singles[index] = self._environment.compile(f"[{source}]")
+        return [self._single(index, activation) for index in range(len(self._sources))]
+
+    def _single(self, index: int, activation: Any) -> object:
+        if self._singles[index] is None:
+            self._singles[index] = self._environment.compile(f"[{self._sources[index]}]")
+        try:
             answer = self._singles[index].eval(activation).plain_value()
-            answers.append(answer[0] if type(answer) is list else None)
-        return answers
+        except RuntimeError:
+            return None
+        return answer[0] if type(answer) is list else None
 
 
 def condition_source(source: str) -> str:
@@ -75,11 +81,11 @@ def guard_source(guard: Guard) -> str:
 
 
 def _chunks(sources: Sequence[str]) -> list[list[str]]:
-    chunks: list[list[str]] = [[]]
-    length = 0
+    chunks: list[list[str]] = []
+    length = LIST_LENGTH_MAX
     for source in sources:
         length += len(source) + 1
-        if length > LIST_LENGTH_MAX and chunks[-1]:
+        if length > LIST_LENGTH_MAX:
             chunks.append([])
             length = len(source) + 1
         chunks[-1].append(source)

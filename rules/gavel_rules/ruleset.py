@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from typing import Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import RetryPolicy
+
 from gavel_rules.case import Case, Reader
 from gavel_rules.conditions import Condition, Environment, presences, reads
 from gavel_rules.document import (
@@ -123,6 +125,7 @@ class CompiledAction:
         self._guard_program = Program(checked.environment, guard_sources)
         self._condition_program = Program(checked.environment, condition_sources)
         self._joint_program = Program(checked.environment, [*condition_sources, *guard_sources])
+        self._indexes = range(len(self.rules))
         self._document = Document(checked.plan.slots)
         self._network = _network(document.digest, action_type, checked.plan)
 
@@ -148,18 +151,16 @@ class CompiledAction:
         CaseError: a value is not of its declared type. NetworkFaultError: the Rete engine broke its protocol.
         """
         values = self._reader.values(case)
-        count = len(self.rules)
         expected: list[object] | None = None
-        guards: list[object] = []
+        guards: list[object] | None = None
         if both:
             joint = self._joint_program.together(values)
             if joint is not None:
-                expected, guards = joint[:count], joint[count:]
-        elif self._guard_names:
-            together = self._guard_program.together(values)
-            if together is not None:
-                guards = together
-        if len(guards) != len(self._guard_names) or (both and expected is None):
+                expected, guards = joint[: len(self.rules)], joint[len(self.rules) :]
+        else:
+            guards = self._guard_program.together(values)
+        if guards is None:
+            # Something errs. Which rules do is settled by the reference engine, whatever the mode.
             expected = self._condition_program.apart(values)
             guards = self._guard_program.apart(values)
             erring = _first_error(expected)
@@ -168,10 +169,10 @@ class CompiledAction:
         document = self._document.write(values, self._reader.presences(case), dict(zip(self._guard_names, guards, strict=True)))
         matched = self._network.match(document)
         if both and expected is not None:
-            agreed = [index for index, value in enumerate(expected) if value is True]
+            agreed = list(compress(self._indexes, expected))
             if agreed != matched:
                 return Verdict((), "", (self._ids(matched), self._ids(agreed)))
-        return Verdict(tuple(self.rules[index] for index in matched))
+        return Verdict(tuple([self.rules[index] for index in matched]))
 
     def evaluate_reference(self, case: Case) -> Verdict:
         """Return the rules that match by the reference engine alone."""
@@ -297,10 +298,10 @@ class _Checker:
         try:
             network_plan = plan([one.formula for one in lowered])
         except LimitError as error:
-            self._messages.add(
-                self._source.key_place(path), "too-complex", f"the rules of {self._name} are too many or too complex: {error}", ""
-            )
-            return None
+            place = self._source.key_place(path)
+            self._messages.add(place, "too-complex", f"the rules of {self._name} are too many or too complex: {error}", "")
+        if len(self._messages):
+            return None  # here or elsewhere: the document is refused, and parts of it may be missing
         return _CheckedAction(
             schema,
             tuple(_declaration(name, fact) for name, fact in facts.items()),

@@ -25,19 +25,61 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 # What a keyword's value is: one schema, schemas by name, a list of schemas, or no schema.
 _ONE: Final = frozenset(
-    "items additionalProperties contains not if then else propertyNames unevaluatedItems unevaluatedProperties contentSchema".split()
+    [
+        "items",
+        "additionalProperties",
+        "contains",
+        "not",
+        "if",
+        "then",
+        "else",
+        "propertyNames",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "contentSchema",
+    ]
 )
 _NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "dependentSchemas"))
 _LISTED: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 _PLAIN: Final = frozenset(
-    (
-        "$schema $ref $comment title description default examples deprecated readOnly writeOnly type enum const multipleOf maximum"
-        " exclusiveMaximum minimum exclusiveMinimum maxLength minLength pattern maxItems minItems uniqueItems maxContains minContains"
-        " maxProperties minProperties required dependentRequired format contentEncoding contentMediaType"
-    ).split()
+    [
+        "$schema",
+        "$ref",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "type",
+        "enum",
+        "const",
+        "multipleOf",
+        "maximum",
+        "exclusiveMaximum",
+        "minimum",
+        "exclusiveMinimum",
+        "maxLength",
+        "minLength",
+        "pattern",
+        "maxItems",
+        "minItems",
+        "uniqueItems",
+        "maxContains",
+        "minContains",
+        "maxProperties",
+        "minProperties",
+        "required",
+        "dependentRequired",
+        "format",
+        "contentEncoding",
+        "contentMediaType",
+    ]
 )
 _KEYWORDS: Final = sorted(_ONE | _NAMED | _LISTED | _PLAIN)
-_ELSEWHERE: Final = frozenset("$id $anchor $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor $vocabulary".split())
+_ELSEWHERE: Final = frozenset(["$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$vocabulary"])
 
 Report = Callable[[Path, str, str, str], None]  # path inside the schema, code, message, suggestion
 

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gavel_rules.values import INTEGER_MAX, number_problem
+from gavel_rules.values import number_problem
 
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 32
@@ -64,6 +64,8 @@ class Source:
 
     def __init__(self, text: str, messages: Messages) -> None:
         self.data: object = None
+        # Values that JSON cannot hold. They are reported; what else might be said of them would only follow from that.
+        self.broken: set[Path] = set()
         self._text = text
         self._line_starts = [0]
         self._places: dict[Path, tuple[Node | None, Node]] | None = None
@@ -75,20 +77,18 @@ class Source:
             except (ValueError, RecursionError):
                 self.data = None  # YAML in flow style, or broken: the YAML reader knows where.
             else:
-                _check_values(self.data, (), self, messages)
+                self.data = self._checked(self.data, (), messages)
                 return
         root = _compose(text, messages)
         if root is not None:
             self._places = {}
-            self.data = _Reader(self._places, messages).read(root, None, ())
+            self.data = _Reader(self._places, self.broken, messages).read(root, None, ())
 
     def has(self, path: Path) -> bool:
         """Whether the data has anything at `path`."""
         value: Any = self.data
         for step in path:
-            if isinstance(value, dict) and step in value:
-                value = value[step]
-            elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int) and step < len(value)):
                 value = value[step]
             else:
                 return False
@@ -129,6 +129,31 @@ class Source:
             found = at if position == offset else index
         return self._line_and_column(found)
 
+    def _checked(self, value: object, path: Path, messages: Messages) -> object:
+        """Hold JSON to what `_Reader` holds YAML to; return it without what is refused."""
+        if len(path) > DOCUMENT_DEPTH_MAX:
+            return self._refuse(path, messages, "too-deep", f"nested deeper than {DOCUMENT_DEPTH_MAX} levels", "flatten it")
+        if isinstance(value, dict):
+            for name in value:
+                problem = _character_problem(name)
+                if problem:
+                    messages.add(self.key_place((*path, name)), "bad-character", f"a key {problem}", "remove it")
+            return {name: self._checked(item, (*path, name), messages) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self._checked(item, (*path, index), messages) for index, item in enumerate(value)]
+        if isinstance(value, str):
+            problem = _character_problem(value)
+            return self._refuse(path, messages, "bad-character", f"a string {problem}", "remove it") if problem else value
+        if isinstance(value, int | float):
+            problem = number_problem(value)
+            hint = "use a plain decimal within 2^53"
+            return self._refuse(path, messages, "bad-number", f"the number {value} {problem}", hint) if problem else value
+        return value
+
+    def _refuse(self, path: Path, messages: Messages, code: str, message: str, suggestion: str) -> None:
+        messages.add(self.place(path), code, message, suggestion)
+        self.broken.add(path)
+
     def _line_and_column(self, index: int) -> tuple[int, int]:
         if len(self._line_starts) == 1:
             self._line_starts.extend(at + 1 for at, character in enumerate(self._text) if character == "\n")
@@ -140,7 +165,7 @@ class Source:
             self._places = {}
             root = _compose(self._text, Messages())
             if root is not None:
-                _Reader(self._places, Messages()).read(root, None, ())
+                _Reader(self._places, set(), Messages()).read(root, None, ())
         while path and path not in self._places:
             path = path[:-1]
         return self._places.get(path) or (None, _NOWHERE)
@@ -181,27 +206,29 @@ def _compose(text: str, messages: Messages) -> Node | None:
 class _Reader:
     """Turns nodes into data, noting their places and what JSON could not say."""
 
-    def __init__(self, places: dict[Path, tuple[Node | None, Node]], messages: Messages) -> None:
+    def __init__(self, places: dict[Path, tuple[Node | None, Node]], broken: set[Path], messages: Messages) -> None:
         self._places = places
+        self._broken = broken
         self._messages = messages
 
     def read(self, node: Node, key: Node | None, path: Path) -> object:
         self._places[path] = (key, node)
-        place = _start(node)
         if node.anchor is not None:
-            self._messages.add(place, "yaml-anchor", f"anchors and aliases are not supported: {node.anchor}", "repeat the value")
-            return None
+            return self._refuse(node, path, "yaml-anchor", f"anchors and aliases are not supported: {node.anchor}", "repeat the value")
         if len(path) > DOCUMENT_DEPTH_MAX:
-            self._messages.add(place, "too-deep", f"nested deeper than {DOCUMENT_DEPTH_MAX} levels", "flatten it")
-            return None
-        if not isinstance(node, ScalarNode) and str(node.tag).removeprefix("tag:yaml.org,2002:") not in ("map", "seq"):
-            self._messages.add(place, "yaml-tag", f"the tag {node.tag} is not supported", "remove it")
-            return None
-        if isinstance(node, MappingNode):
+            return self._refuse(node, path, "too-deep", f"nested deeper than {DOCUMENT_DEPTH_MAX} levels", "flatten it")
+        kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, kind, path)
+        if isinstance(node, MappingNode) and kind == "map":
             return self._mapping(node, path)
-        if isinstance(node, SequenceNode):
+        if isinstance(node, SequenceNode) and kind == "seq":
             return [self.read(item, None, (*path, index)) for index, item in enumerate(node.value)]
-        return self._scalar(node, place)
+        return self._refuse(node, path, "yaml-tag", f"the tag {node.tag} is not supported", "remove it")
+
+    def _refuse(self, node: Node, path: Path, code: str, message: str, suggestion: str) -> None:
+        self._messages.add(_start(node), code, message, suggestion)
+        self._broken.add(path)
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, object]:
         answer: dict[str, object] = {}
@@ -211,7 +238,7 @@ class _Reader:
                 self._messages.add(place, "non-string-key", "a key must be a string", "quote it")
                 continue
             name = str(key.value)
-            problem = _text_problem(name)
+            problem = _character_problem(name)
             if problem:
                 self._messages.add(place, "bad-character", f"a key {problem}", "remove it")
             elif name in answer:
@@ -221,60 +248,29 @@ class _Reader:
                 answer[name] = self.read(value, key, (*path, name))
         return answer
 
-    def _scalar(self, node: ScalarNode, place: tuple[int, int]) -> object:
+    def _scalar(self, node: ScalarNode, kind: str, path: Path) -> object:
         text = str(node.value)
-        match str(node.tag).removeprefix("tag:yaml.org,2002:"):
+        match kind:
             case "str":
-                problem = _text_problem(text)
-                if problem:
-                    self._messages.add(place, "bad-character", f"a string {problem}", "remove it")
-                return text
+                problem = _character_problem(text)
+                return self._refuse(node, path, "bad-character", f"a string {problem}", "remove it") if problem else text
             case "null":
                 return None
             case "bool":
                 return text.lower() == "true"
             case "int" | "float":
-                return self._number(text, place)
-        self._messages.add(place, "wrong-type", f"{text!r} is neither string, number, true, false nor null in YAML", "quote it")
-        return text
-
-    def _number(self, text: str, place: tuple[int, int]) -> object:
-        number: float | None = None
-        try:
-            number = int(text) if text.lstrip("+-").isdigit() else float(text)
-        except ValueError:
-            pass
-        problem = "is not written as a plain decimal" if number is None or "_" in text else number_problem(number)
-        if number is None or problem:
-            self._messages.add(place, "bad-number", f"the number {text} {problem}", "use a plain decimal within 2^53")
-            return 0
-        return number
+                try:
+                    number: float = int(text) if text.lstrip("+-").isdigit() else float(text)
+                    problem = "is not written as a plain decimal" if "_" in text else number_problem(number)
+                except ValueError:
+                    number, problem = 0, "is not written as a plain decimal"
+                hint = "use a plain decimal within 2^53"
+                return self._refuse(node, path, "bad-number", f"the number {text} {problem}", hint) if problem else number
+        message = f"{text!r} is neither string, number, true, false nor null in YAML"
+        return self._refuse(node, path, "wrong-type", message, "quote it")
 
 
-def _check_values(value: object, path: Path, source: Source, messages: Messages) -> None:
-    """Hold JSON to what `_Reader` holds YAML to."""
-    if len(path) > DOCUMENT_DEPTH_MAX:
-        messages.add(source.place(path), "too-deep", f"nested deeper than {DOCUMENT_DEPTH_MAX} levels", "flatten it")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            problem = _text_problem(name)
-            if problem:
-                messages.add(source.key_place((*path, name)), "bad-character", f"a key {problem}", "remove it")
-            _check_values(item, (*path, name), source, messages)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_values(item, (*path, index), source, messages)
-    elif isinstance(value, str):
-        problem = _text_problem(value)
-        if problem:
-            messages.add(source.place(path), "bad-character", f"a string {problem}", "remove it")
-    elif isinstance(value, int | float):
-        problem = number_problem(value)
-        if problem:
-            messages.add(source.place(path), "bad-number", f"the number {value} {problem}", f"use a number within {INTEGER_MAX}")
-
-
-def _text_problem(text: str) -> str:
+def _character_problem(text: str) -> str:
     if "\0" in text:
         return "holds a NUL character"
     return "" if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text) else "holds a lone surrogate"

@@ -18,7 +18,29 @@ _NO_FIELDS: Final[Mapping[str, Field]] = MappingProxyType({})
 
 # CEL's reserved words: no variable and no fact may bear one.
 RESERVED_WORDS: Final = frozenset(
-    "as break const continue else false for function if import in let loop package namespace null return true var void while".split()
+    [
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "false",
+        "for",
+        "function",
+        "if",
+        "import",
+        "in",
+        "let",
+        "loop",
+        "package",
+        "namespace",
+        "null",
+        "return",
+        "true",
+        "var",
+        "void",
+        "while",
+    ]
 )
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -82,9 +104,9 @@ _PRODUCER: Final = _scope(type=STRING, id=STRING, version=STRING)
 
 
 def condition_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[str, ValueType]:
-    """Return what a rule's condition may name."""
+    """Return what a rule's condition may name. Params whose type is open (a broken schema) are taken as they come."""
     return {
-        "params": ValueType("scope", fields=params.fields),
+        "params": _params(params),
         "facts": ValueType("scope", fields=facts),
         "proposal": _scope(risk=DOUBLE, cost=DOUBLE, confidence=DOUBLE, priority=INT, expected_outcome=STRING),
         "subject": _SUBJECT,
@@ -97,7 +119,11 @@ def condition_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[st
 
 def conflict_key_scope(params: ValueType) -> Mapping[str, ValueType]:
     """Return what a conflict key may name: it is asked for before any fact is."""
-    return {"params": ValueType("scope", fields=params.fields), "subject": _SUBJECT, "producer": _PRODUCER}
+    return {"params": _params(params), "subject": _SUBJECT, "producer": _PRODUCER}
+
+
+def _params(type_: ValueType) -> ValueType:
+    return type_ if type_.kind == "dyn" else ValueType("scope", fields=type_.fields)
 
 
 def variables(scope: Mapping[str, ValueType]) -> Iterator[tuple[str, ValueType]]:

@@ -1,0 +1,325 @@
+"""Rule set documents: every mistake is named at its place, all at once; what is right compiles the same everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gavel.v1.decision_pb2 import RetryPolicy
+from gavel_rules.document import RULES_PER_ACTION_MAX
+from gavel_rules.ruleset import DocumentError, DocumentMessage, FactDeclaration, compile_rule_set
+from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.source import DOCUMENT_BYTES_MAX
+
+Refusals = Callable[[str], list[tuple[int, int, str]]]
+Document = Callable[..., dict[str, Any]]
+
+GOOD = """\
+gavel: v1
+rule_set: demo
+version: 1
+actions:
+  thing.do:
+    params: {type: object, properties: {amount: {type: number}}, required: [amount]}
+    facts:
+      status: {key: order.status, type: string, max_age_ms: 1000}
+      score: {key: order.score, type: number, max_age_ms: 1000, optional: true}
+rules:
+  - {id: small, action: thing.do, priority: 10, when: params.amount < 5, effect: approve}
+  - {id: bad, action: thing.do, priority: 20, when: facts.status == "bad", effect: reject, reason_code: BAD_STATUS}
+"""
+
+
+def test_good(refusals: Refusals) -> None:
+    """The document that the other tests spoil is good."""
+    assert refusals(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("gavel: v1", "gavel: v2", [(1, 8, "unknown-value")]),
+        ("gavel: v1\n", "", [(1, 1, "missing-key")]),
+        ("rule_set: demo", "rule_set: de mo", [(2, 11, "bad-name")]),
+        ("rule_set: demo", "rule_set: gavel", [(2, 11, "reserved-name")]),
+        ("version: 1", "version: 0", [(3, 10, "out-of-range")]),
+        ("version: 1", "version: '1'", [(3, 10, "wrong-type")]),
+        ("version: 1", "version: true", [(3, 10, "wrong-type")]),
+        ("version: 1", "version: 1.5", [(3, 10, "wrong-type")]),
+        ("version: 1", "version: 0x10", [(3, 10, "bad-number")]),
+        ("version: 1", "version: 9007199254740993", [(3, 10, "bad-number")]),
+        ("version: 1", "version: 1\nversion: 2", [(4, 1, "duplicate-key")]),
+        ("version: 1", "version: 1\nversoin: 2", [(4, 1, "unknown-key")]),
+        ("version: 1", "version: 1\n5: 2", [(4, 1, "non-string-key")]),
+        ("version: 1", "version: 1\ndescription: 2020-01-01", [(4, 14, "wrong-type")]),
+        ("version: 1", 'version: 1\ndescription: "a\\0b"', [(4, 14, "bad-character")]),
+        ("version: 1", 'version: 1\ndescription: "\\ud83d"', [(4, 14, "bad-character")]),
+        ("version: 1", "version: 1\ndescription: !secret x", [(4, 14, "wrong-type")]),
+        ("version: 1", "version: 1\ndescription: &d x", [(4, 14, "yaml-anchor")]),
+        ("version: 1", "version: 1\nvariables: {}", [(4, 1, "not-supported")]),
+        ("version: 1", "version: 1\nderivations: []", [(4, 1, "not-supported")]),
+        ("  thing.do:\n", "  thing do:\n", [(5, 3, "bad-name"), (11, 25, "undeclared-action"), (12, 23, "undeclared-action")]),
+        ("    facts:\n", "    contest_window_ms: 0\n    facts:\n", [(7, 5, "not-supported")]),
+        ("    facts:\n", "    score: proposal.risk\n    facts:\n", [(7, 5, "not-supported")]),
+        ("    facts:\n", "    compensation: {}\n    facts:\n", [(7, 5, "not-supported")]),
+        ("    facts:\n", "    on_version_mismatch: ignore\n    facts:\n", [(7, 5, "not-supported")]),
+        ("    facts:\n", "    versions: {}\n    facts:\n", [(7, 5, "not-supported")]),
+        ("    facts:\n", "    rejection_limits: {}\n    facts:\n", [(7, 5, "not-supported")]),
+        ("max_age_ms: 1000}", "max_age_ms: 1000, subject: '\"a/b\"'}", [(8, 67, "not-supported")]),
+        ("    facts:\n", "    rejection_limit: 0\n    facts:\n", [(7, 22, "out-of-range")]),
+        ("    facts:\n", "    decision_ttl_ms: 1.5\n    facts:\n", [(7, 22, "wrong-type")]),
+        ("    facts:\n", "    retry: {max_attempts: 0, wait: 3}\n    facts:\n", [(7, 27, "out-of-range"), (7, 30, "unknown-key")]),
+        ("    facts:\n", "    conflict_key: params.amount\n    facts:\n", [(7, 19, "not-string")]),
+        ("      status:", "      in: {key: a, type: string, max_age_ms: 5}\n      status:", [(8, 7, "bad-name")]),
+        ("      status: {key: order.status, ", "      status: {key: 'order status', ", [(8, 21, "bad-name")]),
+        ("type: string, max_age_ms: 1000", "type: text, max_age_ms: 0, min_trust: 4", None),
+        ("type: string, max_age_ms: 1000", "type: string", [(8, 7, "missing-key")]),
+        ("params: {type: object,", "params: {type: array,", [(6, 13, "schema-not-object")]),
+        ("{type: number}", "{type: numbr}", [(6, 50, "schema-invalid")]),
+        ("{type: number}", "{type: number, minimun: 3}", [(6, 64, "schema-keyword")]),
+        ("{type: number}", "{type: number, $id: 'x'}", [(6, 64, "schema-keyword")]),
+        ("{type: number}", "{$ref: 'http://example.com/s.json'}", [(6, 50, "schema-reference")]),
+        ("{type: number}", "{$ref: '#/$defs/none'}", [(6, 50, "schema-reference")]),
+        ("{type: number}", "{type: object, additionalProperties: {$ref: '#'}}", [(6, 87, "schema-reference")]),
+        ("{type: number}", "{type: string, pattern: '(?=a)'}", [(6, 64, "schema-invalid")]),
+        ("{type: object, prop", "{type: object, $schema: 'http://json-schema.org/draft-07/schema#', prop", [(6, 28, "schema-keyword")]),
+        ("priority: 10", "priority: 20", [(12, 43, "duplicate-priority")]),
+        ("priority: 10", "priority: 65536", [(11, 45, "out-of-range")]),
+        ("id: small", "id: bad", [(12, 10, "duplicate-id")]),
+        ("id: small", "id: sm all", [(11, 10, "bad-name")]),
+        ("id: small, ", "", [(11, 5, "missing-key")]),
+        ("action: thing.do, priority: 10", "action: thing.doo, priority: 10", [(11, 25, "undeclared-action")]),
+        ("when: params.amount < 5", "when: true", [(11, 55, "wrong-type")]),
+        ("effect: approve", "effect: allow", [(11, 82, "unknown-value")]),
+        ("effect: approve", "effect: approve, reason_code: FINE", [(11, 91, "unwanted-reason-code")]),
+        (", reason_code: BAD_STATUS", "", [(12, 5, "missing-reason-code")]),
+        ("BAD_STATUS", "bad_status", [(12, 105, "bad-name")]),
+        ("BAD_STATUS", "NO_RULE_MATCHED", [(12, 105, "reserved-reason-code")]),
+        ("when: params.amount < 5", "when: params.amout < 5", [(11, 55, "unknown-name")]),
+        ('when: facts.status == "bad"', "when: 'true && facts.status == 5'", [(12, 75, "type-error")]),
+        ('when: facts.status == "bad"', "when: true || facts.score > 1", [(12, 61, "unguarded-optional")]),
+        ("gavel: v1", "gavel: [v1", None),
+        (GOOD, "", [(1, 1, "wrong-type")]),
+        (GOOD, "- a", [(1, 1, "wrong-type")]),
+        (GOOD, "[" * 3000, [(1, 1, "too-deep")]),
+        (GOOD, "a: \x00", [(1, 1, "bad-character")]),
+        (GOOD, "\ud800", [(1, 1, "bad-character")]),
+        (GOOD, "#" * (DOCUMENT_BYTES_MAX + 1), [(1, 1, "document-too-long")]),
+    ],
+)
+def test_mistakes(refusals: Refusals, old: str, new: str, expected: list[tuple[int, int, str]] | None) -> None:
+    """Each mistake has its code and place, and brings no other one with it."""
+    assert old in GOOD
+    found = refusals(GOOD.replace(old, new, 1))
+    if expected is None:
+        assert found
+    else:
+        assert found == expected
+
+
+def test_all_mistakes_at_once() -> None:
+    """Mistakes of every layer are reported together, sorted, each with a suggestion where there is one."""
+    document = GOOD.replace("version: 1", "version: 0").replace("priority: 10", "priority: 20").replace("params.amount <", "params.amout <")
+    document = document.replace("{type: number}", "{type: number, minimun: 3}").replace(", effect: reject", ", efect: reject")
+    with pytest.raises(DocumentError) as caught:
+        compile_rule_set(document)
+    assert [message.format("demo.yaml").partition(" (")[0] for message in caught.value.messages] == [
+        "demo.yaml:3:10: out-of-range: version: input should be greater than or equal to 1",
+        "demo.yaml:6:64: schema-keyword: JSON Schema 2020-12 knows no keyword 'minimun'",
+        "demo.yaml:12:5: missing-key: the key effect is missing",
+        "demo.yaml:12:43: duplicate-priority: rule small has priority 20 too",
+        "demo.yaml:12:76: unknown-key: no such key here: efect",
+    ]
+
+
+def test_suggestions() -> None:
+    """The nearest name is suggested, and a message prints on one line."""
+    with pytest.raises(DocumentError) as caught:
+        compile_rule_set(GOOD.replace("params.amount", "params.amout"))
+    (message,) = caught.value.messages
+    assert message == DocumentMessage(11, 55, "unknown-name", "params has no field amout", "did you mean params.amount?")
+    assert message.format("a.yaml") == "a.yaml:11:55: unknown-name: params has no field amout (did you mean params.amount?)"
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ("when: params.oops", (11, 55)),
+        ("when: 'it == ''s'' || params.oops'", (11, 71)),
+        ('when: "true && params.oops"', (11, 64)),
+        ('when: "\\"a\\" == \\"b\\" || params.oops"', (11, 74)),
+    ],
+)
+def test_places_inside_of_quotes(refusals: Refusals, written: str, place: tuple[int, int]) -> None:
+    """A mistake in a condition is placed where it stands in the text, whatever the quoting."""
+    found = refusals(GOOD.replace("when: params.amount < 5", written))
+    assert (*place, "unknown-name") in found
+
+
+def test_places_inside_of_blocks(refusals: Refusals) -> None:
+    """A mistake in a block scalar, literal or folded, is placed in the line and column where it stands."""
+    for style in ("|", ">-", "|-", ">"):
+        document = (
+            GOOD
+            + f"  - id: block\n    action: thing.do\n    priority: 5\n    effect: approve\n    when: {style}\n      true &&\n        params.oops\n"
+        )
+        assert refusals(document) == [(19, 9, "unknown-name")]
+
+
+def test_json_and_yaml_are_one_language(document: Document, refusals: Refusals) -> None:
+    """A document has one digest, however it is written; mistakes in JSON have places too."""
+    data = document(['params.name == "😀"'])
+    compact = compile_rule_set(json.dumps(data))
+    assert compact.digest == compile_rule_set(json.dumps(data, ensure_ascii=False, indent=2)).digest
+    assert compact.digest == compile_rule_set(compact.canonical_json).digest
+    assert compact.canonical_json == compile_rule_set(compact.canonical_json).canonical_json
+    assert refusals('{"gavel": "v1",\n "gavel": "v1"}')[-1] == (2, 2, "duplicate-key")
+    assert refusals('{"gavel":\n "v3", "rule_set": "a\\u0000"}')[-2:] == [(2, 2, "unknown-value"), (2, 20, "bad-character")]
+
+
+def test_digest_follows_content(document: Document) -> None:
+    """Comments and order do not change the digest; a single literal does."""
+    original = compile_rule_set(GOOD)
+    lines = GOOD.splitlines()
+    reordered = "\n".join(["# a comment", *lines[1:3], lines[0], *lines[3:]])
+    assert compile_rule_set(reordered).digest == original.digest
+    assert compile_rule_set(GOOD.replace("< 5", "< 6")).digest != original.digest
+    assert original.digest.startswith("sha256:")
+    assert len(original.digest) == len("sha256:") + 64
+
+
+def test_attributes() -> None:
+    """A compiled rule set shows what its document says, with the defaults filled in."""
+    compiled = compile_rule_set(GOOD)
+    action = compiled.actions["thing.do"]
+    assert (compiled.policy_id, compiled.version, compiled.description, compiled.document) == ("demo", 1, "", GOOD)
+    assert (action.policy_id, action.version, action.digest, action.action_type) == ("demo", 1, compiled.digest, "thing.do")
+    assert [(rule.id, rule.priority, rule.effect, rule.reason_code, rule.condition) for rule in action.rules] == [
+        ("bad", 20, "reject", "BAD_STATUS", 'facts.status == "bad"'),
+        ("small", 10, "approve", "", "params.amount < 5"),
+    ]
+    assert action.facts == (
+        FactDeclaration("status", "order.status", "string", 1, 1000, frozenset(), optional=False),
+        FactDeclaration("score", "order.score", "number", 1, 1000, frozenset(), optional=True),
+    )
+    assert action.decision_ttl_ms == 60_000
+    assert action.rejection_limit is None
+    assert action.retry == RetryPolicy(
+        max_attempts=1, backoff_initial_ms=500, backoff_multiplier=2.0, backoff_max_ms=30_000, human_takeover_after_ms=600_000
+    )
+    assert [warning.code for warning in compiled.warnings] == ["fact-never-read"]
+
+
+def test_warnings() -> None:
+    """What is allowed but hardly meant is a warning, and no error."""
+    compiled = compile_rule_set(GOOD.replace("effect: approve", "effect: review, reason_code: LOOK"))
+    assert [(warning.line, warning.code) for warning in compiled.warnings] == [(5, "never-approves"), (9, "fact-never-read")]
+
+
+@pytest.mark.parametrize(
+    ("value_type", "accepted", "refused"),
+    [
+        ("string", ["", "x"], [1.0, True, None, ["x"]]),
+        ("number", [1, 1.5, -0.0], ["1", True, None, float("nan"), float("inf"), 2.0**60]),
+        ("integer", [1, 1.0, -(2.0**53)], [1.5, "1", True, None, float("inf"), 2.0**54]),
+        ("boolean", [True, False], [0, 1.0, "true", None]),
+    ],
+)
+def test_fact_types(value_type: str, accepted: list[object], refused: list[object]) -> None:
+    """A fact's value is accepted if it is of the declared type, and never by coercion."""
+    declaration = FactDeclaration("f", "k", value_type, 1, 1, frozenset(), optional=False)
+    assert [value for value in accepted if not declaration.accepts(value)] == []
+    assert [value for value in refused if declaration.accepts(value)] == []
+
+
+def test_violations(document: Document) -> None:
+    """Violations are (pointer, keyword), sorted, for every mistake in the params."""
+    properties = {
+        "a/b": {"type": "string"},
+        "n": {"type": "integer"},
+        "m": {"enum": ["x"]},
+        "l": {"type": "array", "items": {"maximum": 1}},
+    }
+    params = {"type": "object", "required": ["n"], "additionalProperties": False, "properties": properties}
+    action = compile_rule_set(json.dumps(document(["true"], params=params, facts={}))).actions["thing.do"]
+    assert action.violations({"n": 5.0}) == ()
+    assert action.violations({"a/b": 1.0, "m": "y", "l": [0.0, 2.0], "z": 1.0}) == (
+        ("", "additionalProperties"),
+        ("", "required"),
+        ("/a~1b", "type"),
+        ("/l/1", "maximum"),
+        ("/m", "enum"),
+    )
+    assert action.violations({"n": 5.5}) == (("/n", "type"),)
+    assert action.violations({"n": True}) == (("/n", "type"),)
+
+
+def test_typed_params(document: Document) -> None:
+    """The wire's floats become integers where the schema says so, at every depth, and nowhere else."""
+    properties = {
+        "n": {"type": "integer"},
+        "x": {"type": "number"},
+        "grade": {"enum": [1, 2]},
+        "open": {},
+        "deep": {"type": "object", "properties": {"ns": {"type": "array", "items": {"$ref": "#/$defs/count"}}}},
+        "counts": {"type": "object", "additionalProperties": {"type": "integer"}},
+    }
+    params = {"type": "object", "$defs": {"count": {"type": "integer"}}, "properties": properties}
+    action = compile_rule_set(json.dumps(document(["true"], params=params, facts={}))).actions["thing.do"]
+    wire = {"n": 1.0, "x": 2, "grade": 1.0, "open": 1.0, "deep": {"ns": [1.0, 2.0]}, "counts": {"a": 1.0}}
+    typed = action.typed_params(wire)
+    assert repr(typed) == repr({"n": 1, "x": 2.0, "grade": 1, "open": 1.0, "deep": {"ns": [1, 2]}, "counts": {"a": 1}})
+    assert repr(wire["n"]) == "1.0"
+
+
+def test_schema_that_grows_is_refused(refusals: Refusals, document: Document) -> None:
+    """References that double a schema at every step are refused: matching it could take exponential time."""
+    definitions = {f"d{depth}": {"anyOf": [{"items": {"$ref": f"#/$defs/d{depth + 1}"}}] * 4} for depth in range(12)}
+    params = {"type": "object", "$defs": {**definitions, "d12": {}}, "properties": {"x": {"$ref": "#/$defs/d0"}}}
+    assert [code for _, _, code in refusals(json.dumps(document(["true"], params=params)))] == ["schema-too-large"]
+
+
+def test_recursive_schema_is_refused(refusals: Refusals, document: Document) -> None:
+    """A reference that comes back to itself is refused, also by a detour."""
+    definitions = {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}
+    params = {"type": "object", "$defs": definitions, "properties": {"x": {"$ref": "#/$defs/a"}}}
+    assert {code for _, _, code in refusals(json.dumps(document(["true"], params=params)))} == {"schema-reference"}
+
+
+def test_rules_per_action(refusals: Refusals, document: Document) -> None:
+    """An action takes as many rules as its limit says, and one more is refused."""
+    conditions = [f"params.amount > {number}" for number in range(RULES_PER_ACTION_MAX)]
+    assert refusals(json.dumps(document(conditions))) == []
+    assert [code for _, _, code in refusals(json.dumps(document([*conditions, "true"])))] == ["too-many-rules"]
+
+
+def test_too_many_values(refusals: Refusals, document: Document) -> None:
+    """Conditions that read more values than a network has slots are refused."""
+    conditions = [f"params.name.contains('{number}')" for number in range(201)]
+    assert refusals(json.dumps(document(conditions[:200]))) == []
+    assert [code for _, _, code in refusals(json.dumps(document(conditions)))] == ["too-complex"]
+
+
+_COMPILE_AND_PRINT = """
+from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.shipped import shipped_rule_set
+compiled = compile_rule_set(shipped_rule_set("refunds"))
+action = compiled.actions["refund.create"]
+print(compiled.digest, action._checked.plan.definition, [fact.name for fact in action.facts])
+"""
+
+
+def test_compiling_is_deterministic() -> None:
+    """Compiling gives the same rule set, to the network's text, in every process and with every hash seed."""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", _COMPILE_AND_PRINT], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("0", "1", "random")
+    ]
+    assert len(set(runs)) == 1
+    assert runs[0].split()[0] == compile_rule_set(shipped_rule_set("refunds")).digest
