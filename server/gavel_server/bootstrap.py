@@ -11,7 +11,6 @@ import contextlib
 import gc
 import signal
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Final
 
 import grpc
@@ -39,11 +38,12 @@ from grpc_reflection.v1alpha import reflection
 
 from gavel_server import telemetry
 from gavel_server.buses import DEFAULT_BUS, Buses
-from gavel_server.checkpoint import Checkpoint
+from gavel_server.checkpoint import Checkpoint, CheckpointError
 from gavel_server.clock import GuardedClock
 from gavel_server.compiler import Compiler
 from gavel_server.config import Settings
 from gavel_server.embedded import EmbeddedRedis
+from gavel_server.errors import ServiceError
 from gavel_server.log.redis import RedisLog
 from gavel_server.sequencer import Sequencer
 from gavel_server.services.arbitration import Arbitration
@@ -123,16 +123,19 @@ async def _keep_running(redis: EmbeddedRedis) -> None:
 
 async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
     clock = GuardedClock()
-    checkpoint = Checkpoint(_checkpoint_path(settings))
+    checkpoint = _checkpoint(settings)
     reactors = _Reactors(redis_url) if settings.fdr else None
 
     async def open_bus(name: str) -> Sequencer:
-        log = await RedisLog.connect(
-            redis_url,
-            name,
-            idempotency_window_ms=settings.idempotency_window_ms,
-            acknowledge_replicas=settings.ack_replicas,
-        )
+        try:
+            log = await RedisLog.connect(
+                redis_url,
+                name,
+                idempotency_window_ms=settings.idempotency_window_ms,
+                acknowledge_replicas=settings.ack_replicas,
+            )
+        except ValueError as error:
+            raise ServeError(f"{error} (--redis, GAVEL_REDIS)") from error
         await _check_durability(log, settings)
         await log.ensure_groups()
         sequencer = Sequencer(
@@ -159,7 +162,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     address = _bind(server, settings.listen)
     if reactors is not None:
         reactors.target = address
-    await buses.get(DEFAULT_BUS)
+    await _open_default(buses)
     await server.start()
     for name in states.names:
         await states.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -216,10 +219,22 @@ def _bind(server: grpc.aio.Server, listen: str) -> str:
     return f"{listen.rpartition(':')[0]}:{port}"
 
 
-def _checkpoint_path(settings: Settings) -> Path:
+async def _open_default(buses: Buses) -> None:
+    try:
+        await buses.get(DEFAULT_BUS)
+    except ServiceError as error:
+        raise ServeError(f"bus {DEFAULT_BUS} cannot be opened: {error.message}") from error
+
+
+def _checkpoint(settings: Settings) -> Checkpoint:
     path = settings.checkpoint or settings.data / "checkpoint.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Checkpoint(path)
+    except OSError as error:
+        raise ServeError(f"cannot use {path} as the checkpoint of acknowledged events: {error.strerror}") from error
+    except CheckpointError as error:
+        raise ServeError(str(error)) from error
 
 
 async def _check_durability(log: RedisLog, settings: Settings) -> None:
