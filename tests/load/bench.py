@@ -315,7 +315,8 @@ def _write_protoset(path: Path) -> None:
 def main() -> int:
     """Runs the benchmark and prints it; 1 if it could not be made, or with --gate if a gate was missed."""
     arguments = _arguments()
-    console = Console()
+    # Wide enough for the table where the output is no terminal, e.g. a file.
+    console = Console(width=None if sys.stdout.isatty() else 120)
     if not 0 < arguments.seconds <= SECONDS_MAX:
         console.print(f"bench: --seconds must be above 0 and at most {SECONDS_MAX}: facts would grow stale while they are measured")
         return 2
