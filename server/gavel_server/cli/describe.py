@@ -7,7 +7,7 @@ out, so that nobody's event can move a cursor or colour a terminal.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import EventCategory, ProducerType
@@ -110,11 +110,11 @@ def producer_name(envelope: Envelope) -> str:
     return printable(f"{kind} {envelope.producer.id}")
 
 
-def moment(timestamp: Timestamp) -> str:
-    """Return a time as RFC 3339 in UTC, to the millisecond; "-" for none."""
+def moment(timestamp: Timestamp, precision: Literal["seconds", "milliseconds"] = "milliseconds") -> str:
+    """Return a time as RFC 3339 in UTC; "-" for none."""
     if not timestamp.seconds and not timestamp.nanos:
         return "-"
-    return timestamp.ToDatetime().isoformat(timespec="milliseconds") + "Z"
+    return timestamp.ToDatetime().isoformat(timespec=precision) + "Z"
 
 
 def short_digest(digest: str) -> str:

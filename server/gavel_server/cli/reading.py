@@ -222,7 +222,7 @@ def print_projection(projection: Projection) -> None:
                 value_text(fact.value),
                 f"#{fact.source_event.sequence_number}",
                 printable(fact.producer.id),
-                moment(fact.occurred_at),
+                moment(fact.occurred_at, "seconds"),
             )
             for fact in projection.facts
         ),
@@ -239,7 +239,7 @@ def print_projection(projection: Projection) -> None:
                 f"#{seen.source_event.sequence_number}",
                 printable(seen.source_tool),
                 str(int(seen.trust_tier)),
-                moment(seen.observed_at),
+                moment(seen.observed_at, "seconds"),
             )
             for seen in projection.observations
         ),

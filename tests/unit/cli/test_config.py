@@ -1,0 +1,108 @@
+"""The settings of `gavel serve`: where they come from, which comes first, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gavel.v1 import fact_pb2
+from gavel.v1.fact_pb2 import CrossCheck
+from gavel_server.config import Settings, SettingsError, is_local, load
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that the tests run in says nothing about Gavel."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"GAVEL_{name.upper()}", raising=False)
+
+
+def test_defaults() -> None:
+    """Without a word a server listens on loopback, keeps its log in .gavel, and asks both engines always."""
+    settings = load()
+    assert ("127.0.0.1:9090", Path(".gavel"), None) == (settings.listen, settings.data, settings.redis)
+    assert CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS) == settings.cross_check_of_new_bus
+    assert (0, 7 * 24 * 60 * 60 * 1000) == (settings.ack_replicas, settings.idempotency_window_ms)
+    assert (True, False, False) == (settings.fdr, settings.accept_volatile, settings.allow_unauthenticated_network)
+
+
+def test_command_line_before_environment_before_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line overrides the environment, which overrides the file; each counts where the others are silent."""
+    file = tmp_path / "gavel.toml"
+    file.write_text('listen = "127.0.0.1:1"\ndata = "from-file"\nack = "replicas:1"\n')
+    monkeypatch.setenv("GAVEL_LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv("GAVEL_DATA", "from-environment")
+    settings = load(file, {"listen": "127.0.0.1:3"})
+    assert ("127.0.0.1:3", Path("from-environment"), 1) == (settings.listen, settings.data, settings.ack_replicas)
+
+
+def test_empty_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment variable that is empty counts as not set."""
+    monkeypatch.setenv("GAVEL_REDIS", "")
+    assert load().redis is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("off", CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_OFF)),
+        ("sample 20", CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_SAMPLE, sample_every=20)),
+    ],
+)
+def test_cross_check(mode: str, expected: CrossCheck) -> None:
+    """A cross-check mode in words is the contract's message."""
+    assert expected == load(given={"cross_check": mode}).cross_check_of_new_bus
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:9090", "localhost:1", "unix:/run/gavel.sock", "unix:gavel.sock"])
+def test_local_addresses(listen: str) -> None:
+    """Loopback and unix sockets need no permission."""
+    assert is_local(listen)
+    assert listen == load(given={"listen": listen}).listen
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:9090", "[::]:9090", "10.0.0.1:1", "gavel.example:9090", "localhost.example:1"])
+def test_beyond_this_machine(listen: str) -> None:
+    """Without authentication a server listens beyond this machine only if it is told so in so many words."""
+    with pytest.raises(SettingsError, match=r"no authentication is configured.*--allow-unauthenticated-network"):
+        load(given={"listen": listen})
+    assert listen == load(given={"listen": listen, "allow_unauthenticated_network": True}).listen
+
+
+@pytest.mark.parametrize("listen", ["", "9090", ":9090", "host:", "host:65536", "host:-1", "::1:9090", "host:port", "unix:"])
+def test_addresses_that_are_none(listen: str) -> None:
+    """What is no address is refused with the forms that are."""
+    with pytest.raises(SettingsError, match="use HOST:PORT"):
+        load(given={"listen": listen})
+
+
+def test_every_mistake_at_once() -> None:
+    """All settings that are wrong are named in one go, each with where it may stand."""
+    with pytest.raises(SettingsError) as refusal:
+        load(given={"ack": "all", "cross_check": "sample 0", "idempotency_window_days": 0, "log_level": "loud"})
+    named = [line.split(":")[0] for line in str(refusal.value).splitlines()]
+    window = "idempotency_window_days"
+    assert [
+        "setting ack (--ack, GAVEL_ACK, or ack in the file)",
+        "setting log_level (--log-level, GAVEL_LOG_LEVEL, or log_level in the file)",
+        "setting cross_check (--cross-check, GAVEL_CROSS_CHECK, or cross_check in the file)",
+        f"setting {window} (--idempotency-window-days, GAVEL_IDEMPOTENCY_WINDOW_DAYS, or {window} in the file)",
+    ] == named
+
+
+def test_unknown_key_in_the_file(tmp_path: Path) -> None:
+    """A key that is no setting is refused, with those that are."""
+    file = tmp_path / "gavel.toml"
+    file.write_text('lisen = "127.0.0.1:1"\n')
+    with pytest.raises(SettingsError, match=r"gavel\.toml sets lisen, which is no setting; there are: accept_volatile, ack, .*listen"):
+        load(file)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A missing file and one that is not TOML are refused by name."""
+    with pytest.raises(SettingsError, match=r"there is no settings file .*nowhere\.toml"):
+        load(tmp_path / "nowhere.toml")
+    file = tmp_path / "gavel.toml"
+    file.write_text("listen = \n")
+    with pytest.raises(SettingsError, match=r"gavel\.toml is not TOML: .*line 1"):
+        load(file)
