@@ -64,7 +64,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
     """The rows for people."""
     shown = Table(
         title="Decisions: medians of all rounds",
-        caption="µs: CPU time per decision. x empty, x submit: decisions/s, in multiples of the empty handler's of the same call, and of the"
+        caption="µs: CPU time per decision. x empty, x submit: decisions/s, in multiples of the empty handler's of the same call and of the"
         " empty unary SubmitProposal's.",
     )
     for column in ("call", "on", "decisions/s", "p50 ms", "p99 ms", "server µs", "Redis µs", "x empty", "x submit"):
