@@ -325,8 +325,7 @@ class Sequencer:
         """Append a plan and answer it. Returns the commands to decide again, or None if all have been answered."""
         batch = [pending for pending, _ in decided.answers]
         if not decided.entries:
-            self._settle(decided)
-            return None
+            return await self._answer_unwritten(decided, batch)
         check_ids = [pending.check_id for pending in batch if pending.check_id]
         try:
             await self.log.append(decided.expected, decided.entries, decided.recorded_at_ms, check_ids)
@@ -349,6 +348,20 @@ class Sequencer:
         self._settle(decided)
         self._batch_limit = min(BATCH_COMMANDS_MAX, self._batch_limit + max(1, self._batch_limit // 8))
         return None
+
+    async def _answer_unwritten(self, decided: Plan, batch: list[Pending]) -> list[Pending] | None:
+        """Answer what appends nothing, e.g. a refusal. No append checks the head for it, and another server may have moved it."""
+        try:
+            head = await self.log.head()
+        except LogError:
+            self._undo(decided)
+            raise
+        if head == decided.expected:
+            self._settle(decided)
+            return None
+        self._undo(decided)
+        await self._refresh()
+        return batch
 
     def _settle(self, decided: Plan, instead: ServiceError | None = None) -> None:
         """The plan is in the log: keep the state, remember, answer, wake whoever follows."""
