@@ -80,25 +80,28 @@ def cited(envelope: Envelope) -> Cited:
     return Cited(envelope.sequence_number, envelope.event_id, envelope.event_category, envelope.subject, fact_keys(envelope))
 
 
-def requirements(action: CompiledAction, proposal: Envelope) -> list[Requirement]:
+def requirements(action: CompiledAction, envelope: Envelope) -> list[Requirement]:
     """Return what the rule set declares for the action, in its order, then what the proposal itself asks for."""
+    proposal = envelope.proposal
+    subject = envelope.subject
+    limit_ms = proposal.max_fact_age_ms
     wanted = [
         Requirement(
             declared.key,
-            proposal.subject,
+            subject,
             declared,
             declared.min_trust,
-            min(declared.max_age_ms, proposal.proposal.max_fact_age_ms),
+            declared.max_age_ms if declared.max_age_ms < limit_ms else limit_ms,
             declared.sources,
             declared.optional,
         )
         for declared in action.facts
     ]
-    asked = proposal.proposal.required_facts
+    asked = proposal.required_facts
     if asked:
         known = {requirement.key for requirement in wanted if not requirement.optional}
         wanted.extend(
-            Requirement(key, proposal.subject, None, TRUST_TIER_2_TOOL_OBSERVATION, proposal.proposal.max_fact_age_ms, frozenset(), False)
+            Requirement(key, subject, None, TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
             for key in dict.fromkeys(asked)
             if key not in known
         )

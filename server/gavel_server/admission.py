@@ -58,6 +58,9 @@ _REPORTABLE: Final = frozenset(ExecutionStatus.values()) - {
     execution_pb2.EXECUTION_STATUS_UNSPECIFIED,
     execution_pb2.EXECUTION_STATUS_STARTED,
 }
+_PRODUCER_TYPES: Final = frozenset(ProducerType.values())
+_CATEGORIES: Final = frozenset(EventCategory.values())
+_CHANNELS: Final = frozenset(ObservedFrom.values())
 _TIMESTAMP_SECONDS_MAX: Final = 253_402_300_799  # 9999-12-31T23:59:59Z
 
 
@@ -142,7 +145,7 @@ def _shape_violations(envelope: Envelope, bus: str, payload: str | None, payload
 
 
 def _check_category(envelope: Envelope, payload: str | None, found: Violations) -> None:
-    if envelope.event_category not in EventCategory.values():
+    if envelope.event_category not in _CATEGORIES:
         found.append(("envelope.event_category", f"{envelope.event_category} is unknown"))
     elif payload is not None and CATEGORY_OF_PAYLOAD[payload] != envelope.event_category:
         found.append(("envelope.event_category", f"does not match the payload, which is a {payload}"))
@@ -171,7 +174,7 @@ def _fill_producer(envelope: Envelope, payload: str) -> None:
 def _producer_violations(producer: Producer) -> Iterator[tuple[str, str]]:
     if not producer.type:
         yield "envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR or SYSTEM"
-    elif producer.type not in ProducerType.values():
+    elif producer.type not in _PRODUCER_TYPES:
         yield "envelope.producer.type", f"{producer.type} is unknown"
     if not _PRODUCER_ID.match(producer.id):
         yield "envelope.producer.id", "is not 1 to 128 characters of A-Z a-z 0-9 . _ : @ / -"
@@ -219,7 +222,7 @@ def _fact_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
         yield f"{path}.value", "is required; null retracts the key"
     else:
         yield from value_problems(fact.value, f"{path}.value")
-    if fact.observed_from not in ObservedFrom.values():
+    if fact.observed_from not in _CHANNELS:
         yield f"{path}.observed_from", f"{fact.observed_from} is unknown"
     if not 0 <= fact.max_age_ms <= INTEGER_MAX:
         yield f"{path}.max_age_ms", "is not from 0 to 2^53"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Final
+
+
+# The digit that holds the variant: its upper two bits become 10.
+_VARIANT: Final = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
 def new_event_id() -> str:
     """Return a fresh UUIDv7 in canonical form: 48 bits of wall clock in milliseconds, then 74 random bits."""
-    random_bits = int.from_bytes(os.urandom(10), "big")
-    now_ms = time.time_ns() // 1_000_000
-    number = (now_ms << 80) | random_bits
-    text = f"{(number & ~(0xF << 76) & ~(0x3 << 62)) | (0x7 << 76) | (0x2 << 62):032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    now = f"{time.time_ns() // 1_000_000:012x}"
+    random = os.urandom(10).hex()
+    return f"{now[:8]}-{now[8:]}-7{random[:3]}-{_VARIANT[random[3]]}{random[4:7]}-{random[7:19]}"

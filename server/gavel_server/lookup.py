@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.events import DECISION, derived_event_id
+from gavel_rules.events import DECISION, FACT, OBSERVATION, derived_event_id
 from gavel_rules.evidence import Cited, cited
 
 from gavel_server.log import EventLog
@@ -44,9 +44,8 @@ class Lookup:
             proposal = self._known.get(proposal_id)
             if proposal is not None:
                 self._known[proposal_id] = proposal._replace(decision_sequence_number=number)
-        citation = cited(envelope)
-        if citation.keys:
-            self._cited[number] = citation
+        if envelope.event_category in (FACT, OBSERVATION):
+            self._cited[number] = cited(envelope)
             _bound(self._cited, CITED_MAX)
         _bound(self._known, KNOWN_MAX)
 

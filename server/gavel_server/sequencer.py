@@ -81,6 +81,7 @@ class Sequencer:
         self._gather_target = 0
         self._batch_limit = BATCH_COMMANDS_MAX
         self._last_batch = 0
+        self._company = 0
         self._in_flight = False
         self._refresh_wanted = False
         self._settled: list[asyncio.Future[None]] = []
@@ -247,7 +248,7 @@ class Sequencer:
         if not self._queue and not self._stopping and not self._refresh_wanted and not self._timer_due():
             due_ms = self._state.next_timer_ms() if self._trouble is None else None
             await self._sleep(None if due_ms is None else max(0.0, (due_ms - self.now_ms()) / 1000))
-        if self._last_batch > 1 and len(self._queue) < self._last_batch and not self._stopping:
+        if self._last_batch > 1 and len(self._queue) < self._company and not self._stopping:
             await self._linger()
 
     async def _sleep(self, seconds: float | None) -> None:
@@ -268,7 +269,7 @@ class Sequencer:
         """Give the callers of a busy bus a moment to come back, so that the next append carries all of them."""
         loop = asyncio.get_running_loop()
         gathered: asyncio.Future[None] = loop.create_future()
-        self._gathered, self._gather_target = gathered, min(self._last_batch, self._batch_limit)
+        self._gathered, self._gather_target = gathered, min(self._company, self._batch_limit)
         timer = loop.call_later(LINGER_SECONDS, _release, gathered)
         await gathered
         timer.cancel()
@@ -287,6 +288,8 @@ class Sequencer:
             size_bytes += pending.size_bytes
             batch.append(pending)
         self._last_batch = len(batch)
+        # How many callers to expect at once: as many as lately came, forgotten slowly.
+        self._company = max(self._last_batch, self._company - 1 - self._company // 16)
         return batch
 
     async def _serve(self, batch: list[Pending]) -> None:
