@@ -1,0 +1,37 @@
+"""Fixtures of the end-to-end tests: two servers that share one Redis, and clients of both on a bus of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from gavel_client import GavelClient
+from gavel_server.embedded import EmbeddedRedis
+
+from tests.e2e.world import Server, open_bus, serving
+
+
+@pytest.fixture(scope="session")
+def pair(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """Two servers on the Redis that all tests share. Tests that end a server start their own."""
+    data = tmp_path_factory.mktemp("pair")
+    servers = Server(data / "first", redis_url=redis_server.url), Server(data / "second", redis_url=redis_server.url)
+    with serving(*servers):
+        yield servers
+
+
+@pytest.fixture
+async def unopened(pair: tuple[Server, Server], bus: str) -> AsyncIterator[tuple[GavelClient, GavelClient]]:
+    """A client of each server, on a bus that nobody has used yet. Neither server may have met an error in the end."""
+    logged = [len(server.log()) for server in pair]
+    async with pair[0].client(bus) as first, pair[1].client(bus) as second:
+        yield first, second
+    for server, start in zip(pair, logged, strict=True):
+        assert "[error" not in server.log()[start:], server.log()[start:]
+
+
+@pytest.fixture
+async def clients(unopened: tuple[GavelClient, GavelClient]) -> tuple[GavelClient, GavelClient]:
+    """A client of each server, on a bus with the tests' rule set."""
+    await open_bus(unopened[0])
+    return unopened
