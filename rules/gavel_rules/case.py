@@ -7,14 +7,16 @@ type never reaches an engine: it raises CaseError, for a schema, a declaration o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gavel_rules.errors import CaseError
 from gavel_rules.values import INTEGER_MAX, problems
 from gavel_rules.vocabulary import PRESENCE_MAPS, ValueType
 
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _INFINITE: Final = float("inf")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -161,22 +163,22 @@ def _find(value: object, steps: tuple[str, ...]) -> tuple[bool, object]:
     return True, value
 
 
-def _typed(value: object, kind: str, name: str) -> object:
+def _typed(value: Any, kind: str, name: str) -> object:
     """Return a value as its declared kind. A number may come as int or float; a bool is never a number."""
     found = type(value)
     if kind == "string":
-        if found is str and "\0" not in value:  # type: ignore[operator]
+        if found is str and "\0" not in value and (value.isascii() or not _SURROGATE.search(value)):
             return value
     elif kind == "double":
-        if found is float and -_INFINITE < value < _INFINITE:  # type: ignore[operator]
+        if found is float and -_INFINITE < value < _INFINITE:
             return value
-        if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:  # type: ignore[operator]
-            return float(value)  # type: ignore[arg-type]
+        if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:
+            return float(value)
     elif kind == "int":
-        if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:  # type: ignore[operator]
+        if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:
             return value
-        if found is float and -INTEGER_MAX <= value <= INTEGER_MAX and value.is_integer():  # type: ignore[operator,attr-defined]
-            return int(value)  # type: ignore[call-overload]
+        if found is float and -INTEGER_MAX <= value <= INTEGER_MAX and value.is_integer():
+            return int(value)
     elif kind == "bool":
         if found is bool:
             return value

@@ -173,7 +173,7 @@ class _Salvage:
         for name, part_model in below.items():
             if name in data:
                 sound[name] = self._read_parts(part_model, data[name], (*path, name))
-        return model.model_construct(**sound)
+        return model.model_construct(_fields_set=set(data), **sound)
 
     def _read_parts(self, model: type[_Part], data: object, path: Path) -> object:
         if model is RetryPart:
@@ -335,7 +335,7 @@ def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Pa
 def _check_reason_code(rule: RulePart, path: Path, source: Source, messages: Messages) -> None:
     effect = getattr(rule, "effect", None)
     reason_code = getattr(rule, "reason_code", None)
-    given = source.has((*path, "reason_code"))
+    given = "reason_code" in rule.model_fields_set
     if effect == "approve" and given:
         messages.add(source.key_place((*path, "reason_code")), "unwanted-reason-code", "an approval has no reason code", "remove it")
     elif effect in ("reject", "review") and not given:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from json.encoder import encode_basestring_ascii  # type: ignore[attr-defined]  # the json module's own C encoder
+from json.encoder import encode_basestring_ascii
 from typing import Final, NamedTuple
 
 from gavel_rules.cel_syntax import Call, Constant, Identifier, ListLiteral, Node
@@ -90,8 +90,7 @@ def lower(condition: Condition, environment: Environment) -> Lowered:
         work = _Lowering(condition, environment)
         try:
             formula = work.lower(condition.tree, whole, True)
-            if all(_length(conjunction) <= CONDITIONS_PER_CONJUNCTION_MAX for conjunction in formula):
-                return Lowered(formula, tuple(work.guards))
+            return Lowered(formula, tuple(work.guards))
         except _TooLargeError:
             pass
     guard = Guard(condition.source, ())
@@ -157,8 +156,8 @@ class _Lowering:
             literals[literal] = None
         if wanted:
             return tuple((Atom("", slot, literal),) for literal in literals) if len(literals) <= CONJUNCTIONS_MAX else None
-        # Not in an empty list is true of a value that is there, and only of one; the network cannot test that on the value.
-        return (tuple(Atom("$neq", slot, literal) for literal in literals),) if literals else None
+        # "Not in an empty list" holds for every value that is there: nothing to compare it with, so CEL decides.
+        return (tuple(Atom("$neq", slot, literal) for literal in literals),) if 0 < len(literals) <= CONJUNCTIONS_MAX else None
 
     def _slot(self, node: Node) -> Slot | None:
         if not isinstance(node, Identifier):
@@ -190,7 +189,10 @@ def _one(operator: str, left: Slot, right: str | Slot) -> Formula:
 def _both(left: Formula, right: Formula) -> Formula:
     if len(left) * len(right) > CONJUNCTIONS_MAX:
         raise _TooLargeError
-    return tuple(dict.fromkeys(tuple(dict.fromkeys((*a, *b))) for a in left for b in right))
+    formula = tuple(dict.fromkeys(tuple(dict.fromkeys((*a, *b))) for a in left for b in right))
+    if any(_length(conjunction) > CONDITIONS_PER_CONJUNCTION_MAX for conjunction in formula):
+        raise _TooLargeError
+    return formula
 
 
 def _either(left: Formula, right: Formula) -> Formula:
@@ -233,8 +235,7 @@ def number_json(number: float) -> str:
 
 def text_json(text: str) -> str:
     """Return a string as JSON, ASCII only. Rules and cases use this one function: the network compares raw JSON text."""
-    encoded: str = encode_basestring_ascii(text)
-    return encoded
+    return encode_basestring_ascii(text)
 
 
 _TOKEN: Final = re.compile(

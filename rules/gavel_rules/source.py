@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -84,16 +84,6 @@ class Source:
             self._places = {}
             self.data = _Reader(self._places, self.broken, messages).read(root, None, ())
 
-    def has(self, path: Path) -> bool:
-        """Whether the data has anything at `path`."""
-        value: Any = self.data
-        for step in path:
-            if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int) and step < len(value)):
-                value = value[step]
-            else:
-                return False
-        return True
-
     def place(self, path: Path) -> tuple[int, int]:
         """Return the (line, column) of the value at `path`, or of the nearest part around it."""
         return _start(self._nodes(path)[1])
@@ -150,9 +140,11 @@ class Source:
             return self._refuse(path, messages, "bad-number", f"the number {value} {problem}", hint) if problem else value
         return value
 
-    def _refuse(self, path: Path, messages: Messages, code: str, message: str, suggestion: str) -> None:
+    def _refuse(self, path: Path, messages: Messages, code: str, message: str, suggestion: str) -> object:
+        """Record a mistake; return what stands in for the value."""
         messages.add(self.place(path), code, message, suggestion)
         self.broken.add(path)
+        return None
 
     def _line_and_column(self, index: int) -> tuple[int, int]:
         if len(self._line_starts) == 1:
@@ -226,9 +218,11 @@ class _Reader:
             return [self.read(item, None, (*path, index)) for index, item in enumerate(node.value)]
         return self._refuse(node, path, "yaml-tag", f"the tag {node.tag} is not supported", "remove it")
 
-    def _refuse(self, node: Node, path: Path, code: str, message: str, suggestion: str) -> None:
+    def _refuse(self, node: Node, path: Path, code: str, message: str, suggestion: str) -> object:
+        """Record a mistake; return what stands in for the value."""
         self._messages.add(_start(node), code, message, suggestion)
         self._broken.add(path)
+        return None
 
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, object]:
         answer: dict[str, object] = {}

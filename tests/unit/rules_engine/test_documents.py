@@ -163,11 +163,9 @@ def test_places_inside_of_quotes(refusals: Refusals, written: str, place: tuple[
 def test_places_inside_of_blocks(refusals: Refusals) -> None:
     """A mistake in a block scalar, literal or folded, is placed in the line and column where it stands."""
     for style in ("|", ">-", "|-", ">"):
-        document = (
-            GOOD
-            + f"  - id: block\n    action: thing.do\n    priority: 5\n    effect: approve\n    when: {style}\n      true &&\n        params.oops\n"
-        )
-        assert refusals(document) == [(19, 9, "unknown-name")]
+        rule = ["  - id: block", "    action: thing.do", "    priority: 5", "    effect: approve"]
+        block = [f"    when: {style}", "      true &&", "        params.oops", ""]
+        assert refusals(GOOD + "\n".join([*rule, *block])) == [(19, 9, "unknown-name")]
 
 
 def test_json_and_yaml_are_one_language(document: Document, refusals: Refusals) -> None:

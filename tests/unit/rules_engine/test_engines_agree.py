@@ -16,33 +16,8 @@ INTEGERS = st.sampled_from([0, 1, -1, 2, 3, 9, 10, 100, 2**31, 2**53, -(2**53), 
 DOUBLES = st.sampled_from(
     [0.0, -0.0, 1.0, -1.0, 1.5, 2.0, 9.0, 100.0, 0.1, 0.30000000000000004, 1e-7, 1e16, 1e300, 5e-324, 2.0**31, 2.0**53, -(2.0**53)]
 )
-TEXTS = st.sampled_from(
-    [
-        "",
-        "1",
-        "1.0",
-        "9",
-        "100",
-        "true",
-        "false",
-        "null",
-        "nil",
-        "a",
-        "A",
-        "a b",
-        "a!",
-        "ä",
-        "a\u0308",
-        '"',
-        "\\",
-        "\n",
-        "/",
-        "\u2028",
-        "😀",
-        "§",
-    ]
-    + ["y" * 4000, "y" * 5000, "x" * 65535, "x" * 65536, "x" * 65535 + "y"]
-)
+WORDS = ["", "1", "1.0", "9", "100", "true", "false", "null", "nil", "a", "A", "a b", "a!", "ä", "a\u0308", '"', "\\", "\n", "/", "😀", "§"]
+TEXTS = st.sampled_from([*WORDS, "y" * 4000, "y" * 5000, "x" * 65535, "x" * 65536, "x" * 65535 + "y"])
 
 NUMBERS = ["params.amount", "params.limit", "params.count", "params.quota", "facts.total", "facts.pieces", "facts.score"]
 NUMBERS += ["proposal.risk", "proposal.cost", "proposal.priority", "evidence.count", "trace.consecutive_rejections"]
@@ -53,7 +28,7 @@ OPTIONAL = ["params.limit", "params.quota", "params.note", "facts.score", "facts
 
 def literal(value: object) -> str:
     """A CEL literal. Strings over the length of a condition are not written out."""
-    return json.dumps(value, ensure_ascii=False).replace("\u2028", "\\u2028")
+    return json.dumps(value, ensure_ascii=False)
 
 
 def short(texts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:

@@ -1,0 +1,257 @@
+"""Every known way in which the C engine (H1-H18) or the CEL library answers wrongly, hangs or crashes, through our compiler.
+
+The numbers are those of the review of durable-rules 2.0.28. Each hazard is either decided right or refused clearly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gavel_rules.case import Case
+from gavel_rules.errors import CaseError
+from gavel_rules.ruleset import CompiledAction
+
+Outcome = Callable[..., bool | str]
+Action = Callable[..., CompiledAction]
+MakeCase = Callable[..., Case]
+
+AMOUNT = {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "number"}, "limit": {"type": "number"}}}
+
+
+def test_h1_colliding_property_names(action: Action, case: MakeCase) -> None:
+    """H1: names that share the engine's 32-bit hash with one that a rule reads change nothing."""
+    compiled = action("params.amount <= 50", 'facts.status == "delivered"', params=AMOUNT)
+    of = case({"c1ceajyv": 1.0, "proposal.c1ceajyv": 1.0, "atscahwx": "delivered", "amount": 900.0}, {"status": "cancelled"})
+    assert compiled.evaluate(of, both=True).matched == ()
+
+
+def test_h2_dotted_and_odd_keys(action: Action, case: MakeCase) -> None:
+    """H2: dotted keys do not stand for paths, and keys of the engine's own do not reach it."""
+    compiled = action("params.amount <= 50", "params.amount > 50", params=AMOUNT)
+    odd = {"params.amount": 1.0, "n0": 1.0, "kind": "x", "one": 5.0, "sid": "9", "id": "9", "$s": 1.0, "amount": 900.0}
+    assert [rule.id for rule in compiled.evaluate(case(odd), both=True).matched] == ["r1"]
+
+
+@pytest.mark.parametrize("value", ["9", "abc", "", True, None, [1.0], {}])
+def test_h3_h4_no_coercion(action: Action, case: MakeCase, value: object) -> None:
+    """H3, H4: a value of another type than declared is a violation, and never compared as text or as a number."""
+    compiled = action("params.amount >= 100", params=AMOUNT)
+    assert compiled.violations({"amount": value}) == (("/amount", "type"),)
+    with pytest.raises(CaseError):
+        compiled.evaluate(case()._replace(params={"amount": value}), both=False)
+
+
+def test_h3_types_are_not_compared_across(codes: Callable[..., list[str]]) -> None:
+    """H3: a condition that compares a number with a string or a bool does not compile."""
+    assert codes('params.amount >= "100"', "params.urgent == 1", 'facts.open == "true"') == ["type-error"] * 3
+
+
+def test_h5_missing_right_operand(action: Action, case: MakeCase) -> None:
+    """H5: a comparison with an absent value never matches, however often it is asked."""
+    compiled = action(
+        "has(params.limit) && params.amount > params.limit", "has(params.limit) && !(params.amount > params.limit)", params=AMOUNT
+    )
+    for _ in range(500):
+        assert compiled.evaluate(case({"amount": 5.0}), both=False).matched == ()
+        assert len(compiled.evaluate(case({"amount": 5.0, "limit": 1.0}), both=False).matched) == 1
+
+
+@pytest.mark.parametrize("length", [4094, 4095, 4096, 65_535, 65_536, 65_537, 131_072])
+def test_h6_long_strings(outcome: Outcome, length: int) -> None:
+    """H6: strings are compared whole, whatever their length."""
+    text = "refund" + "x" * (length - 6)
+    assert outcome('params.name == "refund"', {"name": text}) is False
+    assert outcome('params.name != "refund"', {"name": text}) is True
+    assert outcome("has(params.note) && params.name == params.note", {"name": text, "note": text}) is True
+    assert outcome("has(params.note) && params.name == params.note", {"name": text, "note": text[:-1] + "y"}) is False
+    assert outcome('params.name == ""', {"name": "y" * 65_536}) is False
+
+
+def test_h6_digest_of_a_long_string_is_no_string(action: Action, case: MakeCase) -> None:
+    """H6: what stands in for a long string equals no string that an agent could send."""
+    compiled = action("has(params.note) && params.name == params.note")
+    long = "x" * 70_000
+    written = json.loads(compiled._document.write({"params.name": long, "params.note": long}, {"params.note": True}, {}))
+    (stand_in,) = {value for value in written.values() if isinstance(value, str) and value.startswith("§")}
+    assert compiled.evaluate(case({"name": long, "note": stand_in}), both=True).matched == ()
+
+
+EVERYTHING = [
+    "params.amount > facts.total && params.amount != 1.5e-7 || !(params.urgent && facts.open)",
+    'params.name in ["a", "b\\"c", "ä"] && !(params.count in [1, 2])',
+    "has(params.note) && params.note == params.name && !has(facts.score)",
+    "true",
+    "false",
+    'facts.status.startsWith("x") || proposal.risk * 2.0 > 1.0',
+    "!has(params.note)",
+    "facts.open == params.urgent",
+]
+_COMPARISONS = {"$neq", "$lt", "$lte", "$gt", "$gte", "$eq"}
+
+
+def test_h7_h8_h9_only_the_safe_subset_is_emitted(action: Action) -> None:
+    """H7-H9: the engine is given single-key conditions of the verified forms only, the guard on `kind` first in every rule."""
+    definition = json.loads(action(*EVERYTHING)._checked.plan.definition)
+    warm_up = definition.pop("__warm")
+    assert warm_up == {"pri": 0, "all": [{"m": {"$and": [{"kind": "warm"}]}}]}
+    priorities = [rule["pri"] for rule in definition.values()]
+    assert priorities == list(range(1, len(definition) + 1))
+    for rule in definition.values():
+        assert rule.keys() == {"pri", "all"}
+        ((only,),) = (list(rule["all"]),)
+        (conditions,) = only["m"].values()
+        assert list(only["m"]) == ["$and"]
+        assert conditions[0] == {"kind": "case"}
+        seen: list[str] = []
+        for condition in conditions[1:]:
+            _check_condition(condition, seen)
+
+
+def _check_condition(condition: dict[str, Any], seen: list[str]) -> None:
+    ((key, value),) = condition.items()
+    if key == "$ex":
+        seen.extend(value)
+        return
+    if key in _COMPARISONS:
+        ((key, value),) = value.items()
+    assert key[0] in "nsbpg" or key == "one"
+    if isinstance(value, dict):
+        assert list(value) == ["$m"]
+        assert value["$m"] in seen
+    else:
+        assert isinstance(value, str | int | float)
+
+
+@pytest.mark.parametrize("condition", ["true", "!has(params.note)", "!(params.urgent && true)"])
+def test_h9_h10_conditions_without_a_positive_test(action: Action, case: MakeCase, condition: str) -> None:
+    """H9, H10: a rule that always holds, or only tests an absence, matches each case once and nothing besides."""
+    compiled = action(condition)
+    for _ in range(3):
+        assert [rule.id for rule in compiled.evaluate(case(), both=True).matched] == ["r0"]
+
+
+def test_h11_forward(action: Action, case: MakeCase) -> None:
+    """H11: keys that disable the engine's `$or` do not reach it, and no `$or` is emitted."""
+    compiled = action("params.amount > 5 || params.amount < 1", params=AMOUNT)
+    assert "$or" not in compiled._checked.plan.definition
+    assert len(compiled.evaluate(case({"$forward": 1.0, "ckaoagwb": 1.0, "proposal.ckaoagwb": 1.0}), both=True).matched) == 1
+
+
+@pytest.mark.parametrize("count", [64, 65, 255, 256, 257, 500])
+def test_h14_many_conditions(action: Action, case: MakeCase, count: int) -> None:
+    """H14: hundreds of different conditions, all matching at once, are all found."""
+    compiled = action(*(f"params.amount > {-number}" for number in range(count)))
+    assert len(compiled.evaluate(case(), both=True).matched) == count
+    assert compiled.evaluate(case({"amount": -1000.0}), both=True).matched == ()
+
+
+@pytest.mark.parametrize("count", [64, 129, 257, 500])
+def test_h15_many_rules_on_one_condition(action: Action, case: MakeCase, count: int) -> None:
+    """H15: hundreds of rules with one condition, plain, negated or tested for presence, are all found."""
+    for condition in ("params.amount > 5", "!has(params.note)", "params.amount > 5 || params.count > 100"):
+        assert len(action(*[condition] * count).evaluate(case(), both=True).matched) == count
+
+
+def test_h16_division(outcome: Outcome) -> None:
+    """H16: division by zero and the overflow of the smallest integer are errors of the condition, and kill nothing."""
+    assert outcome("10 / (params.count - 3) == 1") == "r0"
+    assert outcome("(-9223372036854775807 - 1) / (params.count - 4) == 1") == "r0"
+
+
+def test_h17_deep_and_huge_values(action: Action, case: MakeCase) -> None:
+    """H17: values that no rule reads may be anything; those that CEL would read are held to the limits first."""
+    deep: object = "x"
+    for _ in range(300):
+        deep = [deep]
+    huge = {"k" * 1_000_000: "v" * 1_000_000}
+    assert len(action("params.amount > 5").evaluate(case({"open": deep, "labels": huge}), both=True).matched) == 1
+    for value in ({"a": deep}, {"a": "v" * 70_000}):
+        with pytest.raises(CaseError):
+            action("has(params.labels) && size(params.labels) > 0").evaluate(case({"labels": value}), both=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        ("^((a)*|[ab])c$", "abc", False),
+        ("^a{0}$", "aaa", False),
+        ("^(c)+((1)?)+$", "c1", True),
+        ("^[\\\\x{4e00}-\\\\x{9fff}]+$", "中", True),
+        ("^[ab", "a", "r0"),
+    ],
+)
+def test_h18_regular_expressions(outcome: Outcome, pattern: str, text: str, expected: bool | str) -> None:
+    """H18: regular expressions are CEL's, in linear time, never the engine's; a malformed one is an error."""
+    assert outcome(f'params.name.matches("{pattern}")', {"name": text}) == expected
+
+
+@pytest.mark.parametrize("value", [1e-7, 1e16, 1e-300, 5e-324, 1.5e300, 2.0**53, -(2.0**53), -0.0, 0.1 + 0.2, 123456789.123456789])
+def test_numbers_in_every_notation(outcome: Outcome, value: float) -> None:
+    """Numbers whose shortest text the engine's parser refuses, or reads otherwise, are decided exactly."""
+    assert outcome(f"params.amount == {value!r}", {"amount": value}) is True
+    assert outcome(f"params.amount < {value!r}", {"amount": value}) is False
+    assert outcome(f"params.amount in [{value!r}]", {"amount": value}) is True
+
+
+def test_integers_at_the_edge(outcome: Outcome) -> None:
+    """Integers are exact up to 2^53; literals beyond, where the engine would saturate, are left to CEL."""
+    edge = 2**53
+    assert outcome(f"params.count == {edge}", {"count": edge}) is True
+    assert outcome(f"params.count == {edge - 1}", {"count": edge}) is False
+    assert outcome("params.count < 9223372036854775807", {"count": edge}) is True
+    assert outcome("params.amount < 9223372036854775808.0 && params.amount < 1e30", {"amount": 5.0}) is True
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ("café", "cafe\u0301", False),
+        ("a/b", "a/b", True),
+        ('"', '"', True),
+        ("\\", "\\", True),
+        ("a\nb\tc", "a\nb\tc", True),
+        ("😀", "😀", True),
+    ],
+)
+def test_strings_are_compared_as_they_are(outcome: Outcome, left: str, right: str, expected: bool) -> None:
+    """Strings are equal if their characters are: no normalisation, no difference by escaping."""
+    assert outcome(f"params.name == {json.dumps(right, ensure_ascii=False)}", {"name": left}) is expected
+    assert outcome("has(params.note) && params.name == params.note", {"name": left, "note": right}) is expected
+
+
+def test_cel_nul_is_refused(action: Action, case: MakeCase, codes: Callable[..., list[str]]) -> None:
+    """CEL 1: a string is never cut at NUL to make it equal to a shorter one: NUL is refused in values and in conditions."""
+    with pytest.raises(CaseError):
+        action('params.name == "admin"').evaluate(case({"name": "admin\0evil"}), both=True)
+    assert codes('params.name == "admin\0"') == ["bad-character"]
+
+
+def test_cel_lone_surrogate_is_refused(action: Action, case: MakeCase) -> None:
+    """CEL 3: a lone surrogate is refused whether CEL or the network would read it."""
+    for condition in ('params.name == "x"', 'params.name.contains("x")'):
+        for both in (True, False):
+            with pytest.raises(CaseError):
+                action(condition).evaluate(case({"name": "\ud800"}), both=both)
+
+
+def test_cel_limits(codes: Callable[..., list[str]]) -> None:
+    """CEL 4: what the library cannot parse within its limits is refused at compile, with room for the list around it."""
+    for depth in range(20, 40):
+        condition = "(" * depth + "params.count" + " + 1)" * depth + " > 0"
+        assert codes(condition) in ([], ["cel-error"], ["too-complex"])
+    assert codes(" || ".join(f"params.count == {number}" for number in range(300))) == []
+
+
+def test_cel_error_is_not_truth(outcome: Outcome) -> None:
+    """The library's error is a value, and true in Python: it is never taken for a match."""
+    assert outcome("int(params.name) > 0") == "r0"
+    assert outcome("!(int(params.name) > 0)") == "r0"
+
+
+def test_cel_has_of_a_deep_path(codes: Callable[..., list[str]], outcome: Outcome) -> None:
+    """has(a.b.c) errs where `a.b` is missing: every optional step wants its own has()."""
+    assert codes("has(params.address.zip)") == ["unguarded-optional"]
+    assert outcome("has(params.address) && has(params.address.zip)") is False
