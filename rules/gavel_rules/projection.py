@@ -169,9 +169,14 @@ class State:
     def consecutive_rejections(self, trace_id: str, now_ms: int) -> int:
         """Return how many rejections in a row the trace has had; 0 once it has been silent for TRACE_LAPSE_MS."""
         trace = self.traces.get(trace_id)
-        if trace is None or now_ms - trace.last_event_ms > TRACE_LAPSE_MS:
-            return 0
-        return trace.consecutive_rejections
+        return trace.consecutive_rejections if trace is not None and not _has_lapsed(trace, now_ms) else 0
+
+    def tool_evidence(self, trace_id: str, event_id: str, now_ms: int) -> ToolEvidence | None:
+        """Return a tool result of the trace, unless the trace has lapsed."""
+        trace = self.traces.get(trace_id)
+        if trace is None or _has_lapsed(trace, now_ms):
+            return None
+        return self.tool_results.get(trace_id, {}).get(event_id)
 
     def open_review(self, trace_id: str) -> str:
         """Return the decision_id of the trace's open review, or ""."""
@@ -265,11 +270,12 @@ class State:
         """Move the state by one event. The event is the log's next; it is kept and must not be changed afterwards."""
         self.head = envelope.sequence_number
         self.recorded_at_ms = milliseconds(envelope.recorded_at)
+        # First, so that an event of a trace that has lapsed begins the trace anew instead of reviving what it was.
+        self._forget_lapsed_traces()
         trace = self.traces.get(envelope.trace_id)
         if trace is not None:
             self._put_trace(envelope.trace_id, trace._replace(last_event_ms=self.recorded_at_ms))
         _APPLY[envelope.WhichOneof("payload")](self, envelope)
-        self._forget_lapsed_traces()
 
     def _apply_proposal(self, envelope: Envelope) -> None:
         self._put(self.open_proposals, envelope.event_id, envelope)
@@ -581,6 +587,10 @@ class State:
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _has_lapsed(trace: Trace, now_ms: int) -> bool:
+    return now_ms - trace.last_event_ms > TRACE_LAPSE_MS
 
 
 def governing_actions(rule_sets: Iterable[CompiledRuleSet]) -> dict[str, tuple[CompiledAction, ...]]:

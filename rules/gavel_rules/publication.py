@@ -76,7 +76,7 @@ def _complete_observation(emission: Emission, envelope: Envelope) -> Fault | Non
         set_timestamp(observation.observed_at, emission.now_ms)
         emission.state.on_undo(lambda: observation.ClearField("observed_at"))
     observation.ClearField("evidence_recorded_at")
-    evidence = _matching_evidence(emission.state, envelope)
+    evidence = _matching_evidence(emission, envelope)
     if evidence is None:
         observation.trust_tier = common_pb2.TRUST_TIER_3_AGENT_INFERENCE
     else:
@@ -85,10 +85,11 @@ def _complete_observation(emission: Emission, envelope: Envelope) -> Fault | Non
     return None
 
 
-def _matching_evidence(state: State, envelope: Envelope) -> ToolEvidence | None:
+def _matching_evidence(emission: Emission, envelope: Envelope) -> ToolEvidence | None:
     """Return the tool result that an observation rests on, if it is of its trace and matches in every respect."""
     observation = envelope.observation
-    evidence = state.tool_results.get(envelope.trace_id, {}).get(observation.evidence_ref)
+    state = emission.state
+    evidence = state.tool_evidence(envelope.trace_id, observation.evidence_ref, emission.now_ms)
     if (
         evidence is None
         or evidence.is_error
