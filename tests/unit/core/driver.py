@@ -1,0 +1,418 @@
+"""A bus driven by hand: the real core, one command at a time, at times that the test chooses.
+
+`Core` stands where the sequencer stands: it admits what producers send, finds the references that the decider needs, runs
+`handle`, and keeps the log. Every event_id is a counter, so a test's log is the same on every run. `prove` replays the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
+from gavel.v1.common_pb2 import EventReference, Producer, ProducerType
+from gavel.v1.decision_pb2 import Decision, Engine
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution, ExecutionStatus
+from gavel.v1.fact_pb2 import CrossCheck, Fact
+from gavel.v1.observation_pb2 import Observation
+from gavel.v1.proposal_pb2 import Proposal
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    Answer,
+    BeginExecution,
+    Command,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    Fault,
+    NotStarted,
+    OpenBus,
+    PublishEvent,
+    Recorded,
+    References,
+    RenewExecution,
+    ReportExecution,
+    RuleSetAt,
+    Started,
+    SubmitProposal,
+    Tick,
+)
+from gavel_rules.decider import handle
+from gavel_rules.derivation import derive
+from gavel_rules.events import derived_event_id, timestamp
+from gavel_rules.evidence import Cited, cited
+from gavel_rules.projection import State
+from gavel_rules.replay import Integrity, Recomputation
+from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
+from gavel_rules.values import python_to_value
+from gavel_server.admission import admit
+from gavel_server.log import Record, chain, genesis_hash
+
+START_MS = 1_700_000_000_000
+WEEK_MS = 7 * 24 * 60 * 60 * 1000
+BUS = "default"
+ACTION = "refund.create"
+SUBJECT = "order/1"
+SOURCE = "orders-db"
+EXECUTOR = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="executor-1", version="1.0")
+OTHER_EXECUTOR = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="executor-2", version="1.0")
+AGENT = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent-1", version="1.0")
+ALL_PAYLOADS = frozenset({"fact", "proposal", "observation", "tool_call", "tool_result", "agent_diagnostic", "execution"})
+
+PARAMS: dict[str, Any] = {
+    "type": "object",
+    "required": ["amount"],
+    "additionalProperties": False,
+    "properties": {"amount": {"type": "number", "exclusiveMinimum": 0}, "note": {"type": "string"}},
+}
+FACTS: dict[str, Any] = {
+    "status": {"key": "order.status", "type": "string", "min_trust": 1, "max_age_ms": 60_000, "sources": [SOURCE, "orders-copy"]},
+    "score": {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 30_000, "optional": True},
+}
+RULES: list[dict[str, Any]] = [
+    {"id": "cancelled", "when": 'facts.status == "cancelled"', "effect": "reject", "reason_code": "ORDER_CANCELLED"},
+    {"id": "suspicious", "when": "has(facts.score) && facts.score > 0.9", "effect": "review", "reason_code": "FRAUD_SUSPECTED"},
+    {"id": "delivered", "when": 'facts.status == "delivered"', "effect": "approve"},
+]
+RETRY = {"max_attempts": 2, "human_takeover_after_ms": 5_000}
+
+
+def event_id(number: int) -> str:
+    """The number-th id that a producer chooses: a UUIDv4 that shows its number."""
+    return f"00000000-0000-4000-8000-{number:012x}"
+
+
+def document(
+    facts: Mapping[str, Any] = FACTS,
+    rules: Sequence[Mapping[str, Any]] = RULES,
+    *,
+    rule_set: str = "refunds",
+    version: int = 1,
+    action_type: str = ACTION,
+    more_actions: Mapping[str, Any] | None = None,
+    **action: Any,
+) -> str:
+    """A rule set as JSON. Rules without an action are of `action_type`; those without a priority rank as they stand."""
+    part = {"params": PARAMS, "facts": dict(facts), "decision_ttl_ms": 10_000, "rejection_limit": 1_000, "retry": RETRY, **action}
+    ranked = [{"action": action_type, "priority": 1_000 - index, **rule} for index, rule in enumerate(rules)]
+    actions = {action_type: part, **(more_actions or {})}
+    return json.dumps({"gavel": "v1", "rule_set": rule_set, "version": version, "actions": actions, "rules": ranked})
+
+
+@cache
+def compiled(text: str) -> CompiledRuleSet:
+    """A document, compiled once per run of the tests."""
+    return compile_rule_set(text)
+
+
+def references_to(events: Iterable[Envelope]) -> list[EventReference]:
+    """What a proposal says of the events that it rests on."""
+    return [EventReference(event_id=event.event_id, sequence_number=event.sequence_number) for event in events]
+
+
+class Core:
+    """A bus with its state, its log and its clock (`now_ms`)."""
+
+    def __init__(
+        self, text: str | None = None, *, bus: str = BUS, mode: fact_pb2.CrossCheckMode.ValueType = fact_pb2.CROSS_CHECK_MODE_ALWAYS
+    ) -> None:
+        """Open a bus; with `text`, deploy and activate that rule set."""
+        self.bus = bus
+        self.state = State(bus)
+        self.now_ms = START_MS
+        self.records: list[Record] = []
+        self.events: list[Envelope] = []
+        self._chain_hash = genesis_hash(bus)
+        self._ids = 0
+        self._cited: dict[int, Cited] = {}
+        self.run(OpenBus(self.new_id(), CrossCheck(mode=mode, sample_every=3), WEEK_MS))
+        if text is not None:
+            self.activate(text)
+
+    # Commands
+
+    def new_id(self) -> str:
+        """An event_id that this bus has not seen."""
+        self._ids += 1
+        return event_id(self._ids)
+
+    def run(self, command: Command, engine: Engine.ValueType = decision_pb2.ENGINE_RETE) -> Answer:
+        """Handle a command now, keep its events, and return its answer."""
+        handled = handle(self.state, command, self._references(command), self.now_ms, engine)
+        self.state.commit()
+        for event in handled.events:
+            self._keep(event)
+        return handled.answer
+
+    def pass_time(self, duration_ms: int) -> None:
+        """Let time go by. Nothing happens by itself; see `tick`."""
+        self.now_ms += duration_ms
+
+    def tick(self, duration_ms: int = 0) -> list[Envelope]:
+        """Let time go by and the timers that are due speak; return what they said."""
+        self.now_ms += duration_ms
+        before = len(self.events)
+        self.run(Tick(1_000))
+        return self.events[before:]
+
+    def fault(self, command: Command) -> Fault:
+        """Handle a command that cannot be carried out; it must leave nothing in the log."""
+        before = len(self.events)
+        answer = self.run(command)
+        assert isinstance(answer, Fault), answer
+        assert len(self.events) == before
+        return answer
+
+    def admitted(self, envelope: Envelope) -> Envelope:
+        """The envelope as admission hands it on, with a counted event_id where it has none."""
+        if not envelope.event_id:
+            envelope.event_id = self.new_id()
+        admit(envelope, self.bus, ALL_PAYLOADS)
+        return envelope
+
+    # Rule sets
+
+    def activate(self, text: str) -> RuleSetAt:
+        """Deploy and activate a rule set."""
+        rule_set = compiled(text)
+        self.run(DeployRuleSet(self.new_id(), rule_set, text))
+        answer = self.run(ActivateRuleSet(self.new_id(), rule_set.policy_id, rule_set.version, None))
+        assert isinstance(answer, RuleSetAt), answer
+        return answer
+
+    def deactivate(self, policy_id: str) -> None:
+        """Take a rule set out of force."""
+        assert isinstance(self.run(DeactivateRuleSet(self.new_id(), policy_id, None)), RuleSetAt)
+
+    # Events
+
+    def publish(self, envelope: Envelope) -> Envelope:
+        """Publish an event that must be accepted."""
+        answer = self.run(PublishEvent(self.admitted(envelope)))
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope
+
+    def fact(self, key: str, value: object, **changes: Any) -> Envelope:
+        """Publish a fact; see `fact_envelope`."""
+        return self.publish(fact_envelope(key, value, **changes))
+
+    def tool_result(self, trace_id: str = "trace-1", **changes: Any) -> Envelope:
+        """Publish a tool call and its result, and return the result. `changes` go into the result."""
+        execution_id = changes.pop("execution_id", f"exec_{len(self.events):012x}")
+        call = ToolCall(tool_name="fraud-tool", execution_id=execution_id)
+        self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_call=call))
+        result = ToolResult(**{"tool_name": "fraud-tool", "execution_id": execution_id, "content_hash": "sha256:1", **changes})
+        return self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_result=result))
+
+    def observe(self, key: str, value: object, **changes: Any) -> Envelope:
+        """Publish an observation; see `observation_envelope`."""
+        return self.publish(observation_envelope(key, value, **changes))
+
+    def proposal(self, based_on: Iterable[Envelope] = (), **changes: Any) -> SubmitProposal:
+        """A proposal, admitted and not yet submitted; see `proposal_envelope`."""
+        return SubmitProposal(self.admitted(proposal_envelope(based_on, **changes)))
+
+    def propose(self, based_on: Iterable[Envelope] = (), **changes: Any) -> Envelope:
+        """Submit a proposal and return its DECISION event."""
+        answer = self.run(self.proposal(based_on, **changes))
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope
+
+    def decide(self, based_on: Iterable[Envelope] = (), **changes: Any) -> Decision:
+        """Submit a proposal and return its decision."""
+        return self.propose(based_on, **changes).decision
+
+    def approve(self, subject: str = SUBJECT, **changes: Any) -> Envelope:
+        """Publish the fact that the default rule set approves on, propose, and return the approval."""
+        decision = self.propose([self.fact("order.status", "delivered", subject=subject)], subject=subject, **changes)
+        assert decision_pb2.OUTCOME_APPROVED == decision.decision.outcome, decision.decision
+        return decision
+
+    # Executions
+
+    def begin(self, decision: Envelope, producer: Producer = EXECUTOR, lease_ms: int = 1_000) -> Answer:
+        """Ask to start an attempt."""
+        return self.run(BeginExecution(decision.event_id, producer, lease_ms))
+
+    def start(self, decision: Envelope, producer: Producer = EXECUTOR, lease_ms: int = 1_000) -> Envelope:
+        """Start an attempt, which must be allowed, and return STARTED."""
+        answer = self.begin(decision, producer, lease_ms)
+        assert isinstance(answer, Started), answer
+        return answer.envelope
+
+    def refuse_start(self, decision: Envelope, producer: Producer = EXECUTOR) -> NotStarted:
+        """Ask to start an attempt, which must not be allowed."""
+        answer = self.begin(decision, producer)
+        assert isinstance(answer, NotStarted), answer
+        return answer
+
+    def renewal(self, started: Envelope, lease_ms: int = 1_000, producer: Producer = EXECUTOR) -> RenewExecution:
+        """The command that keeps an attempt's lease."""
+        return RenewExecution(started.execution.decision_id, started.execution.execution_id, producer, lease_ms)
+
+    def reporting(
+        self, started: Envelope, status: ExecutionStatus.ValueType, producer: Producer = EXECUTOR, **changes: Any
+    ) -> ReportExecution:
+        """The command that reports how an attempt ended. `changes` go into the execution."""
+        execution = Execution(
+            decision_id=started.execution.decision_id, execution_id=started.execution.execution_id, status=status, **changes
+        )
+        return ReportExecution(self.admitted(Envelope(producer=producer, execution=execution)))
+
+    def report(self, started: Envelope, status: ExecutionStatus.ValueType, producer: Producer = EXECUTOR, **changes: Any) -> Envelope:
+        """Report how an attempt ended, which must be accepted; return what the log keeps of it."""
+        answer = self.run(self.reporting(started, status, producer, **changes))
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope
+
+    def derived(self, report: Envelope) -> list[Envelope]:
+        """The facts that the reactor derives from a report, ready to publish."""
+        decision = next(event for event in self.events if event.event_id == report.execution.decision_id)
+        return [Envelope.FromString(fact.SerializeToString()) for fact in derive(report, decision)]
+
+    def derive(self, report: Envelope) -> list[Envelope]:
+        """Derive a report's facts and publish them."""
+        return [self.publish(fact) for fact in self.derived(report)]
+
+    # The log
+
+    def named(self, event_name: str) -> list[Envelope]:
+        """All events of this name."""
+        return [event for event in self.events if event.event_name == event_name]
+
+    def prove(self) -> Recomputation:
+        """Replay the log, which must prove it and give the same state; return the replay."""
+        recomputation = replayed(self.bus, self.records)
+        assert self.state.digest() == recomputation.state.digest()
+        assert len(self.records) == recomputation.events
+        return recomputation
+
+    def _keep(self, event: Envelope) -> None:
+        stored = event.SerializeToString()
+        self._chain_hash = chain(self._chain_hash, stored)
+        self.records.append(Record(event.sequence_number, stored, self._chain_hash))
+        self.events.append(Envelope.FromString(stored))
+        citation = cited(event)
+        if citation.keys:
+            self._cited[event.sequence_number] = citation
+
+    def _references(self, command: Command) -> References:
+        if isinstance(command, SubmitProposal):
+            return References(cited=self._cited)
+        if isinstance(command, ReportExecution):
+            return self._ended(command.envelope.execution.decision_id)
+        if isinstance(command, BeginExecution | RenewExecution):
+            return self._ended(command.decision_id)
+        return References()
+
+    def _ended(self, decision_id: str) -> References:
+        known = {event.event_id: event for event in self.events}
+        decision = known.get(decision_id)
+        if decision is None or not decision.HasField("decision"):
+            return References()
+        return References(decision=decision, expired=derived_event_id(decision_id, decision.sequence_number, "expired") in known)
+
+
+def fact_envelope(
+    key: str,
+    value: object,
+    *,
+    subject: str = SUBJECT,
+    source: str = SOURCE,
+    occurred_at_ms: int | None = None,
+    max_age_ms: int = 0,
+    trace_id: str = "facts",
+    producer_type: ProducerType.ValueType = common_pb2.PRODUCER_TYPE_API,
+) -> Envelope:
+    """A fact as its source sends it."""
+    return Envelope(
+        subject=subject,
+        trace_id=trace_id,
+        occurred_at=timestamp(occurred_at_ms) if occurred_at_ms is not None else None,
+        producer=Producer(type=producer_type, id=source),
+        fact=Fact(key=key, value=python_to_value(value), max_age_ms=max_age_ms),
+    )
+
+
+def observation_envelope(
+    key: str,
+    value: object,
+    *,
+    evidence: Envelope | None = None,
+    subject: str = SUBJECT,
+    trace_id: str = "trace-1",
+    tool: str = "fraud-tool",
+    evidence_hash: str | None = None,
+    observed_at_ms: int | None = None,
+) -> Envelope:
+    """An observation as an agent sends it; `evidence` is the TOOL_RESULT event that it names."""
+    observation = Observation(
+        source_tool=tool,
+        evidence_ref=evidence.event_id if evidence is not None else "",
+        evidence_hash=evidence.tool_result.content_hash if evidence is not None else "",
+        observed_at=timestamp(observed_at_ms) if observed_at_ms is not None else None,
+        confidence=0.9,
+    )
+    observation.extracted_fields[key].CopyFrom(python_to_value(value))
+    if evidence_hash is not None:
+        observation.evidence_hash = evidence_hash
+    return Envelope(subject=subject, trace_id=trace_id, producer=AGENT, observation=observation)
+
+
+def proposal_envelope(
+    based_on: Iterable[Envelope] = (),
+    *,
+    subject: str = SUBJECT,
+    trace_id: str = "trace-1",
+    action_type: str = ACTION,
+    amount: float = 50,
+    params: Mapping[str, object] | None = None,
+    references: Sequence[EventReference] = (),
+    causation_id: str = "",
+    event_id: str = "",
+    producer: Producer = AGENT,
+    **changes: Any,
+) -> Envelope:
+    """A proposal as an agent sends it. `changes` go into the payload."""
+    based = [*references_to(based_on), *references]
+    proposal = Proposal(
+        **{"action_type": action_type, "max_fact_age_ms": 3_600_000, "confidence": 0.9, "based_on_events": based, **changes}
+    )
+    proposal.params.CopyFrom(python_to_value({"amount": amount} if params is None else dict(params)).struct_value)
+    return Envelope(event_id=event_id, subject=subject, trace_id=trace_id, causation_id=causation_id, producer=producer, proposal=proposal)
+
+
+def replayed(
+    bus: str, records: Sequence[Record], *, compare_from: int = 1, engine: Engine.ValueType = decision_pb2.ENGINE_RETE
+) -> Recomputation:
+    """Both passes of a replay over records; raises what they raise."""
+    integrity = Integrity(bus)
+    for record in records:
+        integrity.feed(*record)
+    recomputation = Recomputation(bus, engine=engine, compare_from=compare_from)
+    for record in records:
+        recomputation.feed(record.sequence_number, record.envelope)
+    recomputation.finish(at_head=True)
+    return recomputation
+
+
+def rechained(bus: str, envelopes: Iterable[Envelope]) -> list[Record]:
+    """Records of events with a chain that fits them, as a forger would make it."""
+    records = []
+    chain_hash = genesis_hash(bus)
+    for number, envelope in enumerate(envelopes, 1):
+        stored = envelope.SerializeToString()
+        chain_hash = chain(chain_hash, stored)
+        records.append(Record(number, stored, chain_hash))
+    return records
+
+
+SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
+FAILED = execution_pb2.EXECUTION_STATUS_FAILED
+PARTIAL = execution_pb2.EXECUTION_STATUS_PARTIAL
+TIMEOUT = execution_pb2.EXECUTION_STATUS_TIMEOUT
+ABORTED = execution_pb2.EXECUTION_STATUS_ABORTED
+STARTED = execution_pb2.EXECUTION_STATUS_STARTED

@@ -1,0 +1,154 @@
+"""The order of precedence: a proposal that several stages would refuse is refused by the earliest, and told of all evidence.
+
+Each obstacle below makes one stage refuse. Any two of them together must give the earlier one's reason code.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import EventReference
+from gavel.v1.decision_pb2 import Decision
+from gavel_rules import reasons
+
+from tests.unit.core.driver import SUBJECT, Core, document, event_id
+
+# One declared fact per evidence stage, so that obstacles do not touch each other.
+FACTS: dict[str, Any] = {
+    name: {"key": f"k.{name}", "type": "string", "min_trust": 1, "max_age_ms": 3_600_000}
+    for name in ("missing", "typed", "trusted", "aged", "cited", "changing")
+}
+FACTS["aged"]["max_age_ms"] = 1_000
+OTHER = {"params": {"type": "object"}, "retry": {"max_attempts": 1}}
+RULES = [
+    {"id": "too-much", "when": "params.amount > 100.0", "effect": "reject", "reason_code": "TOO_MUCH"},
+    {"id": "fine", "when": " && ".join(f'facts.{name} != ""' for name in FACTS), "effect": "approve"},
+    {"id": "hold", "action": "other.hold", "priority": 1, "when": "true", "effect": "approve"},
+    {"id": "ask", "action": "other.ask", "priority": 1, "when": "true", "effect": "review", "reason_code": "PLEASE_LOOK"},
+    {"id": "never", "action": "other.ask", "priority": 2, "when": "false", "effect": "approve"},
+]
+TEXT = document(FACTS, RULES, more_actions={"other.hold": OTHER, "other.ask": OTHER})
+
+REFUSALS = {
+    "under-review": reasons.UNDER_REVIEW,
+    "ungoverned": reasons.NO_ACTIVE_POLICY,
+    "params": reasons.INVALID_PARAMS,
+    "unknown-event": reasons.UNKNOWN_EVENT,
+    "no-input": reasons.NO_FACT_INPUT,
+    "projection": reasons.PROJECTION_CHANGED,
+    "missing": reasons.NEED_MORE_FACTS,
+    "type": reasons.FACT_TYPE_MISMATCH,
+    "tier": reasons.INSUFFICIENT_EVIDENCE_TIER,
+    "stale": reasons.STALE_FACTS,
+    "superseded": reasons.FACT_SUPERSEDED,
+    "conflict": reasons.CONFLICTING_DECISION,
+    "rule": "TOO_MUCH",
+}
+ORDER = list(REFUSALS)
+EVIDENCE = {
+    "stale": ("k.aged", decision_pb2.FACT_REQUIREMENT_STATE_STALE),
+    "missing": ("k.missing", decision_pb2.FACT_REQUIREMENT_STATE_MISSING),
+    "tier": ("k.trusted", decision_pb2.FACT_REQUIREMENT_STATE_TIER_TOO_LOW),
+    "type": ("k.typed", decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE),
+    "superseded": ("k.cited", decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED),
+}
+# Citing an old version of a declared fact is citing an input.
+IMPOSSIBLE = {frozenset({"no-input", "superseded"})}
+
+
+def decide(obstacles: frozenset[str]) -> Decision:
+    """Meet exactly these obstacles and return the decision."""
+    core = Core(TEXT)
+    unrelated = core.fact("k.unrelated", "x", subject="order/2")
+    if "under-review" in obstacles:
+        asked = core.decide([core.fact("k.note", "x")], action_type="other.ask")
+        assert decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW == asked.outcome
+    if "conflict" in obstacles:
+        held = core.decide([core.fact("k.note", "x")], action_type="other.hold", trace_id="rival")
+        assert decision_pb2.OUTCOME_APPROVED == held.outcome
+    core.fact("k.aged", "x")
+    core.pass_time(2_000)
+    if "stale" not in obstacles:
+        core.fact("k.aged", "x")
+    if "missing" not in obstacles:
+        core.fact("k.missing", "x")
+    core.fact("k.typed", 7 if "type" in obstacles else "x")
+    if "tier" in obstacles:
+        core.observe("k.trusted", "x")
+    else:
+        core.fact("k.trusted", "x")
+    based_on = core.fact("k.cited", "x")
+    if "superseded" in obstacles:
+        core.fact("k.cited", "y")
+    changes: dict[str, Any] = {"projection_version": core.state.head}
+    core.fact("k.changing", "x")
+    if "projection" not in obstacles:
+        changes = {}
+    if "ungoverned" in obstacles:
+        core.deactivate("refunds")
+    params: dict[str, object] = {"amount": 500 if "rule" in obstacles else 50}
+    if "params" in obstacles:
+        params["surprise"] = True
+    strange = [EventReference(event_id=event_id(999), sequence_number=999)] if "unknown-event" in obstacles else []
+    decision = core.decide([unrelated if "no-input" in obstacles else based_on], params=params, references=strange, **changes)
+    core.prove()
+    return decision
+
+
+def test_no_obstacle_is_approved() -> None:
+    """Without any obstacle the proposal is approved: none of the tests below passes for another reason."""
+    assert decision_pb2.OUTCOME_APPROVED == decide(frozenset()).outcome
+
+
+@pytest.mark.parametrize("obstacle", ORDER)
+def test_each_stage_refuses_by_itself(obstacle: str) -> None:
+    """Each obstacle alone refuses with its own reason code, by the policy that speaks there."""
+    decision = decide(frozenset({obstacle}))
+    assert (decision_pb2.OUTCOME_REJECTED, REFUSALS[obstacle]) == (decision.outcome, decision.reason_code)
+    assert ("refunds" if obstacle == "rule" else "gavel") == decision.policy_id
+    assert 1 == decision.policy_version
+
+
+@pytest.mark.parametrize("pair", [pair for pair in combinations(ORDER, 2) if frozenset(pair) not in IMPOSSIBLE], ids="+".join)
+def test_the_earlier_stage_gives_the_reason(pair: tuple[str, str]) -> None:
+    """Of two stages that refuse, the earlier gives the reason code."""
+    assert REFUSALS[pair[0]] == decide(frozenset(pair)).reason_code
+
+
+@pytest.mark.parametrize("earlier", ["", "unknown-event", "no-input", "projection", "missing", "conflict", "rule"])
+def test_one_rejection_names_all_missing_evidence(earlier: str) -> None:
+    """Whatever refuses from stage 6 to 13, the hint has a row for every unmet requirement: declarations by name, then SUPERSEDED."""
+    obstacles = frozenset({earlier} - {""} | EVIDENCE.keys()) - (frozenset({"superseded"}) if earlier == "no-input" else frozenset())
+    decision = decide(obstacles)
+    rows = [(row.key, row.state) for row in decision.retry_hint.fact_requirements]
+    assert [EVIDENCE[name] for name in EVIDENCE if name in obstacles] == rows
+    assert [key for key, _ in rows] == list(decision.retry_hint.missing_fact_keys)
+    assert {SUBJECT} == {row.subject for row in decision.retry_hint.fact_requirements}
+    assert decision.retry_hint.retryable
+
+
+def _hint_summary(decision: Decision) -> tuple[int, int, list[str]]:
+    hint = decision.retry_hint
+    return hint.required_trust_tier, hint.max_observation_age_ms, list(hint.preferred_sources)
+
+
+def test_the_hint_summarises_its_rows() -> None:
+    """The hint's first fields give the strictest tier, the tightest age and all accepted sources of its rows."""
+    facts = {
+        "a": {"key": "k.a", "type": "string", "min_trust": 2, "max_age_ms": 5_000, "sources": ["z", "b"]},
+        "b": {"key": "k.b", "type": "string", "min_trust": 1, "max_age_ms": 9_000, "sources": ["c", "b"]},
+    }
+    core = Core(document(facts, [{"id": "fine", "when": "true", "effect": "approve"}]))
+    decision = core.decide([core.fact("k.note", "x")], max_fact_age_ms=7_000)
+    assert (1, 5_000, ["b", "c", "z"]) == _hint_summary(decision)
+    assert [5_000, 7_000] == [row.max_age_ms for row in decision.retry_hint.fact_requirements]
+    assert [["b", "z"], ["b", "c"]] == [list(row.sources) for row in decision.retry_hint.fact_requirements]
+
+
+@pytest.mark.parametrize("obstacle", ["under-review", "ungoverned", "params"])
+def test_before_the_evidence_there_is_no_hint_of_it(obstacle: str) -> None:
+    """A refusal before stage 6 says nothing of evidence: what it would be selected for is not known."""
+    assert [] == list(decide(frozenset({obstacle}) | EVIDENCE.keys()).retry_hint.fact_requirements)
