@@ -1,0 +1,449 @@
+"""EventService over real gRPC: appending, reading, following."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from gavel.v1 import common_pb2, event_service_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import (
+    BatchPublishEventsRequest,
+    GetEventRequest,
+    GetTraceRequest,
+    ListEventsRequest,
+    PublishEventRequest,
+    SubscribeEventsRequest,
+)
+from gavel_rules.chain import chain
+
+from tests.integration.services.world import (
+    START_MS,
+    World,
+    fact,
+    observation,
+    raw,
+    refusal,
+    refusal_of,
+    some_uuid,
+    tool_call,
+    tool_result,
+)
+
+NONSENSE = "nonsense"
+EMPTY = "W10="
+
+
+async def test_publish_answers_the_event_of_the_log(world: World) -> None:
+    """A published event comes back with everything the server fills in, exactly as GetEvent reads it."""
+    sent = fact("order/1", "order.status", "paid")
+
+    recorded = await world.publish(sent)
+
+    assert recorded.sequence_number == 2
+    assert recorded.schema_version == "gavel.v1"
+    assert recorded.event_category == common_pb2.EVENT_CATEGORY_FACT_EVENT
+    assert recorded.bus == "default"
+    assert recorded.recorded_at.ToMilliseconds() == START_MS
+    assert recorded.occurred_at == recorded.recorded_at
+    assert recorded.trace_id == recorded.event_id
+    assert (await world.events.GetEvent(GetEventRequest(sequence_number=2))).envelope == recorded
+    assert (await world.events.GetEvent(GetEventRequest(event_id=recorded.event_id))).envelope == recorded
+
+
+async def test_answers_carry_the_chain_hash_of_the_stored_bytes(world: World) -> None:
+    """The chain hash of an answer is the hash of the one before and the stored bytes, which the answer's fields give back."""
+    first = await world.publish(fact("order/1", "order.status", "paid"))
+    second = await world.publish(fact("order/1", "order.status", "sent"))
+    log = (await world.buses.get("")).log
+    stored = (await log.read_many([3]))[3]
+
+    assert second.chain_hash == chain(first.chain_hash, stored.envelope)
+    second.ClearField("chain_hash")
+    assert Envelope.FromString(stored.envelope) == second
+
+
+async def test_repeating_an_event_answers_the_first_again(world: World) -> None:
+    """The same event_id with the same content is answered with the recorded event, and appends nothing."""
+    sent = fact("order/1", "order.status", "paid", event_id=some_uuid())
+
+    first = await world.publish(sent)
+    again = await world.publish(sent)
+
+    assert again == first
+    assert await world.head() == 2
+
+
+async def test_reusing_an_event_id_is_refused(world: World) -> None:
+    """The same event_id with other content is ALREADY_EXISTS / EVENT_ID_REUSED, and appends nothing."""
+    event_id = some_uuid()
+    await world.publish(fact("order/1", "order.status", "paid", event_id=event_id))
+
+    heard = await refusal(world.publish(fact("order/1", "order.status", "sent", event_id=event_id)))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.ALREADY_EXISTS, "EVENT_ID_REUSED")
+    assert await world.head() == 2
+
+
+async def test_unknown_cause_is_not_found(world: World) -> None:
+    """An event whose causation_id is not in the bus is NOT_FOUND / EVENT_NOT_FOUND, and appends nothing."""
+    heard = await refusal(world.publish(fact("order/1", "order.status", "paid", causation_id=some_uuid())))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND")
+    assert await world.head() == 1
+
+
+async def test_batch_keeps_order_and_answers_each_item(world: World) -> None:
+    """A batch's results stand in its order, each item's own: recorded, repeated, reused, malformed, forged."""
+    event_id = some_uuid()
+    batch = [
+        fact("order/1", "order.status", "paid", event_id=event_id),
+        fact("order/1", "order.status", "paid", event_id=event_id),
+        fact("order/1", "order.status", "sent", event_id=event_id),
+        fact("nobody", "order.status", "paid"),
+        raw(subject="order/1", producer={"type": common_pb2.PRODUCER_TYPE_AGENT, "id": "a"}, fact={"key": "a"}),
+        fact("order/2", "order.status", "sent"),
+    ]
+
+    results = (await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=batch))).results
+
+    assert [result.WhichOneof("result") for result in results] == ["envelope", "envelope", "error", "error", "error", "envelope"]
+    assert results[0].envelope == results[1].envelope
+    assert [refusal_of(result.error).reason for result in results[2:5]] == ["EVENT_ID_REUSED", "INVALID_REQUEST", "CATEGORY_NOT_ALLOWED"]
+    assert [results[0].envelope.sequence_number, results[5].envelope.sequence_number] == [2, 3]
+    assert await world.head() == 3
+
+
+async def test_batch_of_500_and_no_more(world: World) -> None:
+    """A batch takes 1 to 500 items; others are refused whole with the field named."""
+    full = BatchPublishEventsRequest(envelopes=[fact(f"order/{number}", "order.status", "paid") for number in range(500)])
+    results = (await world.events.BatchPublishEvents(full)).results
+    assert [result.envelope.sequence_number for result in results] == list(range(2, 502))
+
+    full.envelopes.append(fact("order/500", "order.status", "paid"))
+    for request in (BatchPublishEventsRequest(), full):
+        heard = await refusal(world.events.BatchPublishEvents(request))
+        assert (heard.code, heard.reason, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", ["envelopes"])
+    assert await world.head() == 501
+
+
+async def test_batch_over_4_mib_is_refused(world: World) -> None:
+    """A batch request of more than 4 MiB is INVALID_ARGUMENT and appends nothing, though each item is small enough."""
+    large = ["x" * 60_000 for _ in range(15)]
+    request = BatchPublishEventsRequest(envelopes=[fact(f"order/{number}", "order.notes", large) for number in range(5)])
+
+    heard = await refusal(world.events.BatchPublishEvents(request))
+
+    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["request"])
+    assert await world.head() == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "fields"),
+    [
+        (GetEventRequest(), grpc.StatusCode.INVALID_ARGUMENT, ["key"]),
+        (GetEventRequest(event_id="x"), grpc.StatusCode.INVALID_ARGUMENT, ["event_id"]),
+        (GetEventRequest(sequence_number=0), grpc.StatusCode.INVALID_ARGUMENT, ["sequence_number"]),
+        (GetEventRequest(sequence_number=99), grpc.StatusCode.NOT_FOUND, []),
+        (GetEventRequest(event_id="00000000-0000-4000-8000-000000000000"), grpc.StatusCode.NOT_FOUND, []),
+    ],
+)
+async def test_get_event_says_what_is_wrong(world: World, request_: GetEventRequest, code: grpc.StatusCode, fields: list[str]) -> None:
+    """A key that is malformed is INVALID_ARGUMENT, one that names nothing NOT_FOUND."""
+    heard = await refusal(world.events.GetEvent(request_))
+
+    assert (heard.code, heard.fields) == (code, fields)
+
+
+async def test_live_decision_is_found_beyond_the_window(governed: World) -> None:
+    """The event of a decision that is still alive is found by its id although the idempotency window is over."""
+    decision = await governed.approve()
+    started = await governed.begin(decision, lease_ms=86_400_000)
+    assert started.WhichOneof("result") == "started"
+    governed.clock.now_ms += 86_000_000
+    (await governed.buses.get("")).lookup._known.clear()
+
+    assert (await governed.events.GetEvent(GetEventRequest(event_id=decision.event_id))).envelope == decision
+
+
+# Listing
+
+
+async def _listed(world: World, **fields: object) -> list[int]:
+    """Return the sequence numbers of a whole listing, page by page."""
+    numbers: list[int] = []
+    token = ""
+    while True:
+        page = await world.events.ListEvents(ListEventsRequest(page_token=token, **fields))  # type: ignore[arg-type]
+        numbers.extend(envelope.sequence_number for envelope in page.envelopes)
+        token = page.next_page_token
+        if not token:
+            return numbers
+
+
+async def test_list_filters(world: World) -> None:
+    """All filters must hold; pages of any size give each event once, in order."""
+    for number in range(1, 31):
+        await world.publish(fact(f"order/{number % 3}", "order.status", "paid", trace_id=f"trace-{number % 2}"))
+    await world.publish(observation("order/0", "order.status", "paid", trace_id="trace-0"))
+
+    assert await _listed(world) == list(range(1, 33))
+    for page_size in (1, 2, 7, 1000):
+        assert await _listed(world, page_size=page_size, subject="order/0") == [*range(4, 32, 3), 32]
+    assert await _listed(world, page_size=3, trace_id="trace-1", from_sequence_number=10, to_sequence_number=20) == list(range(10, 21, 2))
+    assert await _listed(world, categories=[common_pb2.EVENT_CATEGORY_OBSERVATION_EVENT]) == [32]
+    assert await _listed(world, subject="order/0", trace_id="trace-1", page_size=2) == [4, 10, 16, 22, 28]
+    assert await _listed(world, subject="order/") == []
+
+
+async def test_listing_ends_where_the_first_page_saw_the_head(world: World) -> None:
+    """What is appended after the first page is not in the pages that follow."""
+    for _ in range(4):
+        await world.publish(fact("order/1", "order.status", "paid"))
+    first = await world.events.ListEvents(ListEventsRequest(page_size=3))
+    await world.publish(fact("order/1", "order.status", "paid"))
+
+    second = await world.events.ListEvents(ListEventsRequest(page_size=3, page_token=first.next_page_token))
+
+    assert [envelope.sequence_number for envelope in second.envelopes] == [4, 5]
+    assert second.next_page_token == ""
+
+
+async def test_list_looks_at_a_bounded_number_of_events(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page whose filter passes little ends after SCAN_EVENTS_MAX events with a token, and the next goes on from there."""
+    monkeypatch.setattr("gavel_server.services.event.SCAN_EVENTS_MAX", 200)
+    await world.events.BatchPublishEvents(
+        BatchPublishEventsRequest(envelopes=[fact(f"order/{number}", "order.status", "paid") for number in range(450)])
+    )
+
+    first = await world.events.ListEvents(ListEventsRequest(subject="order/449"))
+
+    assert list(first.envelopes) == []
+    assert first.next_page_token != ""
+    assert await _listed(world, subject="order/449") == [451]
+
+
+async def test_pages_are_bounded_in_bytes(world: World) -> None:
+    """A page of large events holds fewer than asked for rather than outgrow what clients take, and none is lost."""
+    for _ in range(8):
+        await world.publish(fact("order/1", "order.notes", ["x" * 60_000] * 8))
+
+    page = await world.events.ListEvents(ListEventsRequest())
+
+    assert page.ByteSize() < 4 * 1024 * 1024
+    assert page.next_page_token != ""
+    assert await _listed(world) == list(range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("request_", "fields"),
+    [
+        (ListEventsRequest(page_size=-1), ["page_size"]),
+        (ListEventsRequest(page_size=1001), ["page_size"]),
+        (ListEventsRequest(page_token=NONSENSE), ["page_token"]),
+        (ListEventsRequest(page_token=EMPTY), ["page_token"]),
+        (ListEventsRequest(page_token="x" * 2000), ["page_token"]),
+        (ListEventsRequest(from_sequence_number=-1, to_sequence_number=-2), ["from_sequence_number", "to_sequence_number"]),
+        (ListEventsRequest(from_sequence_number=3, to_sequence_number=2), ["to_sequence_number"]),
+        (ListEventsRequest(categories=[common_pb2.EVENT_CATEGORY_UNSPECIFIED]), ["categories[0]"]),
+        (ListEventsRequest(categories=[1, 99]), ["categories[1]"]),  # type: ignore[list-item]  # what a newer client may send
+        (ListEventsRequest(bus="No Bus"), ["bus"]),
+    ],
+)
+async def test_list_says_what_is_wrong(world: World, request_: ListEventsRequest, fields: list[str]) -> None:
+    """A malformed listing is INVALID_ARGUMENT with every wrong field named."""
+    heard = await refusal(world.events.ListEvents(request_))
+
+    assert (heard.code, heard.reason, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", fields)
+
+
+async def test_token_belongs_to_its_filters(world: World) -> None:
+    """A page token of one query is refused by another, so that pages of two queries are never mixed."""
+    for _ in range(3):
+        await world.publish(fact("order/1", "order.status", "paid"))
+    token = (await world.events.ListEvents(ListEventsRequest(page_size=1))).next_page_token
+
+    heard = await refusal(world.events.ListEvents(ListEventsRequest(page_size=1, page_token=token, subject="order/1")))
+
+    assert heard.fields == ["page_token"]
+    assert "other filters" in heard.descriptions[0]
+
+
+# Subscribing
+
+
+async def _take(world: World, count: int, **fields: object) -> list[int | tuple[str, int]]:
+    """Return the first items of a subscription: sequence numbers of events, or ("checkpoint", number)."""
+    items: list[int | tuple[str, int]] = []
+    call = world.events.SubscribeEvents(SubscribeEventsRequest(**fields))  # type: ignore[arg-type]
+    async for response in call:
+        if response.HasField("envelope"):
+            items.append(response.envelope.sequence_number)
+        else:
+            items.append(("checkpoint", response.checkpoint.sequence_number))
+        if len(items) == count:
+            break
+    call.cancel()
+    return items
+
+
+async def test_subscription_gives_history_then_what_comes(world: World) -> None:
+    """Events committed before, while and after a subscription begins each come once, in order."""
+
+    async def write() -> None:
+        for _ in range(50):
+            await world.publish(fact("order/1", "order.status", "paid"))
+
+    await write()
+    reading = asyncio.create_task(_take(world, 149, from_sequence_number=3))
+    await asyncio.gather(write(), write())
+
+    assert await reading == list(range(3, 152))
+
+
+async def test_subscription_filters_and_checkpoints(world: World) -> None:
+    """Events that do not pass are not sent; a checkpoint says how far the stream has come instead."""
+    await world.publish(fact("order/1", "order.status", "paid"))
+    await world.publish(fact("customer/1", "customer.name", "x"))
+    call = world.events.SubscribeEvents(SubscribeEventsRequest(subject_prefix="order/", from_sequence_number=2))
+    messages = aiter(call)
+
+    assert (await anext(messages)).envelope.sequence_number == 2
+    assert (await anext(messages)).checkpoint.sequence_number == 3
+    await world.publish(fact("customer/1", "customer.name", "y"))
+    assert (await anext(messages)).checkpoint.sequence_number == 4
+    await world.publish(fact("order/2", "order.status", "paid"))
+    assert (await anext(messages)).envelope.sequence_number == 5
+    call.cancel()
+
+
+async def test_subscription_from_beyond_the_head_waits(world: World) -> None:
+    """A subscription that begins after the head sends its first event once that exists, and nothing before."""
+    reading = asyncio.create_task(_take(world, 1, from_sequence_number=4))
+    for _ in range(4):
+        await world.publish(fact("order/1", "order.status", "paid"))
+
+    assert await reading == [4]
+
+
+async def test_subscription_ends_when_the_server_stops(world: World) -> None:
+    """A subscription ends with UNAVAILABLE / SHUTTING_DOWN when the server stops, so that the client resumes elsewhere."""
+    call = world.events.SubscribeEvents(SubscribeEventsRequest())
+
+    async def drain() -> None:
+        async for _ in call:
+            pass
+
+    reading = asyncio.create_task(refusal(drain()))
+    await call.initial_metadata()
+    await world.buses.stop()
+
+    heard = await reading
+    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+
+
+async def test_subscription_says_what_is_wrong(world: World) -> None:
+    """A malformed subscription is INVALID_ARGUMENT, not a stream that never sends."""
+    call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=-1, categories=[common_pb2.EVENT_CATEGORY_UNSPECIFIED]))
+
+    async def drain() -> None:
+        async for _ in call:
+            pass
+
+    heard = await refusal(drain())
+    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["categories[0]", "from_sequence_number"])
+
+
+async def test_cancelled_subscriptions_leave_nothing_behind(world: World) -> None:
+    """A subscription that its caller has left is no longer served: the next event finds nobody to wake."""
+    sequencer = await world.buses.get("")
+    for _ in range(5):
+        call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=2))
+        await call.initial_metadata()
+        call.cancel()
+    await world.publish(fact("order/1", "order.status", "paid"))
+    await world.publish(fact("order/1", "order.status", "paid"))
+
+    assert sequencer._followers == []
+
+
+# Traces
+
+
+async def test_trace_holds_its_events_only(world: World) -> None:
+    """GetTrace answers exactly the events of the trace, oldest first."""
+    await world.publish(fact("order/1", "order.status", "paid", trace_id="other-t"))
+    for _ in range(3):
+        await world.publish(fact("order/1", "order.status", "paid", trace_id="t"))
+
+    answer = await world.events.GetTrace(GetTraceRequest(trace_id="t"))
+
+    assert [envelope.sequence_number for envelope in answer.envelopes] == [3, 4, 5]
+    assert not answer.truncated
+
+
+async def test_trace_is_cut_at_its_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace longer than the limit is cut, and says so."""
+    monkeypatch.setattr("gavel_server.services.event.TRACE_EVENTS_MAX", 3)
+    for _ in range(4):
+        await world.publish(fact("order/1", "order.status", "paid", trace_id="t"))
+
+    answer = await world.events.GetTrace(GetTraceRequest(trace_id="t"))
+
+    assert [envelope.sequence_number for envelope in answer.envelopes] == [2, 3, 4]
+    assert answer.truncated
+
+
+async def test_large_trace_fits_what_clients_take(world: World) -> None:
+    """A trace of large events is cut below the 4 MiB that clients take by default."""
+    for _ in range(8):
+        await world.publish(fact("order/1", "order.notes", ["x" * 60_000] * 10, trace_id="t"))
+
+    answer = await world.events.GetTrace(GetTraceRequest(trace_id="t"))
+
+    assert answer.truncated
+    assert answer.ByteSize() < 4 * 1024 * 1024
+
+
+async def test_trace_pairs_calls_with_results(world: World) -> None:
+    """Calls and results are paired by execution_id, else by name; open calls, orphans and second results are shown."""
+    one, two = "exec_000000000001", "exec_000000000002"
+    call_1 = await world.publish(tool_call("t", execution_id=one))
+    call_2 = await world.publish(tool_call("t"))
+    result_1 = await world.publish(tool_result("t", execution_id=one))
+    result_2 = await world.publish(tool_result("t"))
+    again_1 = await world.publish(tool_result("t", execution_id=one))
+    orphan = await world.publish(tool_result("t", tool="other", execution_id=two))
+    call_3 = await world.publish(tool_call("t", tool="third"))
+
+    pairs = (await world.events.GetTrace(GetTraceRequest(trace_id="t"))).pairs
+
+    assert [(pair.state, pair.call_event_id, pair.result_event_id) for pair in pairs] == [
+        (event_service_pb2.TOOL_PAIR_STATE_PAIRED, call_1.event_id, result_1.event_id),
+        (event_service_pb2.TOOL_PAIR_STATE_PAIRED_BY_NAME, call_2.event_id, result_2.event_id),
+        (event_service_pb2.TOOL_PAIR_STATE_DUPLICATE_RESULT, call_1.event_id, again_1.event_id),
+        (event_service_pb2.TOOL_PAIR_STATE_ORPHAN_RESULT, "", orphan.event_id),
+        (event_service_pb2.TOOL_PAIR_STATE_OPEN, call_3.event_id, ""),
+    ]
+    assert [pair.execution_id for pair in pairs] == [one, "", one, two, ""]
+
+
+@pytest.mark.parametrize("trace_id", ["", "x" * 129, "tab\t", "ö"])
+async def test_trace_id_must_be_one(world: World, trace_id: str) -> None:
+    """A trace_id that no event can have is INVALID_ARGUMENT."""
+    heard = await refusal(world.events.GetTrace(GetTraceRequest(trace_id=trace_id)))
+
+    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["trace_id"])
+
+
+async def test_buses_share_nothing(world: World) -> None:
+    """An event of one bus is not on another; an event_id of one is free on another."""
+    event_id = some_uuid()
+    await world.publish(fact("order/1", "order.status", "paid", event_id=event_id))
+
+    request = PublishEventRequest(bus="other", envelope=fact("order/1", "order.status", "sent", event_id=event_id))
+    recorded = (await world.events.PublishEvent(request)).envelope
+
+    assert (recorded.bus, recorded.sequence_number) == ("other", 2)
+    assert await world.head() == 2

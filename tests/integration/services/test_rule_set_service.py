@@ -1,0 +1,396 @@
+"""RuleSetService over real gRPC: the life of rule sets, and documents that must not harm the server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from gavel.v1 import fact_pb2
+from gavel.v1.event_service_pb2 import GetEventRequest
+from gavel.v1.rule_set_service_pb2 import (
+    ActivateRuleSetRequest,
+    DeactivateRuleSetRequest,
+    DeployRuleSetRequest,
+    GetRuleSetRequest,
+    ListRuleSetsRequest,
+    RuleSet,
+    SimulateRuleSetRequest,
+    ValidateRuleSetRequest,
+)
+from gavel_server import compiler
+from gavel_server.compiler import Compiler
+from gavel_server.errors import ServiceError
+
+from tests.integration.services.world import RULE_SET, Refusal, World, fact, proposal, refusal
+
+BROKEN = RULE_SET.replace("params.amount > 1000", "params.amuont > 1000").replace("effect: approve", "effect: aprove")
+
+
+def versioned(version: int, name: str = "refunds", action: str = "refund.create") -> str:
+    """Return the rule set under another version, name or action."""
+    return (
+        RULE_SET.replace("version: 1", f"version: {version}")
+        .replace("rule_set: refunds", f"rule_set: {name}")
+        .replace("refund.create", action)
+    )
+
+
+async def deploy(world: World, document: str = RULE_SET) -> int:
+    """Deploy a document by the service, which compiles it in a child process first; return where it stands."""
+    return (await world.rule_sets.DeployRuleSet(DeployRuleSetRequest(document=document))).sequence_number
+
+
+async def activate(world: World, version: int = 1, name: str = "refunds", expected: int | None = None) -> int:
+    """Activate a version and return where it took effect."""
+    request = ActivateRuleSetRequest(policy_id=name, version=version, expected_active_version=expected)
+    return (await world.rule_sets.ActivateRuleSet(request)).sequence_number
+
+
+async def test_validate_writes_nothing(world: World) -> None:
+    """A valid document is answered with its digest; an invalid one with every mistake, by line and column; nothing is appended."""
+    good = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=RULE_SET))
+    bad = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=BROKEN))
+
+    assert (good.valid, list(good.errors)) == (True, [])
+    assert good.digest.startswith("sha256:")
+    assert (bad.valid, bad.digest) == (False, "")
+    assert [error.code for error in bad.errors] != []
+    assert all(error.line > 1 and error.column > 1 and error.message for error in bad.errors)
+    assert await world.head() == 1
+
+
+async def test_deploy_activate_decide_deactivate(world: World) -> None:
+    """A deployed version decides from its activation until its deactivation, at the sequence numbers that were answered."""
+    known = await world.publish(fact("order/1", "order.status", "delivered"))
+    ask = proposal("order/1", cites=[known])
+    assert (await world.propose(ask)).decision.reason_code == "NO_ACTIVE_POLICY"
+
+    deployed = await world.rule_sets.DeployRuleSet(DeployRuleSetRequest(document=RULE_SET))
+    assert (deployed.policy_id, deployed.version, deployed.sequence_number) == ("refunds", 1, 5)
+    assert (await world.propose(ask)).decision.reason_code == "NO_ACTIVE_POLICY"
+
+    assert await activate(world) == 8
+    approved = (await world.propose(ask)).decision
+    assert (approved.policy_id, approved.policy_version, approved.rule_id) == ("refunds", 1, "small")
+    assert approved.rule_set_digest == deployed.digest
+
+    ended = await world.rule_sets.DeactivateRuleSet(DeactivateRuleSetRequest(policy_id="refunds"))
+    assert ended.sequence_number == 11
+    assert (await world.propose(ask)).decision.reason_code == "NO_ACTIVE_POLICY"
+
+
+async def test_the_log_holds_the_document(world: World) -> None:
+    """The event that deploys a rule set holds its text and its canonical form, by the system itself."""
+    number = await deploy(world)
+
+    event = (await world.events.GetEvent(GetEventRequest(sequence_number=number))).envelope
+    read = await world.rule_sets.GetRuleSet(GetRuleSetRequest(policy_id="refunds", version=1))
+
+    assert event.fact.rule_set_deployed.document == RULE_SET == read.document
+    assert event.fact.rule_set_deployed.canonical_json == read.canonical_json
+    assert event.fact.observed_from == fact_pb2.OBSERVED_FROM_HUMAN_INPUT
+    assert event.producer.id == "gavel"
+
+
+async def test_deploying_again_changes_nothing(world: World) -> None:
+    """The same digest under the same version is answered as before, whatever its layout; nothing is appended."""
+    number = await deploy(world)
+
+    assert await deploy(world, RULE_SET + "\n# a remark\n") == number
+    assert await world.head() == number
+
+
+async def test_other_document_under_a_deployed_version(world: World) -> None:
+    """Another digest under a deployed version is ALREADY_EXISTS / VERSION_REUSED, and nothing is appended."""
+    number = await deploy(world)
+
+    heard = await refusal(deploy(world, RULE_SET.replace("<= 100", "<= 200")))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.ALREADY_EXISTS, "VERSION_REUSED")
+    assert await world.head() == number
+
+
+async def test_invalid_document_is_refused_with_every_mistake(world: World) -> None:
+    """Deploying an invalid document is INVALID_ARGUMENT with line, column, code and suggestion of every mistake."""
+    told = (await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=BROKEN))).errors
+
+    heard = await refusal(deploy(world, BROKEN))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
+    assert heard.fields == [f"document:{error.line}:{error.column}" for error in told]
+    assert all(error.code in description for error, description in zip(told, heard.descriptions, strict=True))
+    assert await world.head() == 1
+
+
+async def test_document_with_very_many_mistakes(world: World) -> None:
+    """A document with thousands of mistakes still gets its error; ValidateRuleSet lists all of them."""
+    document = RULE_SET + "".join(
+        f"  - {{id: r{number}, action: refund.nothing, priority: {number + 10}, when: 'true', effect: approve}}\n" for number in range(500)
+    )
+
+    heard = await refusal(deploy(world, document))
+    report = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
+    assert "more violations" in heard.descriptions[-1]
+    assert len(report.errors) == 500
+
+
+@pytest.mark.parametrize("document", ["", "x" * (1024 * 1024 + 1)])
+async def test_document_of_no_size(world: World, document: str) -> None:
+    """A document that is missing, or larger than an event, is INVALID_ARGUMENT."""
+    for call in (
+        world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document)),
+        world.rule_sets.DeployRuleSet(DeployRuleSetRequest(document=document)),
+    ):
+        heard = await refusal(call)
+        assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["document"])
+    assert await world.head() == 1
+
+
+async def test_document_too_large_for_its_event(world: World) -> None:
+    """A document that fits a request but, with its canonical form, no event is refused with that as its mistake."""
+    document = RULE_SET + "# " + "x" * (1024 * 1024 - 4096) + "\n"
+
+    heard = await refusal(deploy(world, document))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
+    assert "too-large" in heard.descriptions[0]
+    assert await world.head() == 1
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "\0",
+        "just text",
+        "[]",
+        "a: *unknown",
+        "a: &a [*a]",
+        "{" * 2000,
+        "[" * 2000,
+        "- " * 2000,
+        "gavel: v1\ngavel: v1\n",
+        '{"gavel": "v1"',
+        "!!python/object/apply:os.system ['true']",
+        "\n".join(
+            ["a: &a [x, x]", *(f"b{n}: &b{n} [*{'a' if n == 0 else f'b{n - 1}'}, *{'a' if n == 0 else f'b{n - 1}'}]" for n in range(40))]
+        ),
+        RULE_SET.replace("params.amount > 1000", "(" * 3000 + "true" + ")" * 3000),
+        RULE_SET.replace("params.amount > 1000", "[1,2,3,4,5,6,7,8,9].map(a, [1,2,3,4,5,6,7,8,9].map(b, a * b)).size() > 1000"),
+    ],
+    ids=range(14),
+)
+async def test_hostile_documents_are_answered(world: World, document: str) -> None:
+    """A hostile document is called valid or invalid, never a bug; the server serves on, and nothing is appended."""
+    report = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document))
+
+    assert report.valid == (not report.errors)
+    assert await world.head() == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "reason", "fields"),
+    [
+        (ActivateRuleSetRequest(), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", ["policy_id", "version"]),
+        (
+            ActivateRuleSetRequest(policy_id="refunds", version=-1, mode=9, expected_active_version=-1),  # type: ignore[arg-type]
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "INVALID_REQUEST",
+            ["expected_active_version", "version", "mode"],
+        ),
+        (ActivateRuleSetRequest(policy_id="refunds", version=2), grpc.StatusCode.NOT_FOUND, "RULE_SET_NOT_FOUND", []),
+        (ActivateRuleSetRequest(policy_id="nothing", version=1), grpc.StatusCode.NOT_FOUND, "RULE_SET_NOT_FOUND", []),
+        (
+            ActivateRuleSetRequest(policy_id="refunds", version=1, mode=fact_pb2.ACTIVATION_MODE_SHADOW),
+            grpc.StatusCode.UNIMPLEMENTED,
+            "NOT_IMPLEMENTED",
+            [],
+        ),
+        (
+            ActivateRuleSetRequest(policy_id="refunds", version=1, expected_active_version=3),
+            grpc.StatusCode.ABORTED,
+            "ACTIVATION_RACED",
+            [],
+        ),
+    ],
+)
+async def test_activation_errors(
+    world: World, request_: ActivateRuleSetRequest, code: grpc.StatusCode, reason: str, fields: list[str]
+) -> None:
+    """An activation that cannot be has its code of the error table, and appends nothing."""
+    number = await world.deploy()
+
+    heard = await refusal(world.rule_sets.ActivateRuleSet(request_))
+
+    assert (heard.code, heard.reason, heard.fields) == (code, reason, fields)
+    assert await world.head() == number
+
+
+async def test_of_two_activations_that_expect_the_same_one_wins(world: World) -> None:
+    """Two activations race with one expectation: the first takes effect, the second is ABORTED / ACTIVATION_RACED."""
+    await world.deploy(versioned(1))
+    await world.deploy(versioned(2))
+
+    heard = await asyncio.gather(activate(world, 1, expected=0), activate(world, 2, expected=0), return_exceptions=True)
+
+    errors = [error for error in heard if isinstance(error, grpc.aio.AioRpcError)]
+    assert [error.code() for error in errors] == [grpc.StatusCode.ABORTED]
+    assert await world.head() == 4
+
+
+async def test_expecting_nothing_and_activating_again(world: World) -> None:
+    """expected_active_version 0 means that none is; activating the active version again changes nothing."""
+    await world.deploy()
+    number = await activate(world, expected=0)
+
+    assert await activate(world) == number
+    assert (await refusal(activate(world, expected=0))).reason == "ACTIVATION_RACED"
+    assert await world.head() == number
+
+
+async def test_one_rule_set_per_action(world: World) -> None:
+    """A second active rule set on an action is FAILED_PRECONDITION / ACTION_ALREADY_GOVERNED; another version is not second."""
+    await world.deploy()
+    await activate(world)
+    await world.deploy(versioned(1, name="others"))
+    await world.deploy(versioned(2))
+
+    heard = await refusal(activate(world, name="others"))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ACTION_ALREADY_GOVERNED")
+    assert await activate(world, 2, expected=1) == await world.head()
+
+
+async def test_deactivation_errors(world: World) -> None:
+    """Deactivating what is not active is NOT_FOUND, against an expectation ABORTED, without a name INVALID_ARGUMENT."""
+    await world.deploy()
+    number = await activate(world)
+
+    async def deactivate(**fields: object) -> Refusal:
+        return await refusal(world.rule_sets.DeactivateRuleSet(DeactivateRuleSetRequest(**fields)))  # type: ignore[arg-type]
+
+    assert (await deactivate()).fields == ["policy_id"]
+    assert (await deactivate(policy_id="refunds", expected_active_version=2)).reason == "ACTIVATION_RACED"
+    assert (await deactivate(policy_id="nothing")).reason == "RULE_SET_NOT_FOUND"
+    assert await world.head() == number
+
+
+async def test_get_without_a_version(world: World) -> None:
+    """Without a version, GetRuleSet answers the active one, else the newest; what is not deployed is NOT_FOUND."""
+    await world.deploy(versioned(1))
+    await world.deploy(versioned(2))
+    await world.deploy(versioned(10))
+    read = world.rule_sets.GetRuleSet
+
+    assert (await read(GetRuleSetRequest(policy_id="refunds"))).rule_set.version == 10
+    await activate(world, 1)
+    active = (await read(GetRuleSetRequest(policy_id="refunds"))).rule_set
+    assert (active.version, active.mode, list(active.action_types)) == (1, fact_pb2.ACTIVATION_MODE_ACTIVE, ["refund.create"])
+    for request in (GetRuleSetRequest(policy_id="refunds", version=3), GetRuleSetRequest(policy_id="nothing")):
+        assert (await refusal(read(request))).reason == "RULE_SET_NOT_FOUND"
+    assert (await refusal(read(GetRuleSetRequest(version=-1)))).fields == ["policy_id", "version"]
+
+
+async def test_list_in_pages(world: World) -> None:
+    """Versions are listed by policy_id and version, in pages of any size, each with whether it is in force."""
+    for version in (10, 2, 1):
+        await world.deploy(versioned(version))
+    await world.deploy(versioned(1, name="others", action="other.create"))
+    await activate(world, 2)
+
+    async def listed(page_size: int) -> AsyncIterator[RuleSet]:
+        token = ""
+        while True:
+            page = await world.rule_sets.ListRuleSets(ListRuleSetsRequest(page_size=page_size, page_token=token))
+            assert len(page.rule_sets) <= page_size
+            for rule_set in page.rule_sets:
+                yield rule_set
+            token = page.next_page_token
+            if not token:
+                return
+
+    for page_size in (1, 2, 3, 100):
+        assert [(one.policy_id, one.version, one.mode) async for one in listed(page_size)] == [
+            ("others", 1, 0),
+            ("refunds", 1, 0),
+            ("refunds", 2, fact_pb2.ACTIVATION_MODE_ACTIVE),
+            ("refunds", 10, 0),
+        ]
+
+
+async def test_simulation_is_not_in_this_release(world: World) -> None:
+    """SimulateRuleSet is UNIMPLEMENTED, with a sentence."""
+
+    async def read() -> None:
+        async for _ in world.rule_sets.SimulateRuleSet(SimulateRuleSetRequest(document=RULE_SET)):
+            pass
+
+    heard = await refusal(read())
+    assert (heard.code, heard.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
+    assert "not available in this release" in heard.message
+
+
+# The compiler's limits
+
+
+async def test_compiling_is_limited_in_time() -> None:
+    """A document that does not compile in time is COMPILE_LIMIT_EXCEEDED, and its child is gone."""
+    with pytest.raises(ServiceError, match="took longer than 1 ms") as caught:
+        await Compiler(time_limit_ms=1).check(RULE_SET)
+
+    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import gavel_server.compile_worker as w, sys; w.report_on = lambda text: 'x' * (1 << 40); sys.exit(w.main())", "memory"),
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+    ],
+)
+async def test_child_that_dies_is_a_limit(monkeypatch: pytest.MonkeyPatch, program: str, said: str) -> None:
+    """A child that runs out of memory or dies by a signal is COMPILE_LIMIT_EXCEEDED."""
+    monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", program))
+    with pytest.raises(ServiceError, match=said) as caught:
+        await Compiler().check(RULE_SET)
+
+    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_child_with_a_bug_is_internal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that fails otherwise is a bug: INTERNAL with an id."""
+    monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))
+    with pytest.raises(ServiceError, match=r"internal error [0-9a-f]{32}") as caught:
+        await Compiler().check(RULE_SET)
+
+    assert caught.value.code == grpc.StatusCode.INTERNAL
+
+
+async def test_callers_that_wait_are_limited() -> None:
+    """So many documents compile at once, so many wait; one more is refused with RESOURCE_EXHAUSTED at once."""
+    compiling = Compiler()
+    most = compiler.COMPILES_MAX + compiler.COMPILES_WAITING_MAX
+    waiting = [asyncio.create_task(compiling.check(RULE_SET)) for _ in range(most)]
+    await asyncio.sleep(0)
+
+    with pytest.raises(ServiceError) as caught:
+        await compiling.check(RULE_SET)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await compiling.check(RULE_SET)).valid
+
+
+async def test_warnings_come_with_a_valid_document(world: World) -> None:
+    """A document with warnings alone is valid, and they are answered."""
+    document = RULE_SET.replace('facts.status == "cancelled"', "params.amount < 0.0")
+    report = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document))
+
+    assert report.valid
+    assert [warning.code for warning in report.warnings] == ["fact-never-read"]
