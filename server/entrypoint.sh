@@ -14,8 +14,7 @@ given() {
 
 if [ "${1:-}" = serve ] && [ -z "${GAVEL_LISTEN:-}" ] && ! given --listen "$@"; then
   if [ -n "${GAVEL_REDIS:-}" ] || given --redis "$@" || mountpoint -q /data; then
-    # A container's network is its own; who else reaches the port is decided where it is published.
-    echo "gavel: without authentication, whoever reaches the published port may claim to be any producer: publish it to those you trust" >&2
+    # A container's network is its own: who else reaches the port, and may then claim to be any producer, is decided where it is published.
     export GAVEL_LISTEN=0.0.0.0:9090 GAVEL_ALLOW_UNAUTHENTICATED_NETWORK=true
   else
     echo "gavel: neither a Redis (GAVEL_REDIS, --redis) nor a volume at /data is given, and decisions would be lost with this container:" \
