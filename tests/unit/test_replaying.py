@@ -253,7 +253,7 @@ async def test_impact() -> None:
     changed = [response.changed for response in responses if response.HasField("changed")]
     summary = responses[-1].summary
     assert (PARCELS, 20, {"APPROVED->REJECTED": 20}) == (summary.decisions, summary.changed, dict(summary.transitions))
-    assert list(range(11, 31)) == [int(change.recorded.params["weight"]) for change in changed]
+    assert list(range(11, 31)) == [change.recorded.params.fields["weight"].number_value for change in changed]
     assert ["NO_RULE_MATCHED"] * 20 == [change.simulated.reason_code for change in changed]
     assert [6 + 3 * (weight - 1) for weight in range(11, 31)] == [change.sequence_number for change in changed]
 

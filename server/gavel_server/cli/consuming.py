@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import logging
@@ -133,6 +132,8 @@ def _work_queues(redis: str, data: Path) -> str:
 
 
 async def _until_signalled(run: Callable[[], Coroutine[Any, Any, None]], stop: Callable[[], None]) -> None:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -140,6 +141,8 @@ async def _until_signalled(run: Callable[[], Coroutine[Any, Any, None]], stop: C
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    import asyncio
+
     from gavel_client import WorkQueueError
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -5,7 +5,6 @@ It needs no server: it opens the log itself, and so it also judges a server that
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
 from enum import Enum
@@ -63,6 +62,8 @@ def replay(
 
     Exit status: 0 proved, 3 diverged, 4 log damaged, 5 the log needs another build.
     """
+    import asyncio
+
     from gavel.v1.decision_pb2 import Engine
 
     if archive is not None:

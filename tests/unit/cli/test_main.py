@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from gavel_client import GavelError, Violation
 from gavel_server.cli import options
+from gavel_server.cli.errors import CommandError
 from gavel_server.cli.main import run
 from gavel_server.cli.options import explained
 from grpc import StatusCode
@@ -87,7 +88,7 @@ def test_failures(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """With --debug a failure leaves as it is, for the interpreter to show."""
     monkeypatch.setattr(options, "_debugging", False)
-    with pytest.raises(options.CommandError, match="there is no log"):
+    with pytest.raises(CommandError, match="there is no log"):
         run(["replay", "--data", "/nonexistent", "--debug"])
 
 

@@ -1,0 +1,104 @@
+"""What the tests of the command line share: the program run as a process, and logs to run it on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_client import SyncGavelClient, fact_envelope, proposal_envelope, reference
+from gavel_server.embedded import EmbeddedRedis
+from gavel_server.log import chain, genesis_hash
+from google.protobuf.json_format import MessageToJson
+
+from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, GAVEL, Server, rule_set
+
+# Only a hanging program takes so long.
+RUN_SECONDS_MAX = 100.0
+LOG_KEY = "gavel:{default}:log"
+HEAD_KEY = "gavel:{default}:head"
+
+
+def gavel(*arguments: str | Path, server: Server | None = None, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `gavel` to its end, on `server` if one is given, with `text` as standard input."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_") and name != "COLUMNS"}
+    if server is not None:
+        clean["GAVEL_SERVER"] = server.address
+    return subprocess.run(
+        [GAVEL, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        input=text,
+        env=clean | environment,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
+    )
+
+
+def send(fact: Envelope, weight: float, trace_id: str = "") -> Envelope:
+    """Return a proposal to send the parcel that `fact` speaks of."""
+    return proposal_envelope(
+        fact.subject,
+        AGENT,
+        action_type=ACTION,
+        params={"weight": weight},
+        max_fact_age_ms=DAY_MS,
+        based_on_events=[reference(fact)],
+        confidence=0.9,
+        trace_id=trace_id or fact.trace_id,
+    )
+
+
+def as_text(envelope: Envelope) -> str:
+    """Return an envelope as its author writes it: protobuf JSON."""
+    return MessageToJson(envelope, preserving_proto_field_name=True)
+
+
+def play(server: Server) -> dict[str, Envelope]:
+    """Fill the default bus: three parcels, of which the light one may be sent, the heavy and the lost one not."""
+    decisions = {}
+    with SyncGavelClient(server.address) as client:
+        client.deploy_rule_set(rule_set())
+        client.activate_rule_set("parcels", 1)
+        for name, status, weight in (("light", "ready", 5), ("heavy", "ready", 50), ("lost", "lost", 5)):
+            fact = client.publish_event(
+                fact_envelope(f"parcel/{name}", DEPOT, key="parcel.status", value=status, trace_id=f"trace-{name}")
+            ).envelope
+            decisions[name] = client.submit_proposal(send(fact, weight)).decision
+    return decisions
+
+
+def copy_of(data: Path, target: Path) -> Path:
+    """Copy the data directory of a server that has stopped."""
+    return shutil.copytree(data, target, ignore=shutil.ignore_patterns("*.sock"))
+
+
+async def rewrite(data: Path, change: Callable[[Envelope], bytes | None], *, rechain: bool) -> None:
+    """Write the log of the default bus again; `rechain` hides the traces.
+
+    `change` may change each event, or return the bytes to write in its place.
+    """
+    async with EmbeddedRedis(data) as embedded, redis.asyncio.Redis.from_url(embedded.url, protocol=2) as connection:
+        rows: Any = await connection.xrange(LOG_KEY)
+        await connection.delete(LOG_KEY)
+        previous = genesis_hash("default")
+        for entry_id, fields in rows:
+            event = Envelope.FromString(fields[b"e"])
+            content = change(event) or event.SerializeToString()
+            previous = chain(previous, content) if rechain else fields[b"h"]
+            await connection.xadd(LOG_KEY, {"e": content, "h": previous}, id=entry_id.decode())
+        await connection.hset(HEAD_KEY, "chain_hash", previous)
+
+
+def flip_byte(data: Path, of: bytes, position: int) -> None:
+    """Flip one byte, at `position` of the bytes `of`, where they first stand in the append-only file on disk."""
+    (file,) = [*data.glob("appendonly.aof"), *data.glob("appendonlydir/*.incr.aof")]
+    content = bytearray(file.read_bytes())
+    place = content.index(of) + position
+    content[place] ^= 1
+    file.write_bytes(content)
