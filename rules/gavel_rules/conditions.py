@@ -134,7 +134,7 @@ class Environment:
     def _nests(self, source: str) -> bool:
         """Whether the expression still compiles inside the list and the guard that evaluation puts it in."""
         try:
-            self._library.compile(f"[true ? dyn(({source}\n)) : dyn(null)]")
+            self._library.compile(f"[true ? dyn(({source}\n)) : dyn(false)]")
         except RuntimeError:
             return False
         return True

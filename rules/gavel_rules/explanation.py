@@ -14,6 +14,7 @@ from gavel_rules.lowering import Span, own_span, text_json
 VALUE_LENGTH_MAX: Final = 200
 
 _SIGNS: Final = {"_==_": "==", "_!=_": "!=", "_<_": "<", "_<=_": "<=", "_>_": ">", "_>=_": ">=", "@in": "in", "_&&_": "&&", "_||_": "||"}
+_SCALARS: Final = ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "BYTES", "TIMESTAMP", "DURATION")
 
 
 def explain(policy_id: str, rule_id: str, condition: Condition, environment: Environment, values: dict[str, object]) -> RuleExplanation:
@@ -29,7 +30,7 @@ def explain(policy_id: str, rule_id: str, condition: Condition, environment: Env
             expression = environment.compile(source)
         except RuntimeError:
             continue  # not an expression by itself: a place in the tree that the text does not bear out
-        value = _value(expression, values)
+        value = _value(expression, source, values)
         explanation.terms.append(ExplainedTerm(expression=condition.text[low:high].strip(), value=value))
         if len(explanation.terms) == 1:
             explanation.matched = value == "true"
@@ -49,12 +50,18 @@ def _spans(node: Node, span: Span, source: str) -> Iterator[Span]:
                     yield from _spans(part, place, source)
 
 
-def _value(expression: Any, values: dict[str, object]) -> str:
+def _value(expression: Any, source: str, values: dict[str, object]) -> str:
     try:
         answer = expression.eval(data=values)
     except RuntimeError as error:
         return _failure(str(error))
-    return _failure(answer.value()) if answer.type().name() == "ERROR" else _literal(answer.plain_value())
+    kind = answer.type().name()
+    if kind == "ERROR":
+        return _failure(answer.value())
+    if kind.startswith(_SCALARS):
+        return _literal(answer.plain_value())
+    # The library must not hand out a null, nor what may hold one: see `reference`.
+    return _literal(values[source]) if source in values else f"a {kind.partition('<')[0].lower()}"
 
 
 def _failure(message: object) -> str:
@@ -74,7 +81,7 @@ def _literal(value: object) -> str:
     if isinstance(value, list):
         return _clip(f"[{', '.join(map(_literal, value))}]")
     if isinstance(value, dict):
-        return _clip(f"{{{', '.join(f'{_literal(name)}: {_literal(item)}' for name, item in value.items())}}}")
+        return _clip("{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}")
     return _clip(str(value))
 
 

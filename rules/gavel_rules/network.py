@@ -105,7 +105,7 @@ class Document:
             of_kind[slot.kind].append((slot.name, f',"{slot.kind}{number}":'))
 
     def write(self, values: Mapping[str, object], presences: Mapping[str, bool], guards: Mapping[str, object]) -> str:
-        """Return the document of a case. A value that is absent, and a guard that has none, leaves its slot out.
+        """Return the document of a case. A value that is absent, and a guard that is no bool, leaves its slot out.
 
         `values` are of their slots' types: `case.Reader` has seen to that.
         """
@@ -124,9 +124,9 @@ class Document:
         for name, field in self._presences:
             parts.append(field + _FLAGS[presences[name]])
         for name, field in self._guards:
-            value = guards[name]
-            if value is not None:
-                parts.append(field + _FLAGS[value])
+            flag = _FLAGS.get(guards[name])
+            if flag is not None:
+                parts.append(field + flag)
         parts.append("}")
         return "".join(parts)
 

@@ -4,6 +4,9 @@ All conditions of an action, and the guards that the Rete network needs, are ele
 evaluation costs far less than many. One error makes the whole list an error; then each is asked alone, to say which.
 An error is a value in the library, and true in Python: only a real bool counts as an answer. Over its limit of iterations
 the library raises instead.
+
+No expression here may come out as null, or as something that holds null: cel-expr-python 0.1.3 gives Python's None away
+without counting it, which kills a Python 3.11 process after some thousand times.
 """
 
 from __future__ import annotations
@@ -73,11 +76,11 @@ def condition_source(source: str) -> str:
 
 
 def guard_source(guard: Guard) -> str:
-    """Return a guard as an element of a list: null where an optional value that it reads is absent."""
+    """Return a guard as an element of a list: no bool where an optional value that it reads is absent."""
     if not guard.needs:
         return condition_source(guard.source)
     tests = " && ".join(f"has({PRESENCE_MAPS[root]}.{rest})" for root, _, rest in (path.partition(".") for path in guard.needs))
-    return f"({tests} ? dyn(({guard.source}\n)) : dyn(null))"
+    return f"({tests} ? dyn(({guard.source}\n)) : dyn(\"\"))"
 
 
 def _chunks(sources: Sequence[str]) -> list[list[str]]:

@@ -281,3 +281,18 @@ def test_explain(action: Callable[..., CompiledAction], case: Callable[..., Case
         ("facts.score", "error: facts.score is absent"),
     ]
     assert [(term.expression, term.value) for term in second.terms] == [('facts.status in ["x"]', "false"), ("facts.status", '"delivered"')]
+
+
+def test_explain_other_values(action: Callable[..., CompiledAction], case: Callable[..., Case]) -> None:
+    """Values of every kind have a text, and errors say what is wrong."""
+    conditions = ["params.tags.size() / params.count > 1", "params.tags == ['a']", "params.tags.filter(t, t != 'a') == []"]
+    guarded = " && ".join(
+        ["has(params.tags)", *conditions, 'now > timestamp("2020-01-01T00:00:00Z")', "has(params.items) && params.items[0].price > 1"]
+    )
+    (explanation,) = action(guarded).explain(case({"tags": ["a"], "count": 0, "items": [{"price": 2.5}]}))
+    values = {term.expression: term.value for term in explanation.terms}
+    assert values["params.tags"] == '["a"]'
+    assert values["params.tags.filter(t, t != 'a')"] == "a list"
+    assert values["params.tags.size() / params.count"] == "error: divide by zero"
+    assert values["now"] == "2023-11-14 22:13:20+00:00"
+    assert values["params.items[0].price"] == "2.5"

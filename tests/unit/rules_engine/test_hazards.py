@@ -6,6 +6,7 @@ The numbers are those of the review of durable-rules 2.0.28. Each hazard is eith
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -255,3 +256,20 @@ def test_cel_has_of_a_deep_path(codes: Callable[..., list[str]], outcome: Outcom
     """has(a.b.c) errs where `a.b` is missing: every optional step wants its own has()."""
     assert codes("has(params.address.zip)") == ["unguarded-optional"]
     assert outcome("has(params.address) && has(params.address.zip)") is False
+
+
+def test_cel_null_is_never_handed_out(action: Action, case: MakeCase) -> None:
+    """The library gives Python's None away without counting it, which kills the process in the end: it is never asked for one."""
+    compiled = action(
+        'has(facts.owner) && facts.owner.endsWith("x")',
+        "has(params.labels) && size(params.labels) == 2",
+        "has(params.tags) && params.tags.filter(t, t > 'b') == ['c']",
+    )
+    of = case({"labels": {"a": None, "b": "x"}, "tags": ["c"]})
+    compiled.evaluate(of, both=True)
+    before = sys.getrefcount(None)
+    for _ in range(1000):
+        compiled.evaluate(of, both=True)
+        compiled.evaluate(of, both=False)
+        compiled.explain(of)
+    assert abs(sys.getrefcount(None) - before) < 500
