@@ -25,6 +25,7 @@ from gavel_rules.events import set_timestamp
 from gavel_server import views
 from gavel_server.admission import SUBJECT
 from gavel_server.errors import invalid
+from gavel_server.log import ConsumerGroup, LogError
 from gavel_server.services.paging import Page, fill, page_of
 
 if TYPE_CHECKING:
@@ -75,8 +76,15 @@ class ProjectionServicer(projection_service_pb2_grpc.ProjectionServiceServicer):
     async def GetStatus(self, request: GetStatusRequest, context: _Context) -> GetStatusResponse:
         """Read the state of the bus and of this server."""
         sequencer = await self._buses.get(request.bus)
-        consumers = await sequencer.log.consumers()
-        durability_warnings = await sequencer.log.durability()
+        consumers: list[ConsumerGroup] = []
+        unreadable = ""
+        try:
+            consumers = await sequencer.log.consumers()
+            durability_warnings = await sequencer.log.durability()
+        except LogError as error:
+            # A caller asks this most of all when the log is away: what is in memory is answered, and the reason.
+            unreadable = str(error)
+            durability_warnings = [f"the log does not say how durable it is: {unreadable}"]
         state = await sequencer.settled()
         head = sequencer.head
         unwritable = sequencer.unwritable()
@@ -92,8 +100,8 @@ class ProjectionServicer(projection_service_pb2_grpc.ProjectionServiceServicer):
             durability_warnings=durability_warnings,
             projection_digest=state.digest() if request.include_projection_digest else "",
             queued_commands=sequencer.queued,
-            writable=unwritable is None,
-            unwritable_reason=unwritable.message if unwritable is not None else "",
+            writable=unwritable is None and not unreadable,
+            unwritable_reason=unwritable.message if unwritable is not None else unreadable,
         )
         if state.recorded_at_ms:
             set_timestamp(response.head_recorded_at, state.recorded_at_ms)

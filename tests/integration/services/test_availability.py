@@ -61,8 +61,8 @@ async def test_log_that_refuses_writes(world: World, monkeypatch: pytest.MonkeyP
         raise LogUnavailableError("cannot reach Redis")
 
     with monkeypatch.context() as away:
-        away.setattr(log, "append", refuse)
-        away.setattr(log, "head", refuse)
+        for method in ("append", "head", "consumers", "durability"):
+            away.setattr(log, method, refuse)
         heard = await refusal(world.publish(fact("order/1", "order.status", "paid")))
         status = await world.projections.GetStatus(GetStatusRequest())
     assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
