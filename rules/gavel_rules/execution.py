@@ -35,11 +35,10 @@ from gavel_rules.events import (
     GAVEL,
     derived_event_id,
     execution_id_of,
-    milliseconds,
     set_timestamp,
     timestamp,
 )
-from gavel_rules.evidence import Requirement, requirements, select
+from gavel_rules.evidence import STALE, Requirement, requirements, select
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, State
 
 _MESSAGES: Final = {
@@ -255,22 +254,25 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     no optional fact that was absent may have appeared.
     """
     decision = live.decision.decision
-    pinned = {(pin.key, pin.subject, pin.event_id): milliseconds(pin.fresh_until) for pin in decision.pinned_facts}
-    changed = ""
+    pinned = {(pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts}
+    selected: set[tuple[str, str, str]] = set()
+    absent: set[tuple[str, str]] = set()
+    stale = False
     for requirement in _requirements(state, live):
         selection = select(state, requirement, now_ms)
-        candidate = selection.candidate
-        if candidate is None:
-            if requirement.optional and not selection.state and not _is_pinned(pinned, requirement):
-                continue
-            if not selection.state or not _still_latest(state, pinned, requirement):
-                return reasons.FACT_SUPERSEDED
-            changed = reasons.STALE_FACT
-        elif (requirement.key, requirement.subject, candidate.event_id) not in pinned:
+        if selection.candidate is not None:
+            selected.add((requirement.key, requirement.subject, selection.candidate.event_id))
+        elif not selection.state:
+            absent.add((requirement.key, requirement.subject))
+        elif selection.state == STALE and _still_latest(state, pinned, requirement):
+            stale = True
+        else:
             return reasons.FACT_SUPERSEDED
-    if any(now_ms > fresh_until_ms for fresh_until_ms in pinned.values()):
-        changed = changed or reasons.STALE_FACT
-    return changed
+    if not selected <= pinned or absent != {(fact.key, fact.subject) for fact in decision.absent_facts}:
+        return reasons.FACT_SUPERSEDED
+    if stale:
+        return reasons.STALE_FACT
+    return reasons.FACT_SUPERSEDED if selected != pinned else ""
 
 
 def _requirements(state: State, live: LiveDecision) -> Iterable[Requirement]:
@@ -281,11 +283,7 @@ def _requirements(state: State, live: LiveDecision) -> Iterable[Requirement]:
         yield from requirements(action, live.proposal)
 
 
-def _is_pinned(pinned: dict[tuple[str, str, str], int], requirement: Requirement) -> bool:
-    return any((key, subject) == (requirement.key, requirement.subject) for key, subject, _ in pinned)
-
-
-def _still_latest(state: State, pinned: dict[tuple[str, str, str], int], requirement: Requirement) -> bool:
+def _still_latest(state: State, pinned: set[tuple[str, str, str]], requirement: Requirement) -> bool:
     """Whether a pinned version is still its source's latest: then it is merely too old, not superseded."""
     candidates = state.evidence.get(requirement.subject, {}).get(requirement.key, ())
     return any((requirement.key, requirement.subject, candidate.event_id) in pinned for candidate in candidates)
