@@ -12,6 +12,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, PublishEvent, References, RenewExecution, ReportExecution, SubmitProposal
 from gavel_rules.evidence import Cited
+from gavel_rules.projection import APPROVED
 
 from gavel_server.errors import ServiceError
 from gavel_server.planning import Pending
@@ -104,8 +105,10 @@ async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope
 
 async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: str) -> None:
     """Look up a decision that is not alive any more, so that the decider can say how it ended."""
-    if decision_id in sequencer.state_for_preparation.decisions:
-        pending.references = References()
+    live = sequencer.state_for_preparation.decisions.get(decision_id)
+    if live is not None:
+        # Timers speak before the command: an approval may have expired when its turn comes, and only that.
+        pending.references = References(decision=live.decision, expired=live.phase == APPROVED)
         return
     now_ms = sequencer.now_ms()
     event = await sequencer.lookup.event(decision_id, now_ms)
