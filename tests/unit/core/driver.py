@@ -44,7 +44,7 @@ from gavel_rules.decider import handle
 from gavel_rules.derivation import derive
 from gavel_rules.events import derived_event_id, timestamp
 from gavel_rules.evidence import Cited, cited
-from gavel_rules.projection import State
+from gavel_rules.projection import APPROVED, State
 from gavel_rules.replay import Integrity, Recomputation
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_rules.values import python_to_value
@@ -309,6 +309,9 @@ class Core:
         return References()
 
     def _ended(self, decision_id: str) -> References:
+        live = self.state.decisions.get(decision_id)
+        if live is not None:
+            return References(decision=live.decision, expired=live.phase == APPROVED)
         known = {event.event_id: event for event in self.events}
         decision = known.get(decision_id)
         if decision is None or not decision.HasField("decision"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gavel.v1 import common_pb2, decision_pb2
-from gavel.v1.decision_pb2 import Decision, FactRequirementState
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 
@@ -21,7 +21,6 @@ STALE = decision_pb2.FACT_REQUIREMENT_STATE_STALE
 TIER_TOO_LOW = decision_pb2.FACT_REQUIREMENT_STATE_TIER_TOO_LOW
 SOURCE_NOT_ACCEPTED = decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED
 WRONG_TYPE = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
-State = FactRequirementState.ValueType
 
 
 def one_fact(**changes: Any) -> Core:
@@ -45,7 +44,7 @@ def spoke(decision: Decision, key: str = "k.value") -> str:
     return pin.event_id
 
 
-def refusal(decision: Decision) -> tuple[str, list[tuple[str, State]]]:
+def refusal(decision: Decision) -> tuple[str, list[tuple[str, int]]]:
     """The reason code and the hint's rows."""
     assert decision_pb2.OUTCOME_REJECTED == decision.outcome, decision
     return decision.reason_code, [(row.key, row.state) for row in decision.retry_hint.fact_requirements]
@@ -238,7 +237,7 @@ def _publish_stale(core: Core) -> None:
         (_publish_stale, (reasons.STALE_FACTS, [("k.value", STALE)])),
     ],
 )
-def test_optional_excuses_only_the_lack_of_any_candidate(publish: Any, expected: tuple[str, list[tuple[str, State]]] | None) -> None:
+def test_optional_excuses_only_the_lack_of_any_candidate(publish: Any, expected: tuple[str, list[tuple[str, int]]] | None) -> None:
     """An optional fact that is there must do like a required one; missing altogether, it is recorded as absent."""
     core = one_fact(optional=True, min_trust=1)
     publish(core)

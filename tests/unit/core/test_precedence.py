@@ -23,7 +23,7 @@ FACTS: dict[str, Any] = {
 }
 FACTS["aged"]["max_age_ms"] = 1_000
 OTHER = {"params": {"type": "object"}, "retry": {"max_attempts": 1}}
-RULES = [
+RULES: list[dict[str, Any]] = [
     {"id": "too-much", "when": "params.amount > 100.0", "effect": "reject", "reason_code": "TOO_MUCH"},
     {"id": "fine", "when": " && ".join(f'facts.{name} != ""' for name in FACTS), "effect": "approve"},
     {"id": "hold", "action": "other.hold", "priority": 1, "when": "true", "effect": "approve"},

@@ -1,0 +1,295 @@
+"""What a decision says: the rule that decided, what an approval is bound to, and who is named in it (seeds 002 §6.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gavel.v1 import common_pb2, decision_pb2, fact_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import Decision
+from gavel_rules import reasons
+from gavel_rules.events import ARBITER_VERSION, derived_event_id
+from gavel_rules.values import python_to_value
+
+from tests.unit.core.driver import ACTION, AGENT, RULES, START_MS, SUBJECT, Core, compiled, document, event_id
+
+APPROVED = decision_pb2.OUTCOME_APPROVED
+REJECTED = decision_pb2.OUTCOME_REJECTED
+REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+NO_FACTS: dict[str, Any] = {}
+
+
+def judged(when: str, **changes: Any) -> Decision:
+    """Decide a proposal under the one rule `when`, which approves; the log must replay with either engine."""
+    core = Core(document(NO_FACTS, [{"id": "only", "when": when, "effect": "approve"}], **changes))
+    decision = core.decide([core.fact("k.note", "x")])
+    core.prove()
+    return decision
+
+
+def test_every_proposal_gets_one_decision_right_after_it() -> None:
+    """PROPOSAL and DECISION stand next to each other; the ids, names, causes and times of both follow from the proposal."""
+    core = Core(document())
+    core.pass_time(17)
+    envelope = core.approve()
+    proposal = core.events[envelope.sequence_number - 2]
+    decision = envelope.decision
+    assert ("ProposalSubmitted", "DecisionApproved") == (proposal.event_name, envelope.event_name)
+    assert derived_event_id(proposal.event_id, proposal.sequence_number, "decision") == decision.decision_id == envelope.event_id
+    assert (proposal.event_id, proposal.event_id) == (decision.proposal_id, envelope.causation_id)
+    assert (proposal.trace_id, proposal.subject) == (envelope.trace_id, envelope.subject)
+    assert (ARBITER_VERSION, proposal.sequence_number) == (decision.arbiter_version, decision.state_version)
+    assert proposal.recorded_at == envelope.recorded_at == decision.evaluated_at
+    assert Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id="gavel", version="1") == envelope.producer
+
+
+def test_the_highest_matching_rule_decides_and_all_matches_are_named() -> None:
+    """`rule_matches` lists every rule that matched by falling priority; the first of them speaks."""
+    core = Core(document())
+    core.observe("order.score", 0.95, evidence=core.tool_result())
+    decision = core.decide([core.fact("order.status", "delivered")])
+    matches = [(match.policy_id, match.rule_id, match.effect, match.condition) for match in decision.rule_matches]
+    expected = [("refunds", rule["id"], rule["effect"], rule["when"]) for rule in RULES[1:]]
+    assert expected == matches
+    assert (REVIEW, "FRAUD_SUSPECTED", "suspicious") == (decision.outcome, decision.reason_code, decision.rule_id)
+
+
+def test_a_decision_names_its_policy() -> None:
+    """The deciding rule set stands in the decision with version and digest, and so do all that were consulted."""
+    text = document(version=7)
+    core = Core(text)
+    decision = core.approve().decision
+    digest = compiled(text).digest
+    assert ("refunds", 7, digest) == (decision.policy_id, decision.policy_version, decision.rule_set_digest)
+    (reference,) = decision.active_rule_sets
+    assert ("refunds", 7, digest) == (reference.policy_id, reference.version, reference.digest)
+    assert ["refunds"] == list(decision.active_policy_ids)
+
+
+def test_a_rejection_by_a_rule_may_be_retried() -> None:
+    """A rule's rejection carries its reason code and is retryable: other parameters or newer facts may do."""
+    core = Core(document())
+    decision = core.decide([core.fact("order.status", "cancelled")])
+    assert (REJECTED, "ORDER_CANCELLED", "cancelled") == (decision.outcome, decision.reason_code, decision.rule_id)
+    assert (True, []) == (decision.retry_hint.retryable, list(decision.retry_hint.fact_requirements))
+    assert not decision.HasField("valid_until")
+
+
+def test_silence_is_a_refusal() -> None:
+    """Where no rule matches, the proposal is refused with NO_RULE_MATCHED by Gavel itself."""
+    decision = judged("params.amount > 1000.0")
+    assert (REJECTED, reasons.NO_RULE_MATCHED, "gavel", "") == (
+        decision.outcome,
+        decision.reason_code,
+        decision.policy_id,
+        decision.rule_id,
+    )
+    assert [] == list(decision.rule_matches)
+
+
+@pytest.mark.parametrize(
+    "when", ["1 / int(params.amount - 50.0) == 1", "[1][int(params.amount)] == 1", "params.amount > 0.0 && 1 % 0 == 0"]
+)
+def test_what_cannot_be_evaluated_is_refused(when: str) -> None:
+    """A condition that errs makes the decision EVALUATION_ERROR with the rule's id, whatever other rules say."""
+    core = Core(document(NO_FACTS, [{"id": "bad", "when": when, "effect": "approve"}, {"id": "good", "when": "true", "effect": "approve"}]))
+    decision = core.decide([core.fact("k.note", "x")])
+    assert (REJECTED, reasons.EVALUATION_ERROR, "gavel", "bad") == (
+        decision.outcome,
+        decision.reason_code,
+        decision.policy_id,
+        decision.rule_id,
+    )
+    assert [(reasons.EVALUATION_ERROR, "refunds/bad")] == [(warning.code, warning.message) for warning in decision.warnings]
+    assert not decision.retry_hint.retryable
+    core.prove()
+
+
+@pytest.mark.parametrize("mode", [fact_pb2.CROSS_CHECK_MODE_ALWAYS, fact_pb2.CROSS_CHECK_MODE_SAMPLE, fact_pb2.CROSS_CHECK_MODE_OFF])
+def test_an_erring_condition_is_an_error_in_every_mode(mode: fact_pb2.CrossCheckMode.ValueType) -> None:
+    """Whether both engines are asked or one, the decisions come out the same."""
+    core = Core(document(NO_FACTS, [{"id": "bad", "when": "1 / int(params.amount) == 1", "effect": "approve"}]), mode=mode)
+    note = core.fact("k.note", "x")
+    codes = [core.decide([note], amount=amount, trace_id=f"t{amount}").reason_code for amount in (0.5, 1, 2, 0.25, 1)]
+    errs, none, conflict = reasons.EVALUATION_ERROR, reasons.NO_RULE_MATCHED, reasons.CONFLICTING_DECISION
+    assert [errs, "", conflict, conflict, conflict] == codes
+    assert none not in codes
+    core.prove()
+
+
+def test_true_absorbs_an_error() -> None:
+    """A rule errs if and only if its whole condition errs: `true || error` is true."""
+    assert APPROVED == judged("params.amount == 50.0 || 1 / 0 == 1").outcome
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "params.amount == 50.0",
+        "proposal.risk == 0.25 && proposal.cost == 3.0 && proposal.confidence == 0.9 && proposal.priority == -2",
+        "proposal.expected_outcome == 'money back'",
+        "subject == 'order/1' && subject.type == 'order' && subject.id == '1'",
+        "producer.type == 'AGENT' && producer.id == 'agent-1' && producer.version == '1.0'",
+        "trace.consecutive_rejections == 0",
+        f"now == timestamp('2023-11-14T22:13:20Z') && now.getHours() == {START_MS // 3_600_000 % 24}",
+    ],
+)
+def test_what_rules_see(when: str) -> None:
+    """Rules see the proposal, its subject and producer, the trace's count and the decision's own time."""
+    core = Core(document(NO_FACTS, [{"id": "only", "when": when, "effect": "approve"}]))
+    decision = core.decide([core.fact("k.note", "x")], risk=0.25, cost=3, priority=-2, expected_outcome="money back")
+    assert APPROVED == decision.outcome, decision
+    core.prove()
+
+
+def test_rules_see_rejections_before_this_one() -> None:
+    """`trace.consecutive_rejections` is what the trace had before the proposal."""
+    core = Core(document(NO_FACTS, [{"id": "third-try", "when": "trace.consecutive_rejections == 2", "effect": "approve"}]))
+    note = core.fact("k.note", "x")
+    assert [REJECTED, REJECTED, APPROVED] == [core.decide([note]).outcome for _ in range(3)]
+
+
+def test_an_approval_is_bound_to_its_action_and_evidence() -> None:
+    """An approval repeats action and params, pins every piece of evidence, names absent options, and is limited in time."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered", occurred_at_ms=START_MS - 10_000)
+    decision = core.decide([status], params={"amount": 12.5, "note": "n"})
+    assert (ACTION, python_to_value({"amount": 12.5, "note": "n"}).struct_value) == (decision.action_type, decision.params)
+    (pin,) = decision.pinned_facts
+    assert (SUBJECT, status.event_id, status.sequence_number) == (pin.subject, pin.event_id, pin.sequence_number)
+    assert (common_pb2.TRUST_TIER_1_SYSTEM_FACT, "") == (pin.trust_tier, pin.evidence_hash)
+    assert START_MS + 50_000 == pin.fresh_until.ToMilliseconds()
+    assert [("order.score", SUBJECT)] == [(absent.key, absent.subject) for absent in decision.absent_facts]
+    assert START_MS + 10_000 == decision.valid_until.ToMilliseconds()
+    assert (2, 5_000) == (decision.retry_policy.max_attempts, decision.retry_policy.human_takeover_after_ms)
+    assert (SUBJECT, "", False) == (decision.conflict_key, decision.reason_code, decision.terminal)
+
+
+def test_the_conflict_key_stands_on_decisions_that_reached_it() -> None:
+    """A decision that came as far as stage 15 says its conflict key; one that was refused before does not."""
+    core = Core(document(conflict_key="subject.type + '/' + producer.id"))
+    assert "" == core.decide([core.fact("k.note", "x")]).conflict_key
+    assert "order/agent-1" == core.approve().decision.conflict_key
+    assert "order/agent-1" == core.decide([core.fact("order.status", "delivered")]).conflict_key
+
+
+@pytest.mark.parametrize("key", ["''", "params.note", "'x'.matches('(') ? 'a' : 'b'"])
+def test_a_conflict_key_without_a_value_is_invalid_params(key: str) -> None:
+    """A conflict key that is empty, too long or errs for these params refuses them, and says why."""
+    core = Core(document(conflict_key=key if key != "params.note" else "has(params.note) ? params.note : ''"))
+    decision = core.decide([core.fact("order.status", "delivered")], params={"amount": 1, "note": "n" * 513})
+    assert (REJECTED, reasons.INVALID_PARAMS) == (decision.outcome, decision.reason_code)
+    assert ["CONFLICT_KEY"] == [warning.code for warning in decision.warnings]
+    core.prove()
+
+
+def test_a_schema_violation_says_where_and_what() -> None:
+    """Each violation is a pointer and a keyword, sorted, and never a library's own words."""
+    core = Core(document())
+    decision = core.decide([core.fact("order.status", "delivered")], params={"amount": -1, "note": 7, "other": 1})
+    assert (REJECTED, reasons.INVALID_PARAMS, True) == (decision.outcome, decision.reason_code, decision.retry_hint.retryable)
+    expected = ["/: additionalProperties", "/amount: exclusiveMinimum", "/note: type"]
+    assert [("SCHEMA_VIOLATION", message) for message in expected] == [(warning.code, warning.message) for warning in decision.warnings]
+    core.prove()
+
+
+# What a proposal cites
+
+
+@pytest.mark.parametrize("wrong", ["number", "id", "category", "ahead"])
+def test_citations_must_exist_under_both_names(wrong: str) -> None:
+    """An event is cited by id and number, both right, and must be a fact or observation that came before."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    (reference,) = core.proposal([status]).envelope.proposal.based_on_events
+    if wrong == "number":
+        reference.sequence_number -= 1
+    elif wrong == "id":
+        reference.event_id = event_id(12345)
+    elif wrong == "category":
+        result = core.tool_result()
+        reference.event_id, reference.sequence_number = result.event_id, result.sequence_number
+    else:
+        reference.sequence_number = core.state.head + 2
+    assert reasons.UNKNOWN_EVENT == core.decide([status], references=[reference]).reason_code
+    core.prove()
+
+
+def test_citing_a_declared_key_of_the_subject_is_input() -> None:
+    """Something cited must be about the subject or a declared key; the same event twice is no harm."""
+    core = Core(document())
+    elsewhere = core.fact("order.status", "delivered", subject="order/2")
+    status = core.fact("order.status", "delivered")
+    assert reasons.NO_FACT_INPUT == core.decide([elsewhere]).reason_code
+    assert reasons.NO_FACT_INPUT == core.decide([]).reason_code
+    assert APPROVED == core.decide([elsewhere, status, status]).outcome
+
+
+def test_a_rule_set_that_is_cited_is_an_event_about_something_else() -> None:
+    """Facts about Gavel itself can be cited, but they are no input about an order."""
+    core = Core(document())
+    core.fact("order.status", "delivered")
+    assert reasons.NO_FACT_INPUT == core.decide([core.named("RuleSetActivated")[0]]).reason_code
+    core.prove()
+
+
+# The projection that the agent read (seeds 002 §10.1)
+
+
+@pytest.mark.parametrize("cites_change", [False, True])
+@pytest.mark.parametrize("key", ["order.status", "order.score", "order.note"])
+def test_an_uncited_change_of_declared_evidence_refuses(key: str, cites_change: bool) -> None:
+    """Where the agent says what it read, a later change of a declared key that it does not cite refuses the proposal."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    version = core.state.head
+    change = core.fact(key, "delivered" if key == "order.status" else 0.1)
+    decision = core.decide([status, change] if cites_change else [status], projection_version=version)
+    refused = key != "order.note" and not cites_change
+    assert (reasons.PROJECTION_CHANGED if refused else "") == decision.reason_code
+    core.prove()
+
+
+def test_a_change_by_a_source_that_does_not_count_is_no_change() -> None:
+    """What no rule set would look at cannot have changed the picture."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    version = core.state.head
+    core.fact("order.status", "cancelled", source="hearsay")
+    assert APPROVED == core.decide([status], projection_version=version).outcome
+
+
+def test_a_decision_that_the_agent_did_not_see_refuses() -> None:
+    """An approval on the same conflict key after the projection was read refuses before the conflict is looked at."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    version = core.state.head
+    core.propose([status], trace_id="rival")
+    assert reasons.PROJECTION_CHANGED == core.decide([status], projection_version=version).reason_code
+    assert reasons.CONFLICTING_DECISION == core.decide([status], projection_version=core.state.head).reason_code
+    core.prove()
+
+
+def test_a_projection_ahead_of_the_log_is_a_mistake() -> None:
+    """Nobody can have read what is not there: INVALID_REQUEST, and nothing is recorded."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    fault = core.fault(core.proposal([status], projection_version=core.state.head + 1))
+    assert ["envelope.proposal.projection_version"] == [field for field, _ in fault.violations]
+
+
+def test_version_zero_of_the_projection_is_a_version() -> None:
+    """Zero means the empty log, not "not given"."""
+    core = Core(document())
+    core.observe("order.score", 0.1, evidence=core.tool_result())
+    status = core.fact("order.status", "delivered")
+    assert reasons.PROJECTION_CHANGED == core.decide([status], projection_version=0).reason_code
+
+
+def test_the_agent_need_not_say_what_it_read() -> None:
+    """Without `projection_version` only what is cited is held against the present."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    core.observe("order.score", 0.1, evidence=core.tool_result())
+    assert APPROVED == core.decide([status], producer=AGENT).outcome
