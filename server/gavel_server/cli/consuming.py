@@ -85,18 +85,14 @@ def load_handlers(name: str) -> Handlers:
     """Return the handlers of a module: "package.module", "file.py", or either with ":NAME". Raises InvalidInputError."""
     from gavel_client.handlers import Handlers
 
-    module_name, _, attribute = name.partition(":")
-    module = _imported(module_name)
-    if attribute:
-        chosen = getattr(module, attribute, None)
-        if not isinstance(chosen, Handlers):
-            raise InvalidInputError(f"{module_name} has no gavel_client.handlers.Handlers named {attribute}")
-        return chosen
-    found = {key: value for key, value in vars(module).items() if isinstance(value, Handlers)}
-    if len(found) != 1:
+    module_name, _, chosen = name.partition(":")
+    found = {key: value for key, value in vars(_imported(module_name)).items() if isinstance(value, Handlers)}
+    if chosen and chosen not in found:
+        raise InvalidInputError(f"{module_name} has no gavel_client.handlers.Handlers named {chosen}; it has {', '.join(found) or 'none'}")
+    if not chosen and len(found) != 1:
         what = f"has {len(found)} ({', '.join(found)}); name one as {module_name}:NAME" if found else "has none; declare one"
         raise InvalidInputError(f"{module_name} must have one gavel_client.handlers.Handlers; it {what}")
-    (handlers,) = found.values()
+    handlers = found[chosen] if chosen else next(iter(found.values()))
     if not handlers:
         raise InvalidInputError(f"{module_name} registers no action; decorate a coroutine function with @handlers.action(…)")
     return handlers
@@ -104,21 +100,28 @@ def load_handlers(name: str) -> Handlers:
 
 def _imported(name: str) -> ModuleType:
     path = Path(name)
-    if path.suffix == ".py":
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise InvalidInputError(f"there is no Python file {name}")
-        module = importlib.util.module_from_spec(spec)
-        # As with any import, so that what it defines can be found again by name.
-        sys.modules[path.stem] = module
-        sys.path.insert(0, str(path.parent.absolute()))
-        spec.loader.exec_module(module)
-        return module
-    sys.path.insert(0, str(Path.cwd()))
+    is_file = path.suffix == ".py"
+    # Where Python finds what the module imports: beside it, or where the command was given.
+    sys.path.insert(0, str(path.parent.absolute() if is_file else Path.cwd()))
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise InvalidInputError(f"cannot import {name}: {error}; run this where Python finds it, or give a path to a .py file") from error
+        return _loaded(path) if is_file else importlib.import_module(name)
+    except Exception as error:
+        raise InvalidInputError(f"cannot import {name}: {type(error).__name__}: {error}; mend it, or see more with --debug") from error
+
+
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # As with any import, so that what it defines can be found again by name.
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
 
 
 def _work_queues(redis: str, data: Path) -> str:

@@ -17,7 +17,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A running server with three parcels on its default bus. Tests that write use other subjects or buses."""
     server = Server(tmp_path_factory.mktemp("shop") / "data")
     with serving(server):
-        play(server)
+        play(server.address)
         yield server
 
 
@@ -26,7 +26,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, En
     """The data directory of a server that has stopped, and the decisions in it. Copy it; do not change it."""
     server = Server(tmp_path_factory.mktemp("played") / "data")
     with serving(server):
-        decisions = play(server)
+        decisions = play(server.address)
         assert 0 == server.terminate()
     return server.data, decisions
 

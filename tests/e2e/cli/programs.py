@@ -59,10 +59,10 @@ def as_text(envelope: Envelope) -> str:
     return MessageToJson(envelope, preserving_proto_field_name=True)
 
 
-def play(server: Server) -> dict[str, Envelope]:
-    """Fill the default bus: three parcels, of which the light one may be sent, the heavy and the lost one not."""
+def play(address: str) -> dict[str, Envelope]:
+    """Fill the default bus of a server: three parcels, of which the light one may be sent, the heavy and the lost one not."""
     decisions = {}
-    with SyncGavelClient(server.address) as client:
+    with SyncGavelClient(address) as client:
         client.deploy_rule_set(rule_set())
         client.activate_rule_set("parcels", 1)
         for name, status, weight in (("light", "ready", 5), ("heavy", "ready", 50), ("lost", "lost", 5)):

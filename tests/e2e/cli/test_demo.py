@@ -1,0 +1,115 @@
+"""`gavel demo`: what a newcomer sees first, played for real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli.programs import gavel
+from tests.e2e.world import Server, serving
+
+# What the timeline tells, in this order: the steps of the first trace, then the other three cases.
+STEPS = [
+    ("fact", "gavel", "rule set refunds 1 deployed"),
+    ("fact", "gavel", "rule set refunds 1 in force"),
+    ("fact", "orders-db", 'order.status = "delivered"'),
+    ("proposal", "refund-agent", "refund.create"),
+    ("decision", "gavel", "REJECTED, NEED_MORE_FACTS"),
+    ("tool call", "refund-agent", "fraud-mcp"),
+    ("tool result", "refund-agent", "fraud-mcp"),
+    ("observation", "refund-agent", "order.fraud_score = 0.04, read through fraud-mcp, trust tier 2"),
+    ("fact", "orders-db", "order.total = 640"),
+    ("proposal", "refund-agent", "refund.create"),
+    ("decision", "gavel", "APPROVED, by rule delivered of refunds 1"),
+    ("execution", "demo-executor", "attempt 1 STARTED"),
+    ("execution", "demo-executor", "attempt 1 SUCCESS"),
+    ("fact", "fact reactor", 'execution.refund.create.status = "SUCCESS"'),
+    ("decision", "gavel", "APPROVED"),
+    ("decision", "gavel", "REJECTED, CONFLICTING_DECISION, conflicts with"),
+    ("execution", "demo-executor", "attempt 1 SUCCESS"),
+    ("decision", "gavel", "REJECTED, STALE_FACTS"),
+    ("decision", "gavel", "REJECTED, AMOUNT_EXCEEDS_ORDER"),
+    ("decision", "gavel", "REJECTED, AMOUNT_EXCEEDS_ORDER"),
+    ("decision", "gavel", "NEEDS_HUMAN_REVIEW, REJECTION_LIMIT"),
+    ("notice", "gavel", "NeedsHumanReview"),
+    ("decision", "gavel", "REJECTED, UNDER_REVIEW"),
+]
+
+
+def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo tells the whole story, proves it, and leaves a log for the other commands; it can be played again."""
+    monkeypatch.chdir(tmp_path)
+    done = gavel("demo")
+    assert (0, "") == (done.returncode, done.stderr)
+    lines = done.stdout.splitlines()
+    assert "proved: 43 events, 9 decisions recomputed equal" == lines[-1]
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in done.stdout
+    remaining = iter(lines)
+    for kind, who, what in STEPS:
+        assert any(f"  {kind:<11} {who:<13} {what}" in line for line in remaining), (kind, who, what)
+    hints = [line for line in lines if "retry hint:" in line]
+    assert {"order.total", "order.customer_id"} == {hint.split()[2] for hint in hints[:2]}
+    replayed = gavel("replay", "--data", ".gavel")
+    assert (0, lines[-1] + "\n") == (replayed.returncode, replayed.stdout)
+
+    again = gavel("demo")
+    assert 0 == again.returncode
+    assert "proved: 83 events, 18 decisions recomputed equal" == again.stdout.splitlines()[-1]
+
+
+def test_what_the_demo_leaves(tmp_path: Path) -> None:
+    """A server on the demo's directory shows the trace that the demo names, with its tool call paired, and the projection."""
+    done = gavel("demo", "--data", tmp_path / "data")
+    assert 0 == done.returncode
+    (trace,) = {word.rstrip(",") for word in done.stdout.split() if word.startswith("refund-") and word.rstrip(",)").endswith("-1")} - {
+        word for word in done.stdout.split() if word.endswith(")")
+    }
+    server = Server(tmp_path / "data")
+    with serving(server):
+        response = json.loads(gavel("trace", trace, "--json", server=server).stdout)
+        assert ["TOOL_PAIR_STATE_PAIRED"] == [pair["state"] for pair in response["pairs"]]
+        projection = json.loads(gavel("projection", response["envelopes"][0]["subject"], "--json", server=server).stdout)["projection"]
+        facts = {fact["key"]: fact["value"] for fact in projection["facts"]}
+        assert ("SUCCESS", 640) == (facts["execution.refund.create.status"], facts["order.total"])
+        assert [] == projection["pending_decisions"]
+        assert 1 == len([line for line in gavel("status", server=server).stdout.splitlines() if line.startswith("refunds")])
+
+
+def test_demo_beside_a_server(shop: Server) -> None:
+    """The demo keeps off a directory that a server uses, and says whose it is."""
+    done = gavel("demo", "--data", shop.data)
+    assert (1, "") == (done.returncode, done.stdout)
+    assert f"(pid {shop.running.pid}) uses {shop.data}" in done.stderr
+    assert 0 == gavel("status", server=shop).returncode
+
+
+def test_demo_where_it_cannot_write(tmp_path: Path) -> None:
+    """A directory that cannot be used is a sentence, not a traceback."""
+    (tmp_path / "file").write_text("")
+    done = gavel("demo", "--data", tmp_path / "file" / "data")
+    assert (1, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith("gavel: cannot write ")
+
+
+def test_demo_on_another_log(tmp_path: Path) -> None:
+    """On a log whose rules contradict the demo's it stops and says so; the server is stopped in order."""
+    server = Server(tmp_path / "data")
+    with serving(server):
+        document = gavel("rules", "get", "refunds", server=server)
+        assert 1 == document.returncode
+        other = tmp_path / "refunds.yaml"
+        other.write_text(
+            "gavel: v1\nrule_set: refunds\nversion: 1\nactions:\n  refund.create:\n    params: {type: object}\n"
+            "rules:\n  - {id: all, action: refund.create, priority: 1, when: 'true', effect: approve}\n"
+        )
+        assert 0 == gavel("rules", "deploy", other, server=server).returncode
+        assert 0 == server.terminate()
+    done = gavel("demo", "--data", tmp_path / "data")
+    assert 1 == done.returncode
+    assert "the demo cannot go on: " in done.stderr
+    assert "VERSION_REUSED" in done.stderr
+    assert "try a fresh directory with --data DIR" in done.stderr
+    assert 0 == gavel("replay", "--data", tmp_path / "data").returncode
