@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from gavel.v1 import common_pb2, fact_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.event_service_pb2 import (
     BatchPublishEventsRequest,
     GetEventRequest,
@@ -18,13 +20,17 @@ from gavel.v1.event_service_pb2 import (
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel.v1.projection_service_pb2 import GetProjectionRequest, GetStatusRequest
 from gavel.v1.rule_set_service_pb2 import GetRuleSetRequest
-from gavel_rules.commands import OpenBus
+from gavel_rules.commands import OpenBus, PublishEvent
 from gavel_rules.decider import handle
 from gavel_rules.projection import State
+from gavel_server.admission import admit
 from gavel_server.clock import wall_clock_ms
-from gavel_server.log import Entry, EventLog, LogUnavailableError, chain, empty_head
+from gavel_server.errors import ServiceError
+from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, chain, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.log.redis import RedisLog
+from gavel_server.planning import Completed
+from gavel_server.services.event import PUBLISHABLE
 
 from tests.integration.services.world import (
     START_MS,
@@ -245,3 +251,57 @@ async def test_proposal_without_a_producer_is_an_agents(world: World) -> None:
 
     recorded = (await world.events.GetEvent(GetEventRequest(event_id=decision.decision.proposal_id))).envelope
     assert recorded.producer.type == common_pb2.PRODUCER_TYPE_AGENT
+
+
+async def test_every_command_is_answered_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that fails while a batch is prepared is told to the commands that wait, and not to those answered before."""
+    sequencer = await world.buses.get("")
+    known, unknown, lost = some_uuid(), some_uuid(), some_uuid()
+    await world.publish(fact("order/1", "order.status", "paid", event_id=known))
+    heard: list[tuple[str, str]] = []
+
+    async def find(event_ids: list[str], now_ms: int) -> dict[str, IdEntry]:
+        if lost in event_ids:
+            raise LogUnavailableError("cannot reach Redis")
+        return {}
+
+    monkeypatch.setattr(sequencer.log, "find", find)
+
+    def submit(name: str, envelope: Envelope) -> None:
+        def done(result: Completed | ServiceError) -> None:
+            heard.append((name, ErrorReason.Name(result.reason) if isinstance(result, ServiceError) else "OK"))
+
+        chosen = admit(envelope, "default", PUBLISHABLE)
+        sequencer.submit(PublishEvent(envelope), done, envelope.event_id if chosen else "")
+
+    submit("repeated", fact("order/1", "order.status", "paid", event_id=known))
+    submit("of unknown cause", fact("order/1", "order.status", "sent", causation_id=unknown))
+    submit("unlucky", fact("order/1", "order.status", "sent", causation_id=lost))
+    await refusal(world.publish(fact("order/1", "order.status", "sent", causation_id=lost)))
+
+    assert heard == [
+        ("repeated", "OK"),
+        ("of unknown cause", "ERROR_REASON_EVENT_NOT_FOUND"),
+        ("unlucky", "ERROR_REASON_LOG_UNAVAILABLE"),
+    ]
+
+
+async def test_timer_that_may_not_be_written_does_not_spin(governed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer that is due while the clock forbids writing waits; the sequencer does not run in circles until it may."""
+    await governed.approve()
+    sequencer = await governed.buses.get("")
+    rounds = 0
+    wait_for_work = sequencer._wait_for_work
+
+    async def counting() -> None:
+        nonlocal rounds
+        rounds += 1
+        await wait_for_work()
+
+    monkeypatch.setattr(sequencer, "_wait_for_work", counting)
+    governed.clock.now_ms += 120_000
+    sequencer._clock.observe(0, 10_000, 10_000)
+    sequencer._want_refresh()
+    await asyncio.sleep(0.1)
+
+    assert rounds < 20
