@@ -1,0 +1,115 @@
+"""Two pure parts of the servicers: matching tool results to calls, and cutting listings into pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from gavel.v1 import event_service_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import ToolPair
+from gavel.v1.projection_service_pb2 import PendingDecision
+from gavel_server.errors import ServiceError
+from gavel_server.services.paging import PAGE_BYTES_MAX, fill, page_of
+from gavel_server.services.pairing import tool_pairs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.integration.services.world import raw
+
+PAIRED = event_service_pb2.TOOL_PAIR_STATE_PAIRED
+BY_NAME = event_service_pb2.TOOL_PAIR_STATE_PAIRED_BY_NAME
+OPEN = event_service_pb2.TOOL_PAIR_STATE_OPEN
+ORPHAN = event_service_pb2.TOOL_PAIR_STATE_ORPHAN_RESULT
+DUPLICATE = event_service_pb2.TOOL_PAIR_STATE_DUPLICATE_RESULT
+
+
+def trace_of(*events: tuple[str, str, str]) -> list[Envelope]:
+    """Return a trace of ("call" or "result", tool, execution_id); the n-th event's id is "n", counted from 1."""
+    return [
+        raw(sequence_number=number, event_id=str(number), **{f"tool_{kind}": {"tool_name": tool, "execution_id": execution_id}})
+        for number, (kind, tool, execution_id) in enumerate(events, 1)
+    ]
+
+
+def seen(pairs: list[ToolPair]) -> list[tuple[str, str, int]]:
+    """Return what matters of pairs: call, result, state."""
+    return [(pair.call_event_id, pair.result_event_id, pair.state) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        # by execution_id, whatever the order and the tool's name
+        ([("call", "a", "x"), ("call", "a", "y"), ("result", "a", "x"), ("result", "b", "y")], [("1", "3", PAIRED), ("2", "4", PAIRED)]),
+        ([("result", "a", "x"), ("call", "a", "x")], [("2", "1", PAIRED)]),
+        # without one, the nearest open call before it of the same tool
+        ([("call", "a", ""), ("call", "a", ""), ("result", "a", "")], [("1", "", OPEN), ("2", "3", BY_NAME)]),
+        ([("call", "a", ""), ("call", "b", ""), ("result", "a", "")], [("1", "3", BY_NAME), ("2", "", OPEN)]),
+        ([("result", "a", ""), ("call", "a", "")], [("", "1", ORPHAN), ("2", "", OPEN)]),
+        # only one of the two knows its id
+        ([("call", "a", "x"), ("result", "a", "")], [("1", "2", BY_NAME)]),
+        ([("call", "a", ""), ("result", "a", "x")], [("1", "2", BY_NAME)]),
+        # both know, and differ: never by name
+        ([("call", "a", "x"), ("result", "a", "y")], [("1", "", OPEN), ("", "2", ORPHAN)]),
+        # an id speaks before a name
+        ([("call", "a", "x"), ("result", "a", ""), ("result", "a", "x")], [("1", "3", PAIRED), ("", "2", ORPHAN)]),
+        # a second result
+        ([("call", "a", "x"), ("result", "a", "x"), ("result", "a", "x")], [("1", "2", PAIRED), ("1", "3", DUPLICATE)]),
+        ([("call", "a", ""), ("result", "a", ""), ("result", "a", "")], [("1", "2", BY_NAME), ("", "3", ORPHAN)]),
+        # a call that was recorded twice takes a result each
+        ([("call", "a", "x"), ("call", "a", "x"), ("result", "a", "x"), ("result", "a", "x")], [("1", "3", PAIRED), ("2", "4", PAIRED)]),
+        ([], []),
+    ],
+    ids=range(13),
+)
+def test_pairs(events: list[tuple[str, str, str]], expected: list[tuple[str, str, int]]) -> None:
+    """Each call and result is matched as the contract says, and shown where its pair begins."""
+    assert seen(tool_pairs(trace_of(*events))) == expected
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["call", "result"]), st.sampled_from("ab"), st.sampled_from(["", "", "x", "y"])), max_size=30)
+
+
+@given(EVENTS)
+def test_every_event_is_shown_and_no_call_is_answered_twice(events: list[tuple[str, str, str]]) -> None:
+    """Every result is in exactly one pair; every call is open or answered once, with further results marked as duplicates."""
+    trace = trace_of(*events)
+    pairs = tool_pairs(trace)
+
+    results = Counter(pair.result_event_id for pair in pairs if pair.result_event_id)
+    assert results == Counter(event.event_id for event in trace if event.HasField("tool_result"))
+    calls = Counter(pair.call_event_id for pair in pairs if pair.call_event_id and pair.state != DUPLICATE)
+    assert calls == Counter(event.event_id for event in trace if event.HasField("tool_call"))
+    for pair in pairs:
+        assert bool(pair.call_event_id) == (pair.state != ORPHAN)
+        assert bool(pair.result_event_id) == (pair.state != OPEN)
+
+
+@given(st.lists(st.integers(0, PAGE_BYTES_MAX // 2), max_size=12), st.integers(1, 5))
+def test_pages_hold_each_item_once(sizes: list[int], page_size: int) -> None:
+    """However large the items are, the pages of a listing hold each of them once, in order, and none is too large."""
+    items = [PendingDecision(sequence_number=number, subject="x" * size) for number, size in enumerate(sizes, 1)]
+    listed: list[int] = []
+    token = ""
+    while True:
+        page = page_of(page_size, token, ("items",), (int,))
+        after = page.after[0] if page.after else 0
+        taken, token = fill(page, [item for item in items if item.sequence_number > int(after)], lambda item: (item.sequence_number,))
+        assert len(taken) <= page_size
+        assert sum(item.ByteSize() for item in taken) <= PAGE_BYTES_MAX
+        listed.extend(item.sequence_number for item in taken)
+        if not token:
+            break
+        assert taken != []
+
+    assert listed == list(range(1, len(sizes) + 1))
+
+
+@given(st.text())
+def test_any_text_is_a_token_or_refused(text: str) -> None:
+    """Whatever a caller sends as a token is refused as malformed, never taken for a place or for a bug."""
+    if not text:
+        return
+    with pytest.raises(ServiceError, match="page_token"):
+        page_of(0, text, ("items",), (int,))
