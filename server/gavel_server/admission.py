@@ -27,6 +27,8 @@ from gavel_server.identifiers import new_event_id
 
 Violations = list[tuple[str, str]]
 
+PROPOSALS: Final = frozenset({"proposal"})
+
 BUS: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
 SUBJECT: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}\Z")
 FACT_KEY: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*\Z")

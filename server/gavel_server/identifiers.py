@@ -6,7 +6,6 @@ import os
 import time
 from typing import Final
 
-
 # The digit that holds the variant: its upper two bits become 10.
 _VARIANT: Final = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 

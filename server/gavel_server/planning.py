@@ -37,12 +37,17 @@ Done = Callable[[Completed | ServiceError], None]
 
 @dataclass(slots=True)
 class Pending:
-    """A command that waits. `check_id` is its event_id where the producer chose it; `cause_in_batch` one before it in the batch."""
+    """A command that waits.
+
+    `check_id` is its event_id where the producer chose it; `cause_in_batch` one before it in the batch; `unchecked` says
+    that its envelope has not been admitted yet.
+    """
 
     command: Command
     done: Done
     check_id: str
     size_bytes: int
+    unchecked: bool = False
     references: References = NO_REFERENCES
     cause_in_batch: str = ""
 

@@ -14,6 +14,7 @@ from gavel_rules.commands import BeginExecution, Command, PublishEvent, Referenc
 from gavel_rules.evidence import Cited
 from gavel_rules.projection import APPROVED
 
+from gavel_server.admission import PROPOSALS, admit
 from gavel_server.errors import ServiceError
 from gavel_server.planning import Pending
 
@@ -41,6 +42,8 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
     state = sequencer.state_for_preparation
     for pending in batch:
         command = pending.command
+        if pending.unchecked and isinstance(command, SubmitProposal) and not _admitted(sequencer.bus, pending, command):
+            continue
         envelope = command_envelope(command)
         if pending.check_id:
             if pending.check_id in in_batch:
@@ -77,6 +80,18 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
     if later:
         sequencer.requeue(later)
     return ready, behind
+
+
+def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
+    """Check a proposal as it was sent; one that may not be decided is answered."""
+    try:
+        if admit(command.envelope, bus, PROPOSALS):
+            pending.check_id = command.envelope.event_id
+    except ServiceError as error:
+        pending.done(error)
+        return False
+    pending.unchecked = False
+    return True
 
 
 def _cited_by(command: SubmitProposal, events: Mapping[int, Cited]) -> dict[int, Cited]:

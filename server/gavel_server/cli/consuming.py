@@ -9,23 +9,21 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gavel_server.cli.errors import CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, named_log
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from gavel_client.handlers import Handlers
 
-DATA_DEFAULT: Final = Path(".gavel")
-
-Redis = Annotated[str, typer.Option(metavar="URL", envvar="GAVEL_REDIS", help="The Redis of the server, where it is not embedded.")]
+Redis = Annotated[str, typer.Option(metavar="URL", help="The Redis of the server, where it is not embedded. Or GAVEL_REDIS.")]
 Data = Annotated[
-    Path, typer.Option(metavar="DIR", envvar="GAVEL_DATA", help="The server's data directory: its embedded Redis has the work queues.")
+    Path | None, typer.Option(metavar="DIR", help="The server's data directory: its embedded Redis has the work queues. Default: .gavel.")
 ]
 
 
@@ -38,7 +36,7 @@ def executor(
     concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Decisions carried out at the same time, at most.")] = 8,
     lease_ms: Annotated[int, typer.Option(min=100, metavar="MS", help="How long nobody else may take over an attempt.")] = 30_000,
     redis: Redis = "",
-    data: Data = DATA_DEFAULT,
+    data: Data = None,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
@@ -61,9 +59,7 @@ def executor(
     _run(run)
 
 
-def fdr(
-    redis: Redis = "", data: Data = DATA_DEFAULT, server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, debug: Debug = False
-) -> None:
+def fdr(redis: Redis = "", data: Data = None, server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, debug: Debug = False) -> None:
     """Derive facts from executions, until SIGTERM or SIGINT. A server does it by itself unless it runs with --no-fdr."""
     url = _work_queues(redis, data)
 
@@ -124,13 +120,14 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-def _work_queues(redis: str, data: Path) -> str:
+def _work_queues(redis: str, data: Path | None) -> str:
     """The URL of the Redis that has the work queues."""
     from gavel_server.embedded import noted_url
 
-    url = redis or noted_url(data)
-    if url is None:
-        raise CommandError(f"no server has used {data}; give the server's data directory with --data, or its Redis with --redis URL")
+    directory, url = named_log(data, redis)
+    url = url or noted_url(directory) or ""
+    if not url:
+        raise CommandError(f"no server has used {directory}; give the server's data directory with --data, or its Redis with --redis URL")
     return url
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug
-
-DATA_DEFAULT: Final = Path(".gavel")
+from gavel_server.cli.options import BUS_DEFAULT, DATA_DEFAULT, Bus, Debug
 
 
 def demo(

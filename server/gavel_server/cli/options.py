@@ -6,9 +6,11 @@ need when they run.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 SERVER_DEFAULT: Final = "127.0.0.1:9090"
 BUS_DEFAULT: Final = "default"
+DATA_DEFAULT: Final = Path(".gavel")
 
 # How the server names a place in a rule set.
 _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
@@ -42,6 +45,17 @@ Server = Annotated[str, typer.Option("--server", envvar="GAVEL_SERVER", metavar=
 Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", metavar="NAME", help="The bus.")]
 Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON of the response, for machines.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of a failure.")]
+
+
+def named_log(data: Path | None, redis: str) -> tuple[Path, str]:
+    """Return the data directory and the Redis URL that a command is to use; the URL, where there is one, counts.
+
+    Options come before GAVEL_REDIS and GAVEL_DATA, whichever of the two they name.
+    """
+    if data is None and not redis:
+        redis = os.environ.get("GAVEL_REDIS", "")
+        data = Path(os.environ.get("GAVEL_DATA") or DATA_DEFAULT)
+    return data or DATA_DEFAULT, redis
 
 
 @contextmanager

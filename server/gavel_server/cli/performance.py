@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -75,8 +76,10 @@ async def _server(data: Path) -> AsyncIterator[str]:
     """Run `gavel serve` as a process of its own; yield its address, and stop it as an operator does."""
     said = data / SERVER_LOG
     command = (sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data))
+    # Settings of another server in the environment are not the demo's.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
     with _created(said) as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment)
     try:
         yield await _ready(process, said)
     finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gavel_server.cli.errors import EXIT_INVALID, CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, explained
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, explained, named_log
 
 if TYPE_CHECKING:
     from gavel.v1.decision_pb2 import Engine
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from gavel_server.log.protocol import EventLog
 
-DATA_DEFAULT: Final = Path(".gavel")
 EXIT_DIVERGED: Final = 3
 EXIT_DAMAGED: Final = 4
 EXIT_VERSION_NOT_IMPLEMENTED: Final = 5
@@ -103,9 +102,8 @@ def _opened(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextMana
     from gavel_server.cli import offline
     from gavel_server.log.wire import mask_url
 
-    if redis:
-        return offline.log_in_redis(redis, bus, mask_url(redis))
-    return offline.log_in_directory(data or DATA_DEFAULT, bus)
+    directory, url = named_log(data, redis)
+    return offline.log_in_redis(url, bus, mask_url(url)) if url else offline.log_in_directory(directory, bus)
 
 
 async def verified_here(

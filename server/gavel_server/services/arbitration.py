@@ -24,24 +24,23 @@ from gavel.v1.decision_pb2 import ENGINE_RETE, Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import limits
 from gavel_rules.arbitration import arbitrate, explain
-from gavel_rules.commands import SubmitProposal, Tick
+from gavel_rules.commands import Tick
 from gavel_rules.decider import handle, judge
 from gavel_rules.projection import State, governing_actions
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
-from gavel_server.admission import admit
+from gavel_server.admission import PROPOSALS, admit
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError, abort, invalid, not_implemented
 from gavel_server.framing import envelope_bytes, field_1, results
 from gavel_server.planning import TIMERS_PER_COMMIT, Completed
 from gavel_server.sequencer import Sequencer
-from gavel_server.services.boundary import fitted, refused
+from gavel_server.services.boundary import fitted, refused, register
 
 SERVICE: Final = "gavel.v1.ArbitrationService"
-PROPOSALS: Final = frozenset({"proposal"})
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Governing = tuple[CompiledAction, ...]
@@ -67,7 +66,7 @@ class Arbitration:
         }
         handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()}
         handlers["StreamProposals"] = grpc.stream_stream_rpc_method_handler(_guarded("StreamProposals", self._later("StreamProposals")))
-        server.add_registered_method_handlers(SERVICE, handlers)
+        register(server, SERVICE, handlers)
 
     async def submit_proposal(self, data: bytes, context: Context) -> bytes:
         """Answer a SubmitProposalRequest with its SubmitProposalResponse."""
@@ -75,17 +74,18 @@ class Arbitration:
             raise invalid([("request", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes")])
         request = _parse(SubmitProposalRequest, data)
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
-        future: asyncio.Future[Completed | ServiceError] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def done(result: Completed | ServiceError) -> None:
-            if not future.done():
-                future.set_result(result)
+            if future.done():
+                return
+            if isinstance(result, ServiceError):
+                future.set_exception(result)
+            else:
+                future.set_result(field_1(_decision_bytes(result)))
 
-        _submit(sequencer, request.envelope, len(data), done)
-        result = await future
-        if isinstance(result, ServiceError):
-            raise result
-        return field_1(_decision_bytes(result))
+        sequencer.propose(request.envelope, done, len(data))
+        return await future
 
     async def batch_submit_proposals(self, data: bytes, context: Context) -> bytes:
         """Answer a BatchSubmitProposalsRequest; every item succeeds or fails by itself."""
@@ -110,7 +110,7 @@ class Arbitration:
         size_bytes = len(data) // len(envelopes)
         for index, envelope in enumerate(envelopes):
             try:
-                _submit(sequencer, envelope, size_bytes, partial(collect, index))
+                sequencer.propose(envelope, partial(collect, index), size_bytes)
             except ServiceError as error:
                 collect(index, error)
         await future
@@ -164,11 +164,6 @@ class Arbitration:
             raise not_implemented(f"ArbitrationService.{name}")
 
         return unimplemented
-
-
-def _submit(sequencer: Sequencer, envelope: Envelope, size_bytes: int, done: Callable[[Completed | ServiceError], None]) -> None:
-    chosen = admit(envelope, sequencer.bus, PROPOSALS)
-    sequencer.submit(SubmitProposal(envelope), done, envelope.event_id if chosen else "", size_bytes)
 
 
 def _decision_bytes(result: Completed) -> bytes:

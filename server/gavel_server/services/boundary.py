@@ -52,12 +52,35 @@ class Guard(_Server):  # type: ignore[misc]  # so that it passes for a server
         self._server = server
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: object) -> None:
-        """Nothing to do: the same methods come once more, as registered ones."""
+        """Nothing to do: the same methods come once more, by name."""
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
         """Register a service's methods, guarded."""
         guarded = {name: _guarded(f"{service_name}/{name}", handler) for name, handler in method_handlers.items()}
-        self._server.add_registered_method_handlers(service_name, guarded)
+        register(self._server, service_name, guarded)
+
+
+class Plain(_Server):  # type: ignore[misc]  # so that it passes for a server
+    """Takes a library's servicers as a server does and registers them on `server` as they are."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: object) -> None:
+        """Nothing to do: the same methods come once more, by name."""
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+        """Register a service's methods."""
+        register(self._server, service_name, method_handlers)
+
+
+def register(server: grpc.aio.Server, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+    """Register a service's methods as generic ones.
+
+    grpc.aio waits for each "registered" method with a future of its own and looks at all of them at every call, which costs
+    more than a decision (docs/decisions/0010-hot-path.md); generic methods are found by name.
+    """
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, dict(method_handlers)),))
 
 
 def refused(method: str, error: Exception) -> ServiceError:
