@@ -126,7 +126,8 @@ class Environment:
             return None
         open_params = self.scope["params"].kind == "dyn"  # the schema is broken, so nothing can be said about this
         if not reports and not open_params and compiled.return_type().name() != result:
-            note(0, "not-" + result.lower(), f"the expression gives {compiled.return_type().name().lower()}, not {result.lower()}", "")
+            given, wanted = compiled.return_type().name().lower(), result.lower()
+            note(0, f"not-{wanted}", f"the expression gives {given}, not {wanted}", "compare it with something" if wanted == "bool" else "")
         if not reports and not self._nests(source):
             note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
         return None if reports else Condition(text, source, decode(compiled.serialize()))

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from gavel_rules.cel_syntax import Call, Constant, Identifier, ListLiteral, Node
 from gavel_rules.conditions import Condition, Environment, macros, presence_path
+from gavel_rules.errors import GavelRulesError
 from gavel_rules.values import INTEGER_MAX
 from gavel_rules.vocabulary import ValueType
 
@@ -71,7 +72,7 @@ class Lowered(NamedTuple):
     guards: tuple[Guard, ...]
 
 
-class _TooLargeError(Exception):
+class _TooLargeError(GavelRulesError):
     """The formula is over a limit: the condition becomes one guard."""
 
 
@@ -167,14 +168,14 @@ class _Lowering:
 
     def _guard(self, node: Node, span: Span, wanted: bool) -> Formula:
         low, high = own_span(self._condition.source, span)
-        source = self._condition.source[low:high]
+        source = self._condition.source[low:high].strip()
         try:
             same = self._environment.tree(source) == node
         except RuntimeError:
             same = False
         if not same:
             raise _TooLargeError
-        guard = Guard(source, self._environment.unguarded(self._condition.text[low:high]))
+        guard = Guard(source, self._environment.unguarded(self._condition.text[low:high].strip()))
         self.guards[guard] = None
         return _one("", Slot(GUARD, source), _flag(wanted))
 

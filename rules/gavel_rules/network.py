@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import durable_rules_engine
 
-from gavel_rules.errors import NetworkFaultError
+from gavel_rules.errors import GavelRulesError, NetworkFaultError
 from gavel_rules.lowering import (
     FLAG,
     GUARD,
@@ -58,7 +58,7 @@ _OWN_FIELDS: Final = ("sid", "id", "$s", "$forward", "kind", "one")
 _FLAGS: Final[Mapping[object, str]] = {True: "true", False: "false"}
 
 
-class LimitError(Exception):
+class LimitError(GavelRulesError):
     """An action's rules do not fit into one network. The text says which limit."""
 
 

@@ -80,7 +80,7 @@ def guard_source(guard: Guard) -> str:
     if not guard.needs:
         return condition_source(guard.source)
     tests = " && ".join(f"has({PRESENCE_MAPS[root]}.{rest})" for root, _, rest in (path.partition(".") for path in guard.needs))
-    return f"({tests} ? dyn(({guard.source}\n)) : dyn(\"\"))"
+    return f'({tests} ? dyn(({guard.source}\n)) : dyn(""))'
 
 
 def _chunks(sources: Sequence[str]) -> list[list[str]]:

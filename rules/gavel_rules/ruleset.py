@@ -34,7 +34,7 @@ from gavel_rules.reference import Program, condition_source, guard_source
 from gavel_rules.schema import ParamsSchema, compile_schema
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
 from gavel_rules.values import number_problem
-from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType, condition_scope, conflict_key_scope
+from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, PRESENCE_MAPS, STRING, Field, ValueType, condition_scope, conflict_key_scope
 
 __all__ = [
     "CompiledAction",
@@ -120,6 +120,8 @@ class CompiledAction:
         types = checked.environment.types
         self._reader = Reader((read for condition in conditions for read in reads(condition.tree, types)), tested)
         self._guard_names = tuple(guard.source for guard in guards)
+        trees = [checked.environment.tree(guard.source) for guard in guards]
+        self._guard_reads = sorted({*PRESENCE_MAPS.values(), *(name for tree in trees for name, _ in reads(tree, types))} if guards else ())
         guard_sources = [guard_source(guard) for guard in guards]
         condition_sources = [condition_source(condition.source) for condition in conditions]
         self._guard_program = Program(checked.environment, guard_sources)
@@ -158,7 +160,7 @@ class CompiledAction:
             if joint is not None:
                 expected, guards = joint[: len(self.rules)], joint[len(self.rules) :]
         else:
-            guards = self._guard_program.together(values)
+            guards = self._guard_program.together({name: values[name] for name in self._guard_reads if name in values})
         if guards is None:
             # Something errs. Which rules do is settled by the reference engine, whatever the mode.
             expected = self._condition_program.apart(values)

@@ -21,6 +21,7 @@ from gavel_rules.values import number_problem
 
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 32
+MESSAGES_MAX: Final = 1_000
 
 Path = tuple[str | int, ...]
 
@@ -55,8 +56,13 @@ class Messages:
         return len(self._found)
 
     def sorted(self) -> tuple[DocumentMessage, ...]:
-        """Return all of them by place."""
-        return tuple(sorted(self._found))
+        """Return all of them by place; of very many, the first ones and how many there are besides."""
+        found = sorted(self._found)
+        if len(found) <= MESSAGES_MAX:
+            return tuple(found)
+        last = found[MESSAGES_MAX - 1]
+        more = f"and {len(found) - MESSAGES_MAX} more mistakes behind this one"
+        return (*found[:MESSAGES_MAX], DocumentMessage(last.line, last.column, "more-mistakes", more, "mend these first"))
 
 
 class Source:
@@ -250,7 +256,7 @@ class _Reader:
                 return self._refuse(node, path, "bad-character", f"a string {problem}", "remove it") if problem else text
             case "null":
                 return None
-            case "bool":
+            case "bool" if text.lower() in ("true", "false"):
                 return text.lower() == "true"
             case "int" | "float":
                 try:

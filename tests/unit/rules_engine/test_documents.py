@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gavel.v1.decision_pb2 import RetryPolicy
+from gavel_rules.case import Case
 from gavel_rules.document import RULES_PER_ACTION_MAX
 from gavel_rules.ruleset import DocumentError, DocumentMessage, FactDeclaration, compile_rule_set
 from gavel_rules.shipped import shipped_rule_set
@@ -102,6 +103,7 @@ def test_good(refusals: Refusals) -> None:
         ("when: params.amount < 5", "when: params.amout < 5", [(11, 55, "unknown-name")]),
         ('when: facts.status == "bad"', "when: 'true && facts.status == 5'", [(12, 75, "type-error")]),
         ('when: facts.status == "bad"', "when: true || facts.score > 1", [(12, 61, "unguarded-optional")]),
+        (GOOD, "%YAML 1.1\n---\n" + GOOD.replace("optional: true", "optional: yes"), [(11, 75, "wrong-type")]),
         ("gavel: v1", "gavel: [v1", None),
         (GOOD, "", [(1, 1, "wrong-type")]),
         (GOOD, "- a", [(1, 1, "wrong-type")]),
@@ -293,6 +295,23 @@ def test_rules_per_action(refusals: Refusals, document: Document) -> None:
     conditions = [f"params.amount > {number}" for number in range(RULES_PER_ACTION_MAX)]
     assert refusals(json.dumps(document(conditions))) == []
     assert [code for _, _, code in refusals(json.dumps(document([*conditions, "true"])))] == ["too-many-rules"]
+
+
+def test_many_mistakes(document: Document) -> None:
+    """Of very many mistakes the first thousand are named, and the number of the others."""
+    conditions = [" && ".join(f"params.x{number}" for number in range(10))] * 150
+    with pytest.raises(DocumentError) as caught:
+        compile_rule_set(json.dumps(document(conditions), indent=1))
+    assert len(caught.value.messages) == 1001
+    assert caught.value.messages[-1].message == "and 500 more mistakes behind this one"
+
+
+def test_action_without_rules(document: Document, case: Callable[..., Case]) -> None:
+    """An action may have no rules: nothing ever matches."""
+    data = document(["true"])
+    data["actions"]["other.do"] = {"params": {"type": "object"}}
+    verdict = compile_rule_set(json.dumps(data)).actions["other.do"].evaluate(case(), both=True)
+    assert (verdict.matched, verdict.error, verdict.disagreement) == ((), "", None)
 
 
 def test_too_many_values(refusals: Refusals, document: Document) -> None:
