@@ -1,0 +1,168 @@
+"""`kill -9`, a suspended Redis and SIGTERM, all under load: what was answered stays, and what was not can be asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_client import GavelClient, GavelError
+
+from tests.e2e.ledger import Ledger
+from tests.e2e.load import Load
+from tests.e2e.world import Server, open_bus, prove, publish_status, replay, serving, until
+
+BUS = "default"
+
+
+def server_dies(server: Server) -> None:
+    """The kernel ends its Redis with it, gently."""
+    server.kill()
+
+
+def redis_dies(server: Server) -> None:
+    """The server goes on, and starts it again."""
+    os.kill(server.redis_process_id(), signal.SIGKILL)
+
+
+def both_die_redis_first(server: Server) -> None:
+    """The server may see for a moment that Redis is away."""
+    os.kill(server.redis_process_id(), signal.SIGKILL)
+    server.kill()
+
+
+def both_die_server_first(server: Server) -> None:
+    """Redis may still take in what the server had sent."""
+    redis_process_id = server.redis_process_id()
+    server.running.kill()
+    os.kill(redis_process_id, signal.SIGKILL)
+    server.kill()
+
+
+CRASHES: tuple[Callable[[Server], None], ...] = (server_dies, redis_dies, both_die_redis_first, both_die_server_first)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    """A server with its embedded Redis, not started; its address outlives it."""
+    return Server(tmp_path / "gavel", listen=f"unix:{tmp_path}/gavel.sock")
+
+
+async def writable(client: GavelClient) -> None:
+    """Return once the server takes writes (again)."""
+
+    async def takes_writes() -> bool | None:
+        try:
+            return (await client.get_status()).writable or None
+        except GavelError:
+            return None
+
+    await until(takes_writes)
+
+
+async def prepared(client: GavelClient) -> dict[str, Envelope]:
+    """Open the bus and return the facts of some parcels."""
+    await open_bus(client)
+    return await publish_status(client, [f"parcel/{number}" for number in range(40)])
+
+
+async def is_consistent(server: Server, client: GavelClient, load: Load) -> None:
+    """Assert that everything heard is in the log and comes back the same, and that the rest can be had."""
+    await writable(client)
+    await load.repeat(client, 20)
+    assert {} == load.unheard
+    load.check(await Ledger.read(server.redis_url, BUS))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_acknowledged_decisions_survive_kill_9(server: Server, seed: int) -> None:
+    """Whatever is killed at whatever moment: after a restart every answered decision is there and comes back the same; it replays."""
+    randomness = random.Random(seed)
+    with serving(server):
+        async with server.client() as client:
+            load = Load(randomness, await prepared(client))
+        for crash in randomness.sample(CRASHES, len(CRASHES)):
+            async with server.client() as one, server.client() as other:
+                load.start((one, other))
+                await load.hears(randomness.randint(1, 300))
+                crash(server)
+                await load.stop()
+            if server.running.poll() is not None:
+                await asyncio.to_thread(server.start)
+            async with server.client() as client:
+                await is_consistent(server, client, load)
+        assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
+        proved = replay(server.redis_url, BUS)
+        assert 0 == proved.returncode, proved.stderr
+
+
+async def test_a_suspended_redis_leaves_no_doubt(server: Server) -> None:
+    """While Redis stands still, appends are of unknown outcome; once it goes on, each is in the log once or can be repeated."""
+    with serving(server):
+        async with server.client() as client, server.client() as other:
+            load = Load(random.Random(3), await prepared(client))
+            load.start((client, other))
+            await load.hears(100)
+            redis_process_id = server.redis_process_id()
+            os.kill(redis_process_id, signal.SIGSTOP)
+            try:
+                # It needs Redis and is answered only when the server has lost its patience, with this as with the append before it.
+                with pytest.raises(GavelError) as waiting:
+                    await client.get_status(timeout_ms=6_000)
+            finally:
+                os.kill(redis_process_id, signal.SIGCONT)
+            assert waiting.value.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            await load.stop()
+            await is_consistent(server, client, load)
+            await prove(client)
+
+
+async def follow(client: GavelClient, followed: list[int]) -> GavelError:
+    """Note the numbers of a bus's events until the subscription ends; return why it does."""
+    try:
+        async for item in client.subscribe_events(from_sequence_number=1):
+            followed.append(item.envelope.sequence_number)  # noqa: PERF401  # the stream ends with an error
+    except GavelError as error:
+        return error
+    raise AssertionError("the server ended a subscription without saying why")
+
+
+async def test_sigterm_drains(server: Server) -> None:
+    """Under load, SIGTERM ends every call with a decision or UNAVAILABLE, commits what was answered, and leaves no process behind."""
+    with serving(server):
+        async with server.client() as client, server.client() as other:
+            load = Load(random.Random(7), await prepared(client))
+            followed: list[int] = []
+            following = asyncio.create_task(follow(client, followed))
+            load.start((client, other))
+            await load.hears(200)
+            redis_process_id = server.redis_process_id()
+            assert 0 == await asyncio.to_thread(server.terminate), server.log()
+            await load.ended()
+            ended = await following
+        assert [grpc.StatusCode.UNAVAILABLE] * len(load.failures) == [failure.code for failure in load.failures], load.failures
+        assert (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN") == (ended.code, ended.reason)
+        assert list(range(1, len(followed) + 1)) == followed
+        with pytest.raises(ProcessLookupError):
+            os.kill(redis_process_id, 0)
+        await asyncio.to_thread(server.start)
+        async with server.client() as client:
+            load.check(await Ledger.read(server.redis_url, BUS))
+            await is_consistent(server, client, load)
+            await prove(client)
+
+
+async def test_sigterm_of_an_idle_server(server: Server) -> None:
+    """A server with nothing to do but an open subscription ends at once and well."""
+    with serving(server):
+        async with server.client() as client:
+            await open_bus(client)
+            following = asyncio.create_task(follow(client, []))
+            assert 0 == await asyncio.to_thread(server.terminate)
+            assert grpc.StatusCode.UNAVAILABLE == (await following).code
