@@ -61,8 +61,11 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_demo_leaves(tmp_path: Path) -> None:
-    """A server on the demo's directory shows the trace that the demo names, with its tool call paired, and the projection."""
-    done = gavel("demo", "--data", tmp_path / "data")
+    """A server on the demo's directory shows the trace that the demo names, with its tool call paired, and the projection.
+
+    Settings of another server in the environment do not concern the demo.
+    """
+    done = gavel("demo", "--data", tmp_path / "data", GAVEL_FDR="false", GAVEL_REDIS="redis://127.0.0.1:9")
     assert 0 == done.returncode
     (trace,) = {word.rstrip(",") for word in done.stdout.split() if word.startswith("refund-") and word.rstrip(",)").endswith("-1")} - {
         word for word in done.stdout.split() if word.endswith(")")

@@ -35,6 +35,14 @@ def test_default_directory(log_copy: Path, tmp_path: Path, monkeypatch: pytest.M
     assert (0, PROVED + "\n") == (gavel("replay").returncode, gavel("replay").stdout)
 
 
+def test_directory_by_environment(log_copy: Path) -> None:
+    """GAVEL_DATA and GAVEL_REDIS name the log where no option does; an option outweighs both."""
+    assert PROVED + "\n" == gavel("replay", GAVEL_DATA=str(log_copy)).stdout
+    done = gavel("replay", GAVEL_DATA=str(log_copy), GAVEL_REDIS="redis://127.0.0.1:9")
+    assert (1, True) == (done.returncode, "cannot connect to Redis at redis://127.0.0.1:9" in done.stderr)
+    assert PROVED + "\n" == gavel("replay", "--data", log_copy, GAVEL_DATA="elsewhere", GAVEL_REDIS="redis://127.0.0.1:9").stdout
+
+
 def test_second_engine(log_copy: Path) -> None:
     """The second engine alone comes to the same decisions."""
     done = gavel("replay", "--data", log_copy, "--engine", "reference")
