@@ -51,6 +51,19 @@ class Pending:
     references: References = NO_REFERENCES
     cause_in_batch: str = ""
 
+    def answer(self, result: Completed | ServiceError) -> None:
+        """Tell the caller, once: what it hears first stands."""
+        done, self.done = self.done, _ignore
+        try:
+            done(result)
+        except Exception:
+            # One caller's callback must not keep the others from their answers.
+            _LOG.exception("callback.failed")
+
+
+def _ignore(result: Completed | ServiceError) -> None:
+    """The caller has been answered already."""
+
 
 class Plan(NamedTuple):
     """A decided batch, applied to the state and not yet in the log."""

@@ -88,7 +88,7 @@ def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
         if admit(command.envelope, bus, PROPOSALS):
             pending.check_id = command.envelope.event_id
     except ServiceError as error:
-        pending.done(error)
+        pending.answer(error)
         return False
     pending.unchecked = False
     return True
@@ -110,7 +110,7 @@ async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope
         known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
         if known is None:
             message = f"causation_id {envelope.causation_id} names no event of bus {sequencer.bus} within the idempotency window"
-            pending.done(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+            pending.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
             return False
         trace_id = known.trace_id
     if not envelope.trace_id and not envelope.HasField("execution"):

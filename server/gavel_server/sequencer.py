@@ -49,6 +49,7 @@ BATCH_COMMANDS_MAX: Final = 512
 LINGER_SECONDS: Final = 0.002
 LINGER_MOMENTS_MAX: Final = 5
 POLL_INTERVAL_SECONDS: Final = 0.05
+UNWRITABLE_PAUSE_SECONDS: Final = 0.25
 UNKNOWN_ANSWER_SECONDS: Final = 5.0
 CHECKPOINT_INTERVAL_SECONDS: Final = 1.0
 
@@ -262,8 +263,13 @@ class Sequencer:
 
     async def _wait_for_work(self) -> None:
         if not self._queue and not self._stopping and not self._refresh_wanted and not self._timer_due():
-            due_ms = self._state.next_timer_ms() if self._trouble is None else None
-            await self._sleep(None if due_ms is None else max(0.0, (due_ms - self.now_ms()) / 1000))
+            due_ms = self._state.next_timer_ms()
+            if due_ms is None:
+                await self._sleep(None)
+            elif self.unwritable() is None:
+                await self._sleep(max(0.0, (due_ms - self.now_ms()) / 1000))
+            else:
+                await self._sleep(UNWRITABLE_PAUSE_SECONDS)
         if self._last_batch > 1 and len(self._queue) < self._company and not self._stopping:
             await self._linger()
 
@@ -400,7 +406,7 @@ class Sequencer:
             for envelope in decided.envelopes:
                 note(envelope)
         for pending, answer in decided.answers:
-            _answer(pending, outcome(decided, answer) if instead is None else instead)
+            pending.answer(outcome(decided, answer) if instead is None else instead)
         self._wake_followers()
 
     def _undo(self, decided: Plan) -> None:
@@ -457,10 +463,10 @@ class Sequencer:
             raise LogCorruptError(f"event {known.sequence_number} of bus {self.bus} is indexed but not in the log")
         if not same_content(Envelope.FromString(record.envelope), envelope):
             message = f"event_id {pending.check_id} is event {known.sequence_number}, which has other content; choose a new event_id"
-            _answer(pending, ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message))
+            pending.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message))
             return
         first = records.get(known.decision_sequence_number, record)
-        _answer(pending, Completed(Recorded(Envelope.FromString(first.envelope)), first))
+        pending.answer(Completed(Recorded(Envelope.FromString(first.envelope)), first))
 
     async def _answer_taken(self, batch: list[Pending], error: EventIdTakenError) -> list[Pending]:
         left: list[Pending] = []
@@ -592,7 +598,7 @@ class Sequencer:
 
     def _refuse_queue(self, error: ServiceError) -> None:
         while self._queue:
-            _answer(self._queue.popleft(), error)
+            self._queue.popleft().answer(error)
 
     def requeue(self, pending: list[Pending]) -> None:
         """Put commands back to the front of the queue, in their order."""
@@ -634,19 +640,6 @@ def _regressed(bus: str, head: Head, seen: Head) -> str:
     )
 
 
-def _answer(pending: Pending, result: Completed | ServiceError) -> None:
-    """Tell a caller, once: what it hears first stands."""
-    done, pending.done = pending.done, _ignore
-    try:
-        done(result)
-    except Exception:  # noqa: BLE001  # one caller's callback must not keep the others from their answers
-        _LOG.exception("callback.failed")
-
-
 def _answer_all(batch: list[Pending], error: ServiceError) -> None:
     for pending in batch:
-        _answer(pending, error)
-
-
-def _ignore(result: Completed | ServiceError) -> None:
-    """The caller has been answered already."""
+        pending.answer(error)
