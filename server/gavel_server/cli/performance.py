@@ -134,6 +134,6 @@ async def _proved(data: Path, bus: str) -> ReplayVerdict:
     from gavel.v1.decision_pb2 import ENGINE_RETE
 
     from gavel_server.cli.offline import log_in_directory
-    from gavel_server.cli.replaying import verified_here, watched
+    from gavel_server.cli.replaying import verdict_in, verified_here
 
-    return await watched(verified_here(log_in_directory(data, bus), 0, 0, ENGINE_RETE))
+    return await verdict_in(verified_here(log_in_directory(data, bus), 0, 0, ENGINE_RETE))

@@ -5,7 +5,7 @@ It needs no server: it opens the log itself, and so it also judges a server that
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from enum import Enum
 from pathlib import Path
@@ -81,7 +81,7 @@ def replay(
         progress = _verified_by_server(server, bus, from_sequence_number, to_sequence_number, number)
     else:
         progress = verified_here(_opened(data, redis, bus), from_sequence_number, to_sequence_number, number)
-    verdict = asyncio.run(watched(progress))
+    verdict = asyncio.run(_watched(progress))
     raise typer.Exit(_report(verdict, as_json))
 
 
@@ -146,14 +146,22 @@ async def _verified_by_server(
         raise explained(error, server) from error
 
 
-async def watched(responses: AsyncGenerator[VerifyReplayResponse, None]) -> ReplayVerdict:
+async def _watched(responses: AsyncGenerator[VerifyReplayResponse, None]) -> ReplayVerdict:
     """Show progress; return the verdict."""
     with _Passes() as passes:
-        async with aclosing(responses):
-            async for response in responses:
-                if response.HasField("verdict"):
-                    return response.verdict
-                passes.show(response.progress)
+        return await verdict_in(responses, passes.show)
+
+
+async def verdict_in(
+    responses: AsyncGenerator[VerifyReplayResponse, None], show: Callable[[ReplayProgress], None] | None = None
+) -> ReplayVerdict:
+    """Return the verdict that a replay ends with; `show` hears of its progress."""
+    async with aclosing(responses):
+        async for response in responses:
+            if response.HasField("verdict"):
+                return response.verdict
+            if show is not None:
+                show(response.progress)
     raise CommandError("the replay ended without a verdict; try again, or replay the log itself with --data or --redis")
 
 
