@@ -1,0 +1,236 @@
+"""The documentation says what the code does: names, limits, codes, settings and examples are compared with their source."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from gavel.v1 import (
+    arbitration_service_pb2,
+    error_pb2,
+    event_service_pb2,
+    execution_service_pb2,
+    projection_service_pb2,
+    replay_service_pb2,
+    rule_set_service_pb2,
+    tool_service_pb2,
+)
+from gavel_rules import arbitration, limits, reasons
+from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
+from gavel_server.cli.main import app
+from gavel_server.config import Settings
+
+ROOT: Final = Path(__file__).parents[2]
+DOCS: Final = ROOT / "docs"
+PAGES: Final = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SERVICES: Final = (
+    arbitration_service_pb2,
+    event_service_pb2,
+    execution_service_pb2,
+    projection_service_pb2,
+    replay_service_pb2,
+    rule_set_service_pb2,
+    tool_service_pb2,
+)
+# Where the compiler names its codes, and where its limits stand.
+COMPILER: Final = (
+    "rules/gavel_rules/document.py",
+    "rules/gavel_rules/source.py",
+    "rules/gavel_rules/schema.py",
+    "rules/gavel_rules/conditions.py",
+    "rules/gavel_rules/ruleset.py",
+    "server/gavel_server/compile_worker.py",
+)
+LIMITS_OF_DOCUMENTS: Final = ("document", "source", "schema", "conditions", "ruleset")
+# Named in the docs as not there yet.
+FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
+
+
+def _text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    """Yield the cells of every table row."""
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def _slugs(page: Path) -> set[str]:
+    """Return the anchors that a page's headings have on the usual forges."""
+    headings = re.findall(r"^#+ (.+)$", _without_code(page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    """Every relative link names a file of this repository, and its anchor a heading there."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", _without_code(page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in _slugs(file)):
+            broken.append(target)
+    assert broken == []
+
+
+@pytest.mark.parametrize("folder", [DOCS, DOCS / "decisions"], ids=lambda folder: folder.name)
+def test_index_names_every_page(folder: Path) -> None:
+    """The index of a folder links to each of its pages."""
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in sorted(folder.glob("*.md")) if page.name != "README.md" and f"]({page.name})" not in index] == []
+
+
+def test_decisions_have_unique_numbers() -> None:
+    """A number stands for one decision, and the page's heading bears it."""
+    pages = sorted((DOCS / "decisions").glob("0*.md"))
+    assert [page.name[:4] for page in pages] == sorted({page.name[:4] for page in pages})
+    assert [page.name for page in pages if not page.read_text(encoding="utf-8").startswith(f"# {page.name[:4]} ")] == []
+
+
+def _emitted_reason_codes() -> set[str]:
+    """Return Gavel's reason codes that any module of the core uses."""
+    used: set[str] = set()
+    for module in sorted((ROOT / "rules/gavel_rules").glob("*.py")):
+        used.update(re.findall(r"\breasons\.([A-Z_]+)\b", module.read_text(encoding="utf-8")))
+    return used & reasons.RESERVED
+
+
+def test_reason_codes_are_explained() -> None:
+    """Every code that can be emitted is explained in arbitration.md, and every other one is named as reserved."""
+    explained, _, reserved = _text("arbitration.md").partition("## Reserved reason codes")
+    emitted = _emitted_reason_codes()
+    assert sorted(code for code in emitted if f"`{code}`" not in explained) == []
+    assert sorted(re.findall(r"`([A-Z_]+)`", reserved.partition("## ")[0])) == sorted(reasons.RESERVED - emitted)
+
+
+def test_stages_are_those_of_the_code() -> None:
+    """The table of stages has the numbers and codes that the arbitration module lists, in its order."""
+    listed = re.findall(r"(?<!\S)(\d+)  ([A-Z][A-Z_]+)", arbitration.__doc__ or "")
+    table = [(cells[0], re.findall(r"`([A-Z_]+)`", cells[2])) for cells in _rows(_text("arbitration.md")) if cells[0].isdigit()]
+    assert [number for number, _ in table] == sorted({number for number, _ in listed} | {"16"}, key=int)
+    for number, code in listed:
+        assert code in dict(table)[number]
+
+
+def test_error_reasons_are_listed() -> None:
+    """Every ErrorReason stands in the error table of contract.md."""
+    names = [name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()[1:]]
+    table = " ".join(cells[0] for cells in _rows(_text("contract.md")))
+    assert [name for name in names if f"`{name}`" not in table] == []
+
+
+def test_calls_are_listed() -> None:
+    """Every call of every service stands in contract.md."""
+    text = _text("contract.md")
+    methods = [method.name for module in SERVICES for service in module.DESCRIPTOR.services_by_name.values() for method in service.methods]
+    assert [name for name in methods if f"`{name}`" not in text] == []
+
+
+def _limits(module: object) -> dict[str, int]:
+    named = vars(module).items()
+    return {name: value for name, value in named if name.isupper() and not name.startswith("_") and isinstance(value, int)}
+
+
+def _documented(page: str) -> dict[str, str]:
+    """Return the second cell of every table row whose first cell is a constant's name."""
+    return {cells[0].strip("`"): cells[1] for cells in _rows(_text(page)) if re.fullmatch(r"`[A-Z_]+`", cells[0]) and len(cells) > 2}
+
+
+def test_limits_are_listed_with_their_values() -> None:
+    """Every limit of the contract stands in contract.md with the value that the code has."""
+    documented = _documented("contract.md")
+    assert {name: documented.get(name) for name in _limits(limits)} == {name: f"{value:,}" for name, value in _limits(limits).items()}
+
+
+def test_limits_of_documents_are_listed_with_their_values() -> None:
+    """Every limit of rule set documents stands in rule-language.md with the value that the code has."""
+    documented = _documented("rule-language.md")
+    expected = {}
+    for name in LIMITS_OF_DOCUMENTS:
+        module = importlib.import_module(f"gavel_rules.{name}")
+        own = re.findall(r"^([A-Z_]+_MAX): Final", Path(str(module.__file__)).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        expected.update({limit: f"{getattr(module, limit):,}" for limit in own})
+    assert {name: documented.get(name) for name in expected} == expected
+
+
+def _codes_of_the_compiler() -> set[str]:
+    """Return every kebab-case text of the compiler's modules: these are its codes, and nothing else there looks like one."""
+    codes = {"not-bool", "not-string"}  # made of the type that an expression should have
+    for name in COMPILER:
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value):
+                codes.add(node.value)
+    return codes
+
+
+def test_codes_of_the_compiler_are_listed() -> None:
+    """The codes that rule-language.md lists are those that the compiler knows."""
+    listed = {cells[0].strip("`") for cells in _rows(_text("rule-language.md")) if re.fullmatch(r"`[a-z]+(-[a-z]+)+`", cells[0])}
+    assert listed == _codes_of_the_compiler()
+
+
+def _sample() -> str:
+    found = re.search(r"```yaml\n(.*?)```", _text("rule-language.md"), flags=re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def _examples() -> list[tuple[str, str, str, str]]:
+    """Return (code, what to change, what into, message) of every example of a mistake or warning."""
+    examples = []
+    for cells in _rows(_text("rule-language.md")):
+        change = re.fullmatch(r"`([^`]+)` to `([^`]+)`", cells[1])
+        if change is not None:
+            examples.append((cells[0].strip("`"), change[1], change[2], cells[2].strip("`").strip()))
+    return examples
+
+
+def test_the_sample_document_is_valid() -> None:
+    """The document at the top of rule-language.md compiles, without a warning."""
+    assert compile_rule_set(_sample()).warnings == ()
+
+
+@pytest.mark.parametrize(("code", "old", "new", "message"), _examples(), ids=[example[0] for example in _examples()])
+def test_example_of_a_mistake(code: str, old: str, new: str, message: str) -> None:
+    """The change that the page describes gives the code and the message that it says."""
+    document = _sample()
+    assert old in document
+    found: tuple[DocumentMessage, ...]
+    try:
+        found = compile_rule_set(document.replace(old, new, 1)).warnings
+    except DocumentError as error:
+        found = error.messages
+    said = [f"{one.code}: {one.message}" + (f" ({one.suggestion})" if one.suggestion else "") for one in found]
+    assert f"{code}: {message}" in said
+
+
+def test_settings_are_listed() -> None:
+    """Every setting stands in operating.md with its option and its environment variable."""
+    rows = {cells[0].strip("`"): cells for cells in _rows(_text("operating.md"))}
+    for name in Settings.model_fields:
+        assert f"`--{name.replace('_', '-')}`" in rows[name][1]
+        assert f"`GAVEL_{name.upper()}`" == rows[name][2]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_exist(page: Path) -> None:
+    """Every `gavel COMMAND` that the docs show is a command of the program, or is named as one to come."""
+    known = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups} | FUTURE_COMMANDS
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"^    .+$", text, flags=re.MULTILINE) + "\n".join(re.findall(r"```sh\n.*?```", text, flags=re.DOTALL)).splitlines()
+    shown = {command for line in lines for command in re.findall(r"(?:^\s*|until |/)gavel ([a-z][a-z-]+)\b", line)}
+    shown.update(re.findall(r"`gavel ([a-z][a-z-]+)\b[^`]*`", text))
+    assert sorted(shown - known) == []
