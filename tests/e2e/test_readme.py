@@ -1,0 +1,120 @@
+"""What the documentation tells a newcomer to type, typed: the first session of the README, and the Python example.
+
+grpcurl is a Go program that a test machine need not have; a few lines of Python stand in for it and make the same calls with the
+same JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+BIN: Final = Path(sys.executable).parent
+ADDRESS: Final = "127.0.0.1:9090"
+SESSION_TIMEOUT_SECONDS: Final = 100
+
+GRPCURL: Final = f"""#!{sys.executable}
+import importlib, re, sys
+import grpc
+from google.protobuf import json_format, message_factory
+
+plaintext, _, text, address, method = sys.argv[1:]
+service, _, name = method.partition("/")
+module = re.sub(r"(?<!^)(?=[A-Z])", "_", service.rpartition(".")[2]).lower()
+services = importlib.import_module(f"gavel.v1.{{module}}_pb2").DESCRIPTOR.services_by_name
+called = services[service.rpartition(".")[2]].methods_by_name[name]
+request = json_format.Parse(text, message_factory.GetMessageClass(called.input_type)())
+answer = message_factory.GetMessageClass(called.output_type)
+with grpc.insecure_channel(address) as channel:
+    call = channel.unary_unary(f"/{{method}}", type(request).SerializeToString, answer.FromString)
+    print(json_format.MessageToJson(call(request, timeout=10), preserving_proto_field_name=True))
+"""
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@contextmanager
+def _shell(script: str, directory: Path, address: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script in a shell of its own; whatever it started ends with it."""
+    tools = directory / "tools"
+    tools.mkdir()
+    (tools / "grpcurl").write_text(GRPCURL)
+    (tools / "grpcurl").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")} | {
+        "PATH": f"{tools}:{BIN}:{os.environ['PATH']}",
+        "TMPDIR": str(directory),
+        "COLUMNS": "200",
+        "GAVEL_LISTEN": address,
+        "GAVEL_SERVER": address,
+    }
+    process = subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_first_session(tmp_path: Path) -> None:
+    """The README's first session runs from its first line to its last and says what the README shows."""
+    readme = ROOT / "README.md"
+    address = _free_address()
+    # The environment is there already, and this one.
+    script = "\n".join(_blocks(readme, "sh")).replace("make setup\n", "").replace("$PWD/.venv/bin", str(BIN)).replace(ADDRESS, address)
+
+    with _shell(script, tmp_path, address) as process:
+        output, _ = process.communicate(timeout=SESSION_TIMEOUT_SECONDS)
+
+    assert process.returncode == 0, output
+    shown = " ".join(_blocks(readme, "text")).split()
+    # Times and what is cut short differ.
+    expected = [token for token in shown if "…" not in token and not re.match(r"\d{4}-", token)]
+    assert [token for token in expected if token not in output] == []
+
+
+def test_python_example(tmp_path: Path) -> None:
+    """The first Python example of clients.md runs as it stands and prints a decision with what is missing."""
+    address = _free_address()
+    example = tmp_path / "example.py"
+    example.write_text(_blocks(ROOT / "docs/clients.md", "python")[0].replace(ADDRESS, address))
+    script = f"""
+    cd "$(mktemp -d)"
+    gavel serve --data data > serve.log 2>&1 &
+    until gavel status > status.txt 2>&1; do sleep 1; done
+    gavel rules deploy {ROOT}/rules/sets/refunds.yaml --activate > deployed.txt
+    python {example}
+    kill %1
+    wait
+    """
+
+    with _shell(script, tmp_path, address) as process:
+        output, _ = process.communicate(timeout=SESSION_TIMEOUT_SECONDS)
+
+    assert (0, "OUTCOME_REJECTED NEED_MORE_FACTS") == (process.returncode, output.splitlines()[0]), output
+    assert "missing: order.total of order/7" in output
