@@ -42,7 +42,7 @@ from gavel_rules.commands import (
     Tick,
 )
 from gavel_rules.decider import handle, judge
-from gavel_rules.events import ARBITER_VERSION, CATEGORIES_OF_PRODUCER, PAYLOAD_OF_CATEGORY, SYSTEM_PRODUCER, milliseconds
+from gavel_rules.events import ARBITER_VERSION, CATEGORIES_OF_PRODUCER, GAVEL, PAYLOAD_OF_CATEGORY, SYSTEM_PRODUCER, milliseconds
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.projection import State, governing_actions
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
@@ -88,7 +88,8 @@ class Integrity:
         self._bus = bus
         self._hash = genesis_hash(bus)
         self._recorded_at_ms = 0
-        self._event_ids: set[bytes] = set()
+        self._window_ms = 0
+        self._recorded_at_ms_of: dict[bytes, int] = {}  # by event_id
         self.events = 0
 
     def feed(self, sequence_number: int, envelope_bytes: bytes, chain_hash: bytes) -> None:
@@ -132,18 +133,20 @@ class Integrity:
             return f"event {number}: producer type {envelope.producer.type} may not publish a {payload}"
         if milliseconds(envelope.recorded_at) < self._recorded_at_ms:
             return f"event {number} was recorded before event {number - 1}"
-        if envelope.event_id.encode() in self._event_ids:
-            return f"event {number} repeats event_id {envelope.event_id}"
-        if envelope.causation_id and envelope.causation_id.encode() not in self._event_ids:
+        known_ms = self._recorded_at_ms_of.get(envelope.event_id.encode())
+        if known_ms is not None and milliseconds(envelope.recorded_at) - known_ms <= self._window_ms:
+            return f"event {number} repeats event_id {envelope.event_id} within the bus's idempotency window"
+        if envelope.causation_id and envelope.causation_id.encode() not in self._recorded_at_ms_of:
             return f"event {number} names a cause, {envelope.causation_id}, that is not before it"
         return ""
 
     def _note(self, envelope: Envelope) -> None:
         self._recorded_at_ms = milliseconds(envelope.recorded_at)
-        self._event_ids.add(envelope.event_id.encode())
+        self._recorded_at_ms_of[envelope.event_id.encode()] = self._recorded_at_ms
         match envelope.fact.WhichOneof("system"):
             case "bus_opened":
                 version = envelope.fact.bus_opened.arbiter_version
+                self._window_ms = envelope.fact.bus_opened.idempotency_window_ms
             case "arbiter_version_changed":
                 version = envelope.fact.arbiter_version_changed.arbiter_version
             case _:
@@ -225,24 +228,24 @@ class Recomputation:
         copy.ClearField("sequence_number")
         copy.ClearField("recorded_at")
         match recorded.WhichOneof("payload"):
-            case "proposal":
-                return SubmitProposal(copy), References(cited=self._cited)
             case "fact" if recorded.fact.WhichOneof("system") is not None:
                 return _system_command(recorded), References()
-            case "fact" | "observation" | "tool_call" | "tool_result":
-                return PublishEvent(copy), References()
-            case "agent_diagnostic":
-                return self._diagnostic_command(recorded, copy), References()
-            case "execution":
-                return self._execution_command(recorded, copy, now_ms), References()
+            case "agent_diagnostic" if _is_late_report(recorded):
+                return self._late_report_command(recorded), References()
             case "decision" if recorded.decision.reason_code == reasons.RETRY_FACTS_CHANGED:
                 # The one decision that a call makes which is itself no event: an attempt was to be started again.
                 return BeginExecution(recorded.decision.previous_decision_id, recorded.producer, 1), References()
+            case _ if recorded.producer.id == GAVEL:
+                return None, References()  # nobody publishes in Gavel's name
+            case "proposal":
+                return SubmitProposal(copy), References(cited=self._cited)
+            case "fact" | "observation" | "tool_call" | "tool_result" | "agent_diagnostic":
+                return PublishEvent(copy), References()
+            case "execution":
+                return self._execution_command(recorded, copy, now_ms), References()
         return None, References()
 
-    def _diagnostic_command(self, recorded: Envelope, copy: Envelope) -> Command:
-        if not _is_late_report(recorded):
-            return PublishEvent(copy)
+    def _late_report_command(self, recorded: Envelope) -> Command:
         late = recorded.agent_diagnostic.late_execution
         report = Envelope(event_id=recorded.event_id, execution=late.execution)
         report.producer.id = late.executor_id
