@@ -7,7 +7,7 @@ gets one. The order is part of the contract: a forged producer is refused before
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
@@ -348,7 +348,8 @@ def _text_violations(message: Message, path: str, skip: str = "") -> Iterator[tu
 
 
 def _items(value: Any) -> list[Any]:
-    return list(value) if hasattr(value, "__iter__") and not isinstance(value, bytes | Message) else []
+    """Return the items of a repeated field. Protobuf's containers are sequences, but not all of them have an __iter__."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, bytes) else []
 
 
 def _reference_problem(text: str) -> str:
