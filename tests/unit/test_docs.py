@@ -37,15 +37,7 @@ SERVICES: Final = (
     rule_set_service_pb2,
     tool_service_pb2,
 )
-# Where the compiler names its codes, and where its limits stand.
-COMPILER: Final = (
-    "rules/gavel_rules/document.py",
-    "rules/gavel_rules/source.py",
-    "rules/gavel_rules/schema.py",
-    "rules/gavel_rules/conditions.py",
-    "rules/gavel_rules/ruleset.py",
-    "server/gavel_server/compile_worker.py",
-)
+# Modules whose limits an author of rule sets can meet.
 LIMITS_OF_DOCUMENTS: Final = ("document", "source", "schema", "conditions", "ruleset")
 # Named in the docs as not there yet.
 FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
@@ -166,11 +158,24 @@ def test_limits_of_documents_are_listed_with_their_values() -> None:
     assert {name: documented.get(name) for name in expected} == expected
 
 
+def _modules_of_the_compiler() -> set[Path]:
+    """Return the compiler's modules: all of the core that `ruleset` imports, and the process that runs it."""
+    package = ROOT / "rules/gavel_rules"
+    found: set[Path] = set()
+    waiting = {package / "ruleset.py"}
+    while waiting:
+        module = waiting.pop()
+        found.add(module)
+        imported = re.findall(r"^from gavel_rules\.(\w+) import", module.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        waiting.update({package / f"{name}.py" for name in imported} - found)
+    return found | {ROOT / "server/gavel_server/compile_worker.py"}
+
+
 def _codes_of_the_compiler() -> set[str]:
     """Return every kebab-case text of the compiler's modules: these are its codes, and nothing else there looks like one."""
     codes = {"not-bool", "not-string"}  # made of the type that an expression should have
-    for name in COMPILER:
-        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+    for module in _modules_of_the_compiler():
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value):
                 codes.add(node.value)
     return codes
