@@ -46,7 +46,7 @@ DAY_MS: Final = 24 * 60 * 60 * 1000
 Result = TypeVar("Result")
 
 
-def rule_set(*, version: int = 1, decision_ttl_ms: int = 600_000, max_attempts: int = 5, human_takeover_after_ms: int = 600_000) -> str:
+def rule_set(*, version: int = 1, decision_ttl_ms: int = 600_000, max_attempts: int = 20, human_takeover_after_ms: int = 600_000) -> str:
     """Return the tests' rule set: a parcel that is ready and not too heavy may be sent, one that is lost may not."""
     return f"""
 gavel: v1

@@ -1,0 +1,13 @@
+"""A courier who does what he is told."""
+
+from __future__ import annotations
+
+from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
+
+handlers = Handlers()
+
+
+@handlers.action("parcel.send")
+async def send(context: ExecutionContext) -> HandlerResult:
+    """Send the parcel."""
+    return HandlerResult.success({"weight": context.params["weight"], "attempt": context.attempt})

@@ -1,0 +1,333 @@
+"""What no client of ours would send, over the wire to a real server: each gets its code, and nothing of it reaches the log.
+
+The services' own tests go through every field. Here every call that may write meets the same few kinds of bad input.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from gavel.v1 import arbitration_service_pb2 as arbitration
+from gavel.v1 import common_pb2, decision_pb2, execution_pb2
+from gavel.v1 import event_service_pb2 as events
+from gavel.v1 import execution_service_pb2 as executions
+from gavel.v1 import rule_set_service_pb2 as rule_sets
+from gavel.v1 import tool_service_pb2 as tools
+from gavel.v1.common_pb2 import EventReference, Producer
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.error_pb2 import ErrorReason
+from gavel.v1.execution_pb2 import Execution
+from gavel.v1.fact_pb2 import BusOpened, RuleSetActivated
+from gavel_client import GavelError, SyncGavelClient, execution_envelope, fact_envelope
+from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct, Value
+
+from tests.e2e.world import AGENT, COURIER, DEPOT, POLICY, Server, proposal, rule_set
+
+UNKNOWN_ID = "0198c5a0-0000-7000-8000-000000000001"
+RESERVED_ID = "0198c5a0-0000-8000-8000-000000000001"
+EXECUTION_ID = "exec_0123456789ab"
+MIB = 1024 * 1024
+TRANSPORT_BYTES_MAX = 16 * MIB
+CALL_SECONDS_MAX = 30.0
+
+ARBITRATOR = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id="gavel")
+SYSTEM = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id="operator")
+REACTOR = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id="fact-derivation-reactor")
+
+SUBMIT, SUBMIT_BATCH = "ArbitrationService/SubmitProposal", "ArbitrationService/BatchSubmitProposals"
+PUBLISH, PUBLISH_BATCH = "EventService/PublishEvent", "EventService/BatchPublishEvents"
+BEGIN, RENEW, REPORT = (f"ExecutionService/{name}Execution" for name in ("Begin", "Renew", "Report"))
+DEPLOY, ACTIVATE, DEACTIVATE = (f"RuleSetService/{name}RuleSet" for name in ("Deploy", "Activate", "Deactivate"))
+# Every call that may write, by its request.
+WRITES: dict[str, type[Message]] = {
+    SUBMIT: arbitration.SubmitProposalRequest,
+    SUBMIT_BATCH: arbitration.BatchSubmitProposalsRequest,
+    PUBLISH: events.PublishEventRequest,
+    PUBLISH_BATCH: events.BatchPublishEventsRequest,
+    BEGIN: executions.BeginExecutionRequest,
+    RENEW: executions.RenewExecutionRequest,
+    REPORT: executions.ReportExecutionRequest,
+    DEPLOY: rule_sets.DeployRuleSetRequest,
+    ACTIVATE: rule_sets.ActivateRuleSetRequest,
+    DEACTIVATE: rule_sets.DeactivateRuleSetRequest,
+}
+LATER: dict[str, type[Message]] = {
+    "ArbitrationService/ResolveReview": arbitration.ResolveReviewRequest,
+    "ArbitrationService/RevokeDecision": arbitration.RevokeDecisionRequest,
+    "ToolService/RegisterContract": tools.RegisterContractRequest,
+    "ToolService/RegisterProvider": tools.RegisterProviderRequest,
+    "ToolService/BindTool": tools.BindToolRequest,
+}
+# The calls that take an envelope, each with the batch that takes many of its kind.
+BATCH_OF = {SUBMIT: SUBMIT_BATCH, PUBLISH: PUBLISH_BATCH}
+
+
+class Target(NamedTuple):
+    """A server seen as bytes in and bytes out, and a bus on it that must not grow."""
+
+    channel: grpc.Channel
+    client: SyncGavelClient
+    bus: str
+    approved: Envelope
+    approval: Envelope
+
+    def call(self, method: str, data: bytes) -> bytes:
+        """Send bytes; return the answer's. Raises GavelError, which must carry what the contract promises of every error."""
+        rpc: Any = self.channel.unary_unary(f"/gavel.v1.{method}")
+        try:
+            answer: bytes = rpc(data, timeout=CALL_SECONDS_MAX)
+        except grpc.RpcError as rpc_error:
+            error = GavelError.from_rpc_error(rpc_error)
+            assert ErrorReason.Value(f"ERROR_REASON_{error.reason}")
+            assert bool(error.violations) == error.reason.startswith("INVALID"), error
+            raise error from rpc_error
+        return answer
+
+    def refuses(self, method: str, **fields: Any) -> str:
+        """Return the code and reason with which a request is refused; "" as `bus` means the test's."""
+        request = {**WRITES, **LATER}[method](**{"bus": self.bus, **fields})
+        with pytest.raises(GavelError) as refused:
+            self.call(method, request.SerializeToString())
+        return f"{refused.value.code.name} {refused.value.reason}"
+
+    def refuses_in_batch(self, method: str, envelope: Envelope) -> str:
+        """Return the code and reason that an item of a batch is answered with."""
+        response = arbitration.BatchSubmitProposalsResponse if method == SUBMIT_BATCH else events.BatchPublishEventsResponse
+        request = WRITES[method](bus=self.bus, envelopes=[envelope])
+        (result,) = response.FromString(self.call(method, request.SerializeToString())).results
+        error = GavelError.from_status(result.error)
+        return f"{error.code.name} {error.reason}"
+
+
+@pytest.fixture(scope="module")
+def opened(pair: tuple[Server, Server]) -> Iterator[Target]:
+    """A bus with rules, a fact and an approved proposal."""
+    bus = f"hostile-{uuid.uuid4().hex[:12]}"
+    with grpc.insecure_channel(pair[0].address) as channel, SyncGavelClient(channel, bus=bus) as client:
+        client.deploy_rule_set(rule_set())
+        client.activate_rule_set(POLICY, 1)
+        approved = proposal(client.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")).envelope)
+        approval = client.submit_proposal(approved).decision
+        assert decision_pb2.OUTCOME_APPROVED == approval.decision.outcome
+        yield Target(channel, client, bus, approved, approval)
+
+
+@pytest.fixture
+def target(opened: Target) -> Iterator[Target]:
+    """The bus. The test must leave it as it was, and the server at work."""
+    before = opened.client.get_status(include_projection_digest=True)
+    yield opened
+    after = opened.client.get_status(include_projection_digest=True)
+    assert (before.head_sequence_number, before.head_chain_hash) == (after.head_sequence_number, after.head_chain_hash)
+    assert (before.projection_digest, True) == (after.projection_digest, after.writable)
+
+
+def a_proposal(**changes: Any) -> Envelope:
+    """Return a proposal with fields of its payload changed; `envelope` holds changes of the envelope itself."""
+    return _changed(proposal(Envelope(event_id=UNKNOWN_ID, sequence_number=1, subject="parcel/9")), changes)
+
+
+def a_fact(**changes: Any) -> Envelope:
+    """Return a fact of the depot, changed likewise."""
+    return _changed(fact_envelope("parcel/9", DEPOT, key="parcel.status", value="ready"), changes)
+
+
+def a_report(**changes: Any) -> Envelope:
+    """Return a report of an execution, changed likewise."""
+    execution = Execution(decision_id=UNKNOWN_ID, execution_id=EXECUTION_ID, status=execution_pb2.EXECUTION_STATUS_SUCCESS)
+    return _changed(execution_envelope("parcel/9", COURIER, execution), changes)
+
+
+def _changed(envelope: Envelope, changes: dict[str, Any]) -> Envelope:
+    """Merge the changes; fields that hold messages are merged too."""
+    payload = envelope.WhichOneof("payload")
+    assert payload is not None
+    of_envelope = changes.pop("envelope", {})
+    getattr(envelope, payload).MergeFrom(type(getattr(envelope, payload))(**changes))
+    envelope.MergeFrom(Envelope(**of_envelope))
+    return envelope
+
+
+def _citations(count: int) -> list[EventReference]:
+    return [EventReference(event_id=UNKNOWN_ID, sequence_number=1)] * count
+
+
+def _number(value: float) -> Struct:
+    return Struct(fields={"weight": Value(number_value=value)})
+
+
+def _nested(levels: int) -> Struct:
+    struct = Struct()
+    for _ in range(levels - 1):
+        struct = Struct(fields={"deeper": Value(struct_value=struct)})
+    return struct
+
+
+INVALID = "INVALID_ARGUMENT INVALID_REQUEST"
+WRONG_CATEGORY = "PERMISSION_DENIED CATEGORY_NOT_ALLOWED"
+RESERVED_FIELD = "PERMISSION_DENIED FIELD_RESERVED"
+WRONG_PRODUCER = "PERMISSION_DENIED PRODUCER_NOT_ALLOWED"
+NO_EVENT = "NOT_FOUND EVENT_NOT_FOUND"
+DERIVED: dict[str, Any] = {"decision_id": UNKNOWN_ID, "execution_id": EXECUTION_ID, "derivation_rule_id": "x", "derivation_rule_version": 1}
+
+BAD_ENVELOPES = [
+    pytest.param(SUBMIT, a_proposal(risk=math.nan), INVALID, id="nan"),
+    pytest.param(SUBMIT, a_proposal(cost=math.inf), INVALID, id="infinite"),
+    pytest.param(SUBMIT, a_proposal(params=_number(math.nan)), INVALID, id="nan-in-params"),
+    pytest.param(SUBMIT, a_proposal(params=_number(2.0**53 + 2)), INVALID, id="integer-beyond-2-53"),
+    pytest.param(SUBMIT, a_proposal(params=_nested(17)), INVALID, id="too-deep"),
+    pytest.param(SUBMIT, a_proposal(params=Struct(fields={"we\0ight": Value(bool_value=True)})), INVALID, id="nul-in-a-name"),
+    pytest.param(SUBMIT, a_proposal(expected_outcome="a\0b"), INVALID, id="nul-in-text"),
+    pytest.param(SUBMIT, a_proposal(envelope={"subject": "parcel/9\0"}), INVALID, id="nul-in-subject"),
+    pytest.param(SUBMIT, a_proposal(expected_outcome="x" * (64 * 1024 + 1)), INVALID, id="long-text"),
+    pytest.param(
+        SUBMIT, a_proposal(based_on_events=[EventReference(event_id=UNKNOWN_ID, sequence_number=1)] * 256), INVALID, id="257-cited"
+    ),
+    pytest.param(SUBMIT, a_proposal(projection_version=2**62), INVALID, id="projection-of-the-future"),
+    pytest.param(SUBMIT, a_proposal(envelope={"event_id": RESERVED_ID}), INVALID, id="uuid-8"),
+    pytest.param(SUBMIT, a_proposal(envelope={"sequence_number": 1}), INVALID, id="own-number"),
+    pytest.param(SUBMIT, a_proposal(envelope={"event_category": 99}), INVALID, id="unknown-category"),
+    pytest.param(SUBMIT, a_fact(), INVALID, id="fact-as-proposal"),
+    pytest.param(SUBMIT, a_proposal(envelope={"producer": COURIER}, risk=math.nan), WRONG_CATEGORY, id="forged-before-malformed"),
+    pytest.param(SUBMIT, a_proposal(envelope={"producer": ARBITRATOR}), WRONG_CATEGORY, id="as-arbitrator"),
+    pytest.param(SUBMIT, a_proposal(envelope={"producer": Producer(id="gavel")}), WRONG_PRODUCER, id="as-gavel"),
+    pytest.param(SUBMIT, a_proposal(envelope={"causation_id": UNKNOWN_ID}), NO_EVENT, id="unknown-cause"),
+    pytest.param(PUBLISH, a_proposal(), INVALID, id="proposal"),
+    pytest.param(PUBLISH, a_report(), INVALID, id="execution"),
+    pytest.param(PUBLISH, Envelope(subject="parcel/9", producer=ARBITRATOR, decision=Decision()), WRONG_CATEGORY, id="decision"),
+    pytest.param(PUBLISH, Envelope(subject="parcel/9", producer=AGENT, decision=Decision()), WRONG_CATEGORY, id="decision-of-an-agent"),
+    pytest.param(PUBLISH, a_fact(envelope={"producer": AGENT}), WRONG_CATEGORY, id="fact-of-an-agent"),
+    pytest.param(PUBLISH, a_fact(bus_opened=BusOpened(arbiter_version=9), envelope={"producer": SYSTEM}), RESERVED_FIELD, id="bus-opened"),
+    pytest.param(PUBLISH, a_fact(rule_set_activated=RuleSetActivated(policy_id=POLICY, version=1)), RESERVED_FIELD, id="activation"),
+    pytest.param(PUBLISH, a_fact(**DERIVED), RESERVED_FIELD, id="derived-by-a-database"),
+    pytest.param(PUBLISH, a_fact(**DERIVED, envelope={"producer": SYSTEM}), RESERVED_FIELD, id="derived-by-a-person"),
+    pytest.param(PUBLISH, a_fact(envelope={"producer": REACTOR}), RESERVED_FIELD, id="reactor-without-derivation"),
+    pytest.param(
+        PUBLISH,
+        a_fact(**DERIVED, envelope={"producer": REACTOR, "event_id": RESERVED_ID}),
+        "FAILED_PRECONDITION DERIVATION_MISMATCH",
+        id="derived-of-nothing",
+    ),
+    pytest.param(PUBLISH, a_fact(value=Value(number_value=math.nan)), INVALID, id="nan-value"),
+    pytest.param(PUBLISH, a_fact(value=Value(string_value="\0")), INVALID, id="nul-value"),
+    pytest.param(PUBLISH, a_fact(envelope={"event_id": RESERVED_ID}), INVALID, id="uuid-8-of-a-fact"),
+    pytest.param(PUBLISH, a_fact(envelope={"causation_id": UNKNOWN_ID}), NO_EVENT, id="unknown-cause-of-a-fact"),
+    pytest.param(REPORT, a_report(result=_number(math.inf)), INVALID, id="infinite-result"),
+    pytest.param(REPORT, a_report(completed_steps=["a\0b"]), INVALID, id="nul-in-a-step"),
+    pytest.param(REPORT, a_report(envelope={"event_id": RESERVED_ID}), INVALID, id="uuid-8-of-a-report"),
+    pytest.param(REPORT, a_report(envelope={"producer": AGENT}), WRONG_CATEGORY, id="report-of-an-agent"),
+    pytest.param(REPORT, a_report(), "NOT_FOUND DECISION_NOT_FOUND", id="report-of-nothing"),
+    pytest.param(REPORT, a_fact(), INVALID, id="fact-as-report"),
+]
+
+
+@pytest.mark.parametrize(("method", "envelope", "expected"), BAD_ENVELOPES)
+def test_bad_envelopes(target: Target, method: str, envelope: Envelope, expected: str) -> None:
+    """An envelope that is malformed, forged or refers to nothing gets its code, alone and within a batch."""
+    assert expected == target.refuses(method, envelope=envelope)
+    if method in BATCH_OF:
+        assert expected == target.refuses_in_batch(BATCH_OF[method], envelope)
+
+
+@pytest.mark.parametrize("method", WRITES)
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\x12\xff\xff\xff\x7f", b"{}", b"\x0a\x03\xed\xa0\x80"], ids=["tag", "cut", "json", "surrogate"]
+)
+def test_bytes_that_are_no_message(target: Target, method: str, data: bytes) -> None:
+    """Bytes that no request has, a lone surrogate among them, are INVALID_ARGUMENT to every call that writes."""
+    with pytest.raises(GavelError) as refused:
+        target.call(method, data)
+    assert (grpc.StatusCode.INVALID_ARGUMENT, ["request"]) == (
+        refused.value.code,
+        [violation.field for violation in refused.value.violations],
+    )
+
+
+def test_surrogates_within_an_envelope(target: Target) -> None:
+    """Text that is no UTF-8 is refused wherever it stands."""
+    for method, envelope in ((SUBMIT, a_proposal(expected_outcome="@@@")), (PUBLISH, a_fact(value=Value(string_value="@@@")))):
+        data = WRITES[method](bus=target.bus, envelope=envelope).SerializeToString().replace(b"@@@", b"\xed\xa0\x80")
+        with pytest.raises(GavelError) as refused:
+            target.call(method, data)
+        assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code
+
+
+@pytest.mark.parametrize("method", WRITES)
+@pytest.mark.parametrize("bus", ["Default", "a/b", "x" * 64, "a\0"], ids=["upper", "slash", "long", "nul"])
+def test_names_that_no_bus_has(target: Target, method: str, bus: str) -> None:
+    """A bus that cannot be is refused by every call that writes, and is not opened."""
+    assert INVALID == target.refuses(method, bus=bus)
+
+
+def test_oversized_messages(target: Target) -> None:
+    """A message over 1 MiB is refused by every call that takes text or an envelope."""
+    text = "x" * MIB
+    long_params = {f"k{number}": Value(string_value="x" * 60_000) for number in range(20)}
+    assert INVALID == target.refuses(SUBMIT, envelope=a_proposal(params=Struct(fields=long_params)))
+    assert INVALID == target.refuses(PUBLISH, envelope=a_fact(value=Value(struct_value=Struct(fields=long_params))))
+    assert INVALID == target.refuses(REPORT, envelope=a_report(result=Struct(fields=long_params)))
+    assert INVALID == target.refuses(BEGIN, decision_id=text)
+    assert INVALID == target.refuses(ACTIVATE, policy_id=text, version=0)
+    assert target.refuses(DEPLOY, document=f"# {text}").startswith("INVALID_ARGUMENT ")
+
+
+@pytest.mark.parametrize(("method", "envelope"), [(SUBMIT_BATCH, a_proposal()), (PUBLISH_BATCH, a_fact())], ids=["submit", "publish"])
+def test_oversized_batches(target: Target, method: str, envelope: Envelope) -> None:
+    """A batch of none, of 501, or of more than 4 MiB is refused as a whole."""
+    large = Envelope()
+    large.CopyFrom(envelope)
+    large.event_name = "X" * (11 * 1024)
+    assert INVALID == target.refuses(method, envelopes=[])
+    assert INVALID == target.refuses(method, envelopes=[envelope] * 501)
+    assert INVALID == target.refuses(method, envelopes=[large] * 400)
+
+
+@pytest.mark.parametrize("method", [SUBMIT, SUBMIT_BATCH, PUBLISH, DEPLOY])
+def test_messages_that_the_transport_refuses(target: Target, method: str) -> None:
+    """What is larger than the transport takes is refused before it is read; the server goes on."""
+    rpc: Any = target.channel.unary_unary(f"/gavel.v1.{method}")
+    with pytest.raises(grpc.RpcError) as refused:
+        rpc(bytes(TRANSPORT_BYTES_MAX + 1), timeout=CALL_SECONDS_MAX)
+    assert grpc.StatusCode.RESOURCE_EXHAUSTED == GavelError.from_rpc_error(refused.value).code
+
+
+def test_calls_about_what_is_not_there(target: Target) -> None:
+    """Decisions and rule sets that do not exist are NOT_FOUND; what is not theirs to call is refused before that."""
+    assert "NOT_FOUND DECISION_NOT_FOUND" == target.refuses(BEGIN, decision_id=UNKNOWN_ID, producer=COURIER)
+    assert "NOT_FOUND DECISION_NOT_FOUND" == target.refuses(RENEW, decision_id=UNKNOWN_ID, execution_id=EXECUTION_ID, producer=COURIER)
+    assert WRONG_CATEGORY == target.refuses(BEGIN, decision_id=target.approval.event_id, producer=AGENT)
+    assert WRONG_CATEGORY == target.refuses(RENEW, decision_id=target.approval.event_id, execution_id=EXECUTION_ID, producer=AGENT)
+    assert "NOT_FOUND RULE_SET_NOT_FOUND" == target.refuses(ACTIVATE, policy_id="nobody", version=1)
+    assert "NOT_FOUND RULE_SET_NOT_FOUND" == target.refuses(ACTIVATE, policy_id=POLICY, version=2)
+    assert "NOT_FOUND RULE_SET_NOT_FOUND" == target.refuses(DEACTIVATE, policy_id="nobody")
+    assert "ABORTED ACTIVATION_RACED" == target.refuses(ACTIVATE, policy_id=POLICY, version=1, expected_active_version=7)
+    other = rule_set().replace("<= 30", "<= 31")
+    assert "ALREADY_EXISTS VERSION_REUSED" == target.refuses(DEPLOY, document=other)
+    assert "INVALID_ARGUMENT INVALID_RULE_SET" == target.refuses(DEPLOY, document="gavel: v1\nrule_set: x\0")
+    unknown = target.client.preflight(a_proposal()).decision
+    assert (decision_pb2.OUTCOME_REJECTED, "UNKNOWN_EVENT") == (unknown.outcome, unknown.reason_code)
+
+
+def test_event_ids_are_not_reused(target: Target) -> None:
+    """The same content again is answered as the first time; other content under the id is refused, by every call."""
+    assert target.approval == target.client.submit_proposal(target.approved).decision
+    for method, other in ((SUBMIT, a_proposal()), (PUBLISH, a_fact())):
+        other.event_id = target.approved.event_id
+        assert "ALREADY_EXISTS EVENT_ID_REUSED" == target.refuses(method, envelope=other)
+        assert "ALREADY_EXISTS EVENT_ID_REUSED" == target.refuses_in_batch(BATCH_OF[method], other)
+
+
+def test_calls_of_later_releases(target: Target) -> None:
+    """Calls that this release does not have say so in a sentence, whatever they are sent."""
+    for method in LATER:
+        assert "UNIMPLEMENTED NOT_IMPLEMENTED" == target.refuses(method)
+    with pytest.raises(GavelError) as refused:
+        list(target.client.stream_proposals([("1", a_proposal())]))
+    assert (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED") == (refused.value.code, refused.value.reason)
