@@ -93,26 +93,27 @@ class Consumer:
 
         After `stop` entries get `stop_grace_ms` to end and are cancelled then; if this coroutine is cancelled, they are at once.
         """
-        reading = asyncio.create_task(self._read())
-        others = [asyncio.create_task(self._take_over()), asyncio.create_task(self._keep())]
+        reading, claiming = asyncio.create_task(self._read()), asyncio.create_task(self._take_over())
+        others = [claiming, asyncio.create_task(self._keep()), asyncio.create_task(self._stopping.wait())]
         if self._chore is not None:
             others.append(asyncio.create_task(self._chore()))
-        stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait([reading, *others, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([reading, *others], return_when=asyncio.FIRST_COMPLETED)
             if self._stopping.is_set():
+                claiming.cancel()
                 await asyncio.wait([reading], timeout=2 * BLOCK_MS / 1000)
                 if self._held:
                     await asyncio.wait(self._held.values(), timeout=self._stop_grace_ms / 1000)
         finally:
             self._stopping.set()
-            tasks: list[asyncio.Task[Any]] = [reading, *others, stopping, *self._held.values()]
-            left_in_order = reading.done() and not self._held
+            in_order = reading.done() and not self._held
+            tasks = [reading, *others, *self._held.values()]
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            if left_in_order and not any(isinstance(result, Exception) for result in results):
-                await self._leave()
+            if in_order:
+                # A courtesy: a name that stays behind does no harm, and Redis may be away.
+                await try_for(BLOCK_MS, self._queue.leave())
             await self._queue.close()
         for result in (*results, self._broken):
             if isinstance(result, Exception):
@@ -126,7 +127,8 @@ class Consumer:
         """Wait, from within `process`. Raises ConsumerStoppedError as soon as the consumer stops."""
         if not self._stopping.is_set():
             try:
-                await asyncio.wait_for(self._stopping.wait(), pause_ms / 1000)
+                async with asyncio.timeout(pause_ms / 1000):
+                    await self._stopping.wait()
             except TimeoutError:
                 return
         raise ConsumerStoppedError("the consumer is stopping")
@@ -225,7 +227,9 @@ class Consumer:
         """Process one entry and do what its verdict says. Holds a slot, which it was given, until the end."""
         try:
             verdict = await self._verdict(entry)
-            if verdict is Verdict.DELETE:
+            if verdict is None:
+                await self._queue.release(entry.entry_id)
+            elif verdict is Verdict.DELETE:
                 await self._queue.delete(entry.entry_id)
             elif verdict is Verdict.ACKNOWLEDGE:
                 await self._queue.acknowledge(entry.entry_id)
@@ -236,11 +240,14 @@ class Consumer:
             del self._held[entry.entry_id]
             self._slots.release()
 
-    async def _verdict(self, entry: Entry) -> Verdict:
+    async def _verdict(self, entry: Entry) -> Verdict | None:
+        """Return what becomes of an entry; None if the consumer stopped before that was known."""
+        if self._stopping.is_set():
+            return None
         try:
             verdict = await self._process(entry.envelope())
         except ConsumerStoppedError:
-            return Verdict.LEAVE
+            return None
         except Exception as error:  # noqa: BLE001  what one entry causes must not keep the others from being processed
             self.statistics.failed += 1
             _logger.error(
@@ -249,10 +256,6 @@ class Consumer:
             return Verdict.LEAVE
         self.statistics.processed += 1
         return verdict
-
-    async def _leave(self) -> None:
-        """Leave the group, as a courtesy: a name that stays behind does no harm, and Redis may be away."""
-        await try_for(BLOCK_MS, self._queue.leave())
 
 
 async def try_for(timeout_ms: int, coroutine: Coroutine[Any, Any, object]) -> bool:

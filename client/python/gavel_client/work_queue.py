@@ -46,9 +46,9 @@ EXECUTIONS: Final = "executions"
 # How long a consumer's silence lasts before its entries are taken over.
 MIN_IDLE_MS_DEFAULT: Final = 30_000
 # How long one read waits for an entry; also how long a stop may wait for a read.
-BLOCK_MS: Final = 500
+BLOCK_MS: Final = 200
 # Longer than any command takes, so that a connection to a host that vanished is noticed.
-SOCKET_TIMEOUT_S: Final = 10.0
+COMMAND_TIMEOUT_S: Final = 10.0
 CLAIM_IDS_MAX: Final = 500
 # Where XAUTOCLAIM starts, and what it returns when it is through.
 START: Final = "0-0"
@@ -58,6 +58,7 @@ _logger = logging.getLogger(__name__)
 
 # Errors of Redis that pass: it is away, starting, or failing over.
 _PASSING_ERRORS: Final = (
+    TimeoutError,
     redis.exceptions.ConnectionError,
     redis.exceptions.TimeoutError,
     redis.exceptions.ReadOnlyError,
@@ -112,8 +113,9 @@ class WorkQueue:
         self._redis: Any = redis.asyncio.Redis.from_url(
             redis_url,
             protocol=2,
-            socket_timeout=SOCKET_TIMEOUT_S,
-            socket_connect_timeout=SOCKET_TIMEOUT_S,
+            # `_run_once` bounds each command; redis-py does it with asyncio.wait_for, which may lose a cancellation (Python 3.11).
+            socket_timeout=None,
+            socket_connect_timeout=COMMAND_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
         # As Redis answers them: redis-py drops the cursor of XAUTOCLAIM, and its shapes differ between releases.
@@ -151,6 +153,10 @@ class WorkQueue:
         for start in range(0, len(entry_ids), CLAIM_IDS_MAX):
             await self._run("XCLAIM", self.key, self.group, self.consumer, 0, *entry_ids[start : start + CLAIM_IDS_MAX], "JUSTID")
 
+    async def release(self, entry_id: str) -> None:
+        """Give an entry up undone: it stays pending, and counts as idle for so long that another consumer may claim it at once."""
+        await self._run("XCLAIM", self.key, self.group, self.consumer, 0, entry_id, "IDLE", self.min_idle_ms, "JUSTID")
+
     async def acknowledge(self, entry_id: str) -> None:
         """Say that this group is done with an entry."""
         await self._run("XACK", self.key, self.group, entry_id)
@@ -182,7 +188,7 @@ class WorkQueue:
         while True:
             try:
                 answer = await self._run_once(*command)
-            except redis.exceptions.RedisError as error:
+            except (redis.exceptions.RedisError, TimeoutError) as error:
                 if not _passes(error):
                     raise WorkQueueError(
                         f"the work queue {self.key} cannot be used: {error}; check the Redis URL and the rights of its user"
@@ -198,18 +204,19 @@ class WorkQueue:
 
     async def _run_once(self, *command: str | bytes | int) -> Any:
         """Run a command, making the group where it is missing: from the start, as the server refuses what was done before."""
-        try:
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            try:
+                return await self._redis.execute_command(*command)
+            except redis.exceptions.ResponseError as error:
+                if not str(error).startswith("NOGROUP"):
+                    raise
+            _logger.info("queue=%s group=%s is missing and will be made", self.key, self.group)
+            try:
+                await self._redis.execute_command("XGROUP CREATE", self.key, self.group, "0", "MKSTREAM")
+            except redis.exceptions.ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):  # another consumer made it first
+                    raise
             return await self._redis.execute_command(*command)
-        except redis.exceptions.ResponseError as error:
-            if not str(error).startswith("NOGROUP"):
-                raise
-        _logger.info("queue=%s group=%s is missing and will be made", self.key, self.group)
-        try:
-            await self._redis.execute_command("XGROUP CREATE", self.key, self.group, "0", "MKSTREAM")
-        except redis.exceptions.ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):  # another consumer made it first
-                raise
-        return await self._redis.execute_command(*command)
 
 
 def _entry(item: Any) -> Entry:
@@ -218,8 +225,9 @@ def _entry(item: Any) -> Entry:
     return Entry(entry_id.decode(), dict(zip(flat[::2], flat[1::2], strict=True)))
 
 
-def _passes(error: redis.exceptions.RedisError) -> bool:
-    if isinstance(error, _LASTING_ERRORS):
+def _passes(error: Exception) -> bool:
+    # What goes wrong while connecting, a wrong password too, comes wrapped in a ConnectionError.
+    if isinstance(error, _LASTING_ERRORS) or isinstance(error.__cause__, _LASTING_ERRORS):
         return False
     # The stream may be removed while a read waits on it, and again while its group is being made.
     return isinstance(error, _PASSING_ERRORS) or str(error).startswith(("UNBLOCKED", "NOGROUP"))

@@ -1,0 +1,160 @@
+"""The fact derivation reactor on a real Redis and real gRPC, against a stand-in for the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import GetEventResponse, ListEventsResponse
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS, Execution, ExecutionStatus
+from gavel_client.client import GavelClient
+from gavel_client.fdr import FactDerivationReactor
+from gavel_client.work_queue import EXECUTIONS
+from gavel_rules.derivation import derive
+
+from tests.unit.client.fake_server import FakeServer, approved, refused
+from tests.unit.client.redis_helpers import Queue, until, until_equal
+
+GROUP = "fdr"
+
+
+@pytest.fixture
+async def queue(redis_url: str, bus: str) -> AsyncIterator[Queue]:
+    """The executions queue of the test's bus."""
+    async with Queue.open(redis_url, bus, EXECUTIONS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def reactor(client: GavelClient, redis_url: str) -> FactDerivationReactor:
+    """A reactor on the test's bus."""
+    return FactDerivationReactor(client, redis_url, min_idle_ms=60)
+
+
+@asynccontextmanager
+async def running(reactor: FactDerivationReactor) -> AsyncIterator[None]:
+    """Run a reactor and stop it in the end."""
+    task = asyncio.create_task(reactor.run())
+    try:
+        yield
+    finally:
+        reactor.stop()
+        await asyncio.wait_for(task, 30)
+
+
+def executed(decision: Envelope, sequence_number: int, status: ExecutionStatus.ValueType = EXECUTION_STATUS_SUCCESS) -> Envelope:
+    """An execution of `decision`, as the log would hold it."""
+    return Envelope(
+        schema_version="gavel.v1",
+        sequence_number=sequence_number,
+        event_id=f"0190a000-0000-7000-8000-{sequence_number:012d}",
+        trace_id=decision.trace_id,
+        subject=decision.subject,
+        bus=decision.bus,
+        execution=Execution(decision_id=decision.event_id, execution_id="exec_000000000001", attempt=1, status=status),
+    )
+
+
+async def test_facts_are_published(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:
+    """A report's derived facts are published exactly as they are derived; then its entry is gone."""
+    decision = approved(7, bus)
+    execution = executed(decision, 9)
+    server.script("GetEvent", GetEventResponse(envelope=decision))
+    await queue.add(execution)
+    async with running(reactor):
+        await until_equal(queue.ids, [])
+    execution.chain_hash = b"\0" * 32
+    facts = derive(execution, decision)
+    assert 1 == len(facts)
+    assert list(facts) == [request.envelope for request in server.requests["PublishEvent"]]
+    assert [decision.event_id] == [request.event_id for request in server.requests["GetEvent"]]
+    assert (1, 0) == (reactor.statistics.processed, reactor.statistics.failed)
+
+
+async def test_started_derives_nothing(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:
+    """STARTED derives nothing and asks for nothing."""
+    await queue.add(executed(approved(7, bus), 9, EXECUTION_STATUS_STARTED))
+    async with running(reactor):
+        await until_equal(queue.ids, [])
+    assert {} == dict(server.requests)
+
+
+async def test_server_that_is_away(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:
+    """While the server is away the reactor waits, however long; then the fact is published once it was taken."""
+    decision = approved(7, bus)
+    server.script("GetEvent", *[refused(grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")] * 12, GetEventResponse(envelope=decision))
+    server.script("PublishEvent", *[refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_after_ms=1)] * 12)
+    await queue.add(executed(decision, 9))
+    async with running(reactor):
+        await until_equal(queue.ids, [])
+    assert 13 == len(server.requests["PublishEvent"])
+    assert 1 == len({request.envelope.event_id for request in server.requests["PublishEvent"]})
+    assert 0 == reactor.statistics.failed
+
+
+async def test_what_cannot_heal_is_never_dropped(
+    server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fact that the server refuses is logged as an error, counted, and left pending to be met again; others are derived."""
+    bad, good = approved(7, bus), approved(8, bus)
+    known = {decision.event_id: decision for decision in (bad, good)}
+    server.answers["GetEvent"] = lambda request: GetEventResponse(envelope=known[request.event_id])
+    server.answers["PublishEvent"] = lambda request: (
+        refused(grpc.StatusCode.FAILED_PRECONDITION, "DERIVATION_MISMATCH") if request.envelope.fact.decision_id == bad.event_id else None
+    )
+    await queue.add(executed(bad, 9), executed(good, 10))
+    async with running(reactor):
+        await until(lambda: reactor.statistics.failed >= 2)
+        await until_equal(queue.ids, ["9-0"])
+    assert 1 == await queue.pending(GROUP)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "entry=9-0 could not be processed and stays pending: FAILED_PRECONDITION DERIVATION_MISMATCH" in errors[0]
+
+
+async def test_forgotten_decision_is_found_in_its_trace(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:
+    """A decision whose id the bus has forgotten is found among the decisions of its trace."""
+    decision = approved(7, bus)
+    server.script("GetEvent", refused(grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND"))
+    first_page = ListEventsResponse(envelopes=[approved(3, bus)])
+    first_page.next_page_token = "more"
+    server.script("ListEvents", first_page, ListEventsResponse(envelopes=[decision]))
+    await queue.add(executed(decision, 9))
+    async with running(reactor):
+        await until_equal(queue.ids, [])
+    first, second = server.requests["ListEvents"]
+    assert ([EVENT_CATEGORY_DECISION_EVENT], "trace-1", 9, "") == (
+        list(first.categories),
+        first.trace_id,
+        first.to_sequence_number,
+        first.page_token,
+    )
+    assert "more" == second.page_token
+    assert [decision.event_id] == [request.envelope.fact.decision_id for request in server.requests["PublishEvent"]]
+
+
+async def test_unknown_decision_is_never_dropped(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:
+    """An execution whose decision is nowhere to be found is counted and left pending."""
+    server.answers["GetEvent"] = lambda _: refused(grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND")
+    await queue.add(executed(approved(7, bus), 9))
+    async with running(reactor):
+        await until(lambda: reactor.statistics.failed >= 2)
+    assert ["9-0"] == await queue.ids()
+
+
+async def test_many_reactors_many_executions(server: FakeServer, queue: Queue, client: GavelClient, redis_url: str, bus: str) -> None:
+    """Several reactors share the work: every execution's fact is published, and the queue is empty."""
+    decisions = [approved(number, bus) for number in range(1, 41)]
+    known = {decision.event_id: decision for decision in decisions}
+    server.answers["GetEvent"] = lambda request: GetEventResponse(envelope=known[request.event_id])
+    await queue.add(*(executed(decision, 100 + decision.sequence_number) for decision in decisions))
+    first, second = (FactDerivationReactor(client, redis_url, concurrency=4) for _ in range(2))
+    async with running(first), running(second):
+        await until_equal(queue.ids, [])
+    assert known.keys() == {request.envelope.fact.decision_id for request in server.requests["PublishEvent"]}
+    assert 40 == first.statistics.processed + second.statistics.processed
