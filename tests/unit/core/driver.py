@@ -125,6 +125,8 @@ class Core:
         self.now_ms = START_MS
         self.records: list[Record] = []
         self.events: list[Envelope] = []
+        self.commands: list[tuple[Command, int]] = []  # all of them as they were sent, and when
+        self.by_id: dict[str, Envelope] = {}
         self._chain_hash = genesis_hash(bus)
         self._ids = 0
         self._cited: dict[int, Cited] = {}
@@ -141,11 +143,16 @@ class Core:
 
     def run(self, command: Command, engine: Engine.ValueType = decision_pb2.ENGINE_RETE) -> Answer:
         """Handle a command now, keep its events, and return its answer."""
-        handled = handle(self.state, command, self._references(command), self.now_ms, engine)
+        self.commands.append((copied(command), self.now_ms))
+        handled = handle(self.state, command, self.references(command), self.now_ms, engine)
         self.state.commit()
         for event in handled.events:
             self._keep(event)
         return handled.answer
+
+    def references(self, command: Command) -> References:
+        """What the log holds for a command."""
+        return references_for(command, self.state, self._cited, self.by_id)
 
     def pass_time(self, duration_ms: int) -> None:
         """Let time go by. Nothing happens by itself; see `tick`."""
@@ -270,7 +277,7 @@ class Core:
 
     def derived(self, report: Envelope) -> list[Envelope]:
         """The facts that the reactor derives from a report, ready to publish."""
-        decision = next(event for event in self.events if event.event_id == report.execution.decision_id)
+        decision = self.by_id[report.execution.decision_id]
         return [Envelope.FromString(fact.SerializeToString()) for fact in derive(report, decision)]
 
     def derive(self, report: Envelope) -> list[Envelope]:
@@ -295,28 +302,38 @@ class Core:
         self._chain_hash = chain(self._chain_hash, stored)
         self.records.append(Record(event.sequence_number, stored, self._chain_hash))
         self.events.append(Envelope.FromString(stored))
+        self.by_id[event.event_id] = self.events[-1]
         citation = cited(event)
         if citation.keys:
             self._cited[event.sequence_number] = citation
 
-    def _references(self, command: Command) -> References:
-        if isinstance(command, SubmitProposal):
-            return References(cited=self._cited)
-        if isinstance(command, ReportExecution):
-            return self._ended(command.envelope.execution.decision_id)
-        if isinstance(command, BeginExecution | RenewExecution):
-            return self._ended(command.decision_id)
-        return References()
 
-    def _ended(self, decision_id: str) -> References:
-        live = self.state.decisions.get(decision_id)
-        if live is not None:
-            return References(decision=live.decision, expired=live.phase == APPROVED)
-        known = {event.event_id: event for event in self.events}
-        decision = known.get(decision_id)
-        if decision is None or not decision.HasField("decision"):
-            return References()
-        return References(decision=decision, expired=derived_event_id(decision_id, decision.sequence_number, "expired") in known)
+def references_for(command: Command, state: State, known: Mapping[int, Cited], events: Mapping[str, Envelope]) -> References:
+    """What the shell finds in the log for a command: `known` what may be cited, by number, `events` all events, by id."""
+    if isinstance(command, SubmitProposal):
+        return References(cited=known)
+    if isinstance(command, ReportExecution):
+        return _ended(command.envelope.execution.decision_id, state, events)
+    if isinstance(command, BeginExecution | RenewExecution):
+        return _ended(command.decision_id, state, events)
+    return References()
+
+
+def _ended(decision_id: str, state: State, events: Mapping[str, Envelope]) -> References:
+    live = state.decisions.get(decision_id)
+    if live is not None:
+        return References(decision=live.decision, expired=live.phase == APPROVED)
+    decision = events.get(decision_id)
+    if decision is None or not decision.HasField("decision"):
+        return References()
+    return References(decision=decision, expired=derived_event_id(decision_id, decision.sequence_number, "expired") in events)
+
+
+def copied(command: Command) -> Command:
+    """The command with an envelope of its own: the decider completes the one that it gets."""
+    if isinstance(command, SubmitProposal | PublishEvent | ReportExecution):
+        return type(command)(Envelope.FromString(command.envelope.SerializeToString()))
+    return command
 
 
 def fact_envelope(

@@ -1,0 +1,192 @@
+"""Random plays on a bus for property tests: a list of small steps, each of which becomes a command that fits the moment.
+
+A step is four small numbers; what they mean depends on what there is (which facts to cite, which decision to start), so any
+list of steps is a play, and shrinking a list gives a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    BeginExecution,
+    Command,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    PublishEvent,
+    SubmitProposal,
+    Tick,
+)
+from hypothesis import strategies as st
+
+from tests.unit.core.driver import (
+    ABORTED,
+    EXECUTOR,
+    FAILED,
+    OTHER_EXECUTOR,
+    PARTIAL,
+    RULES,
+    SOURCE,
+    SUCCESS,
+    TIMEOUT,
+    Core,
+    compiled,
+    document,
+    fact_envelope,
+    observation_envelope,
+    proposal_envelope,
+)
+
+FACTS: Final[dict[str, Any]] = {
+    "status": {"key": "order.status", "type": "string", "min_trust": 1, "max_age_ms": 60_000, "sources": [SOURCE, "orders-copy"]},
+    "score": {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 30_000, "optional": True},
+}
+VERSIONS: Final = (
+    document(FACTS, RULES, rejection_limit=3),
+    document(FACTS, [*RULES, {"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}], version=2, rejection_limit=2),
+)
+STATUSES: Final = ("delivered", "delivered", "delivered", "cancelled", "lost", None, 7)
+REPORTS: Final = (SUCCESS, SUCCESS, FAILED, TIMEOUT, PARTIAL, ABORTED)
+DURATIONS_MS: Final = (0, 1, 900, 1_000, 5_000, 9_999, 10_000, 31_000, 61_000, 86_400_001)
+
+
+class Step(NamedTuple):
+    """What to do, and three choices."""
+
+    kind: str
+    first: int
+    second: int
+    third: int
+
+
+def _pick(items: Sequence[Any], choice: int) -> Any:
+    return items[choice % len(items)] if items else None
+
+
+def _subject(choice: int) -> str:
+    return f"order/{choice % 3}"
+
+
+def _trace(choice: int) -> str:
+    return f"trace-{choice % 4}"
+
+
+def _fact(core: Core, step: Step) -> Command | None:
+    claimed_ms = core.now_ms - _pick((0, 0, 100, 20_000, -4_000), step.third)
+    source = _pick((SOURCE, SOURCE, "orders-copy", "hearsay"), step.third)
+    key = _pick(("order.status", "order.status", "order.note"), step.third)
+    limit_ms = _pick((0, 0, 5_000), step.second)
+    return PublishEvent(
+        core.admitted(
+            fact_envelope(
+                key,
+                _pick(STATUSES, step.second),
+                subject=_subject(step.first),
+                source=source,
+                occurred_at_ms=claimed_ms,
+                max_age_ms=limit_ms,
+                trace_id=_trace(step.second),
+            )
+        )
+    )
+
+
+def _evidence(core: Core, step: Step) -> Command | None:
+    core.tool_result(_trace(step.first), is_error=step.third % 4 == 3)
+    return None
+
+
+def _observation(core: Core, step: Step) -> Command | None:
+    evidence = _pick(core.named("ToolReturned"), step.third)
+    score = _pick((0.1, 0.5, 0.95, "high"), step.third)
+    trace_id = evidence.trace_id if evidence else _trace(step.second)
+    envelope = observation_envelope("order.score", score, evidence=evidence, subject=_subject(step.first), trace_id=trace_id)
+    return PublishEvent(core.admitted(envelope))
+
+
+def _proposal(core: Core, step: Step) -> Command | None:
+    subject = _subject(step.first)
+    citable = [event for event in core.events if event.HasField("fact") or event.HasField("observation")]
+    of_subject = [event for event in citable if event.subject == subject][-4:]
+    cited = _pick((of_subject, of_subject[-1:], of_subject[:1], citable[-1:], []), step.third)
+    changes: dict[str, Any] = {}
+    if step.second % 5 == 4:
+        changes["projection_version"] = max(0, core.state.head - step.third)
+    if step.second % 7 == 6:
+        changes["required_facts"] = [_pick(("order.note", "order.score", "order.status"), step.third)]
+    if step.third % 6 == 5:
+        changes["amount"] = -1
+    return SubmitProposal(core.admitted(proposal_envelope(cited, subject=subject, trace_id=_trace(step.second), **changes)))
+
+
+def _begin(core: Core, step: Step) -> Command | None:
+    decision = _pick(core.named("DecisionApproved")[-3:], step.first)
+    return BeginExecution(decision.event_id, _pick((EXECUTOR, OTHER_EXECUTOR), step.second), 1_000) if decision is not None else None
+
+
+def _renew(core: Core, step: Step) -> Command | None:
+    started = _pick(core.named("ExecutionStarted")[-3:], step.first)
+    return core.renewal(started, 1_000 * (1 + step.second % 3), _pick((EXECUTOR, OTHER_EXECUTOR), step.third)) if started else None
+
+
+def _report(core: Core, step: Step) -> Command | None:
+    started = _pick(core.named("ExecutionStarted")[-3:], step.first)
+    return core.reporting(started, _pick(REPORTS, step.second), _pick((started.producer, EXECUTOR), step.third)) if started else None
+
+
+def _derive(core: Core, step: Step) -> Command | None:
+    awaited = [source for live in core.state.pending_decisions() for _, source in live.awaited_facts]
+    report = _pick(awaited, step.first)
+    return PublishEvent(core.admitted(_pick(core.derived(report), 0))) if report is not None else None
+
+
+def _rules(core: Core, step: Step) -> Command | None:
+    text = _pick(VERSIONS, step.first)
+    rule_set = compiled(text)
+    if ("refunds", rule_set.version) not in core.state.rule_sets:
+        return DeployRuleSet(core.new_id(), rule_set, text)
+    if step.second % 4 == 3:
+        return DeactivateRuleSet(core.new_id(), "refunds", None)
+    return ActivateRuleSet(core.new_id(), "refunds", rule_set.version, None)
+
+
+def _tick(core: Core, step: Step) -> Command | None:
+    core.pass_time(_pick(DURATIONS_MS, step.first))
+    return Tick(1 + step.second)
+
+
+_KINDS: Final[dict[str, Callable[[Core, Step], Command | None]]] = {
+    "fact": _fact,
+    "evidence": _evidence,
+    "observation": _observation,
+    "proposal": _proposal,
+    "begin": _begin,
+    "renew": _renew,
+    "report": _report,
+    "derive": _derive,
+    "rules": _rules,
+    "tick": _tick,
+}
+# Proposals and facts come more often than the rest.
+_DRAWN: Final = ("fact", "fact", "proposal", "proposal", "proposal", "begin", "report", "derive", *sorted(_KINDS))
+
+STEPS: Final = st.lists(
+    st.builds(Step, st.sampled_from(_DRAWN), st.integers(0, 20), st.integers(0, 20), st.integers(0, 20)), min_size=5, max_size=60
+)
+
+
+def command_of(core: Core, step: Step) -> Command | None:
+    """The command that a step is at this moment; None: nothing to do, or done already."""
+    return _KINDS[step.kind](core, step)
+
+
+def play(steps: Sequence[Step]) -> Core:
+    """Play all steps on a new bus on which the first version of the rules is active."""
+    core = Core(VERSIONS[0])
+    for step in steps:
+        command = command_of(core, step)
+        if command is not None:
+            core.run(command)
+    return core
