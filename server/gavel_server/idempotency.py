@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
+from gavel.v1.observation_pb2 import Observation
 
 
 def same_content(recorded: Envelope, sent: Envelope) -> bool:
@@ -23,13 +24,18 @@ def same_content(recorded: Envelope, sent: Envelope) -> bool:
         return False
     if payload != "observation":
         return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
-    observation = type(recorded.observation)()
-    observation.CopyFrom(recorded.observation)
-    observation.ClearField("trust_tier")
-    observation.ClearField("evidence_recorded_at")
-    if not sent.observation.HasField("observed_at"):
-        observation.ClearField("observed_at")
-    return observation == sent.observation
+    return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
+
+
+def _as_sent(observation: Observation, sent: Observation) -> Observation:
+    """Return an observation without what the server fills in; a try that came to nothing may have filled in the sent one too."""
+    copy = Observation()
+    copy.CopyFrom(observation)
+    copy.ClearField("trust_tier")
+    copy.ClearField("evidence_recorded_at")
+    if not sent.HasField("observed_at"):
+        copy.ClearField("observed_at")
+    return copy
 
 
 def _same_report(recorded: Envelope, sent: Envelope) -> bool:
@@ -42,7 +48,8 @@ def _same_report(recorded: Envelope, sent: Envelope) -> bool:
         return False
     execution = Execution()
     execution.CopyFrom(report)
-    execution.ClearField("will_retry")
+    # As a try that came to nothing may have left it in the sent one.
+    execution.will_retry = sent.execution.will_retry
     if not sent.execution.attempt:
         execution.ClearField("attempt")
     if not sent.execution.HasField("finished_at"):
