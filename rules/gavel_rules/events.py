@@ -22,6 +22,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 ARBITER_VERSION: Final = 1
 SCHEMA_VERSION: Final = "gavel.v1"
 GAVEL: Final = "gavel"
+# The last millisecond that a Timestamp can name: 9999-12-31T23:59:59.999Z.
+TIME_MS_MAX: Final = 253_402_300_799_999
 FACT_DERIVATION_REACTOR: Final = "fact-derivation-reactor"
 
 FACT: Final = common_pb2.EVENT_CATEGORY_FACT_EVENT

@@ -15,7 +15,7 @@ from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
 from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.events import fact_keys
+from gavel_rules.events import TIME_MS_MAX, fact_keys
 from gavel_rules.projection import Candidate, State
 from gavel_rules.ruleset import CompiledAction, FactDeclaration
 
@@ -216,7 +216,7 @@ def _fresh_until_ms(candidate: Candidate, requirement: Requirement) -> int:
     limit_ms = requirement.max_age_ms
     if 0 < candidate.max_age_ms < limit_ms:
         limit_ms = candidate.max_age_ms
-    return candidate.aged_from_ms + limit_ms
+    return min(candidate.aged_from_ms + limit_ms, TIME_MS_MAX)
 
 
 def _speaks_before(candidate: Candidate, other: Candidate) -> bool:

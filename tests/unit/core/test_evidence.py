@@ -12,6 +12,7 @@ from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
+from google.protobuf.json_format import MessageToDict
 
 from tests.unit.core.driver import START_MS, SUBJECT, Core, document
 
@@ -288,6 +289,17 @@ def test_the_tightest_limit_counts_and_age_equal_to_it_is_fresh(
         assert (START_MS + 5_000) * 1_000_000 == decision.pinned_facts[0].fresh_until.ToNanoseconds()
     else:
         assert (reasons.STALE_FACTS, [("k.value", STALE)]) == refusal(decision)
+
+
+def test_an_age_beyond_all_time_is_no_limit() -> None:
+    """Whoever takes evidence of any age gets a time that every JSON reader understands: the last one there is."""
+    core = one_fact()
+    core.fact("k.extra", 1)
+    core.fact("k.value", "x")
+    decision = decide(core, required_facts=["k.extra"], max_fact_age_ms=2**53)
+    assert "9999-12-31T23:59:59.999Z" in [pin["freshUntil"] for pin in MessageToDict(decision)["pinnedFacts"]]
+    core.pass_time(9_000)
+    core.start(core.events[-1])
 
 
 def test_a_fact_ages_from_its_claim() -> None:
