@@ -4,9 +4,6 @@ The library parses and type-checks; three things it cannot know are added here. 
 vocabulary, with the nearest one suggested. A value that may be absent must be read under `has()`: missing is never
 permission. And nothing with hidden input is let in: named time zones are the host's files.
 
-The library compares int with int and double with double only; the environment declares the mixed comparisons that its
-evaluator has anyway, so `params.amount <= 100` is right whatever the type of `amount`. Arithmetic stays strict, as CEL's is.
-
 `has(facts.x)` is handed to the library as `has(Facts.x)`: `facts.x` is a variable of its own (`vocabulary`), and a variable
 cannot be tested. The replacement has the same length, so every place stays right.
 """
@@ -14,13 +11,13 @@ cannot be tested. The replacement has the same length, so every place stays righ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 from cel_expr_python import cel
 
+from gavel_rules.cel_library import TIME_FIELDS, Report, library_config, report_complaint
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode
 from gavel_rules.schema import suggestion
 from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, ValueType, variables
@@ -28,39 +25,9 @@ from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, ValueType, variab
 ERRORS_PER_CONDITION_MAX: Final = 20
 COMPREHENSIONS_MAX: Final = 8
 
-Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
-
-_TIME_FIELDS: Final = frozenset(
-    [
-        "getFullYear",
-        "getMonth",
-        "getDate",
-        "getDayOfMonth",
-        "getDayOfWeek",
-        "getDayOfYear",
-        "getHours",
-        "getMinutes",
-        "getSeconds",
-        "getMilliseconds",
-    ]
-)
 _FIXED_ZONE: Final = re.compile(r"UTC|[+-][0-9]{2}:[0-9]{2}")
-_FUNCTIONS: Final = sorted(
-    {"size", "startsWith", "endsWith", "contains", "matches", "timestamp", "duration", "int", "uint", "double", "string", "bytes"}
-    | {"bool", "type", "dyn", "has", "all", "exists", "exists_one", "map", "filter"}
-    | _TIME_FIELDS
-)
 _TYPE_NAMES: Final = frozenset(["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type"])
 _ACCUMULATOR: Final = "@result"
-
-_ERROR: Final = re.compile(r"^(?:[A-Z_]+: )?ERROR: <input>:(\d+):(\d+): (.*?)(?: \[[A-Z_]+\])?$", re.MULTILINE)
-_OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
-_NO_FIELDS: Final = re.compile(r"expression of type '([^']+)' cannot be the operand of a select operation")
-_UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
-
-_ORDERINGS: Final = ("_<_", "_<=_", "_>_", "_>=_")
-_EQUALITIES: Final = ("_==_", "_!=_")
-_NUMBERS: Final = ("int", "uint", "double")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +48,7 @@ class Environment:
         declared = {name: cel.Type(type_.cel()) for name, type_ in self.types.items()}
         presence = cel.Type("map<string,dyn>")
         declared.update({PRESENCE_MAPS[root]: presence for root in PRESENCE_MAPS if root in scope})
-        self._library = cel.NewEnv(config=_library_config(), variables=declared)
+        self._library = cel.NewEnv(config=library_config(), variables=declared)
 
     def compile(self, source: str) -> Any:
         """Return the library's compiled expression; RuntimeError with all its complaints."""
@@ -114,7 +81,7 @@ class Environment:
         try:
             parsed = decode(self._library.compile(text, disable_check=True).serialize())
         except RuntimeError as error:
-            _report_library_errors(self.scope, text, str(error), note, reported=False)
+            report_complaint(self.scope, text, str(error), note, reported=False)
             return None
         analysis = _Analysis(self.scope, note)
         analysis.visit(parsed, frozenset(), {})
@@ -122,7 +89,7 @@ class Environment:
         try:
             compiled = self._library.compile(source)
         except RuntimeError as error:
-            _report_library_errors(self.scope, source, str(error), note, reported=reports > 0)
+            report_complaint(self.scope, source, str(error), note, reported=reports > 0)
             return None
         open_params = self.scope["params"].kind == "dyn"  # the schema is broken, so nothing can be said about this
         if not reports and not open_params and compiled.return_type().name() != result:
@@ -172,10 +139,19 @@ class _Analysis:
 
     def __init__(self, scope: Mapping[str, ValueType], note: Report) -> None:
         self._scope = scope
-        self._note = note
+        self._report = note
+        self._reports = 0
         self._comprehensions = 0
         self._presence_tests: set[int] = set()
         self.unguarded: dict[str, None] = {}
+
+    def _note(self, offset: int, code: str, message: str, hint: str = "") -> None:
+        self._reports += 1
+        self._report(offset, code, message, hint)
+
+    def _note_unknown(self, offset: int, message: str, name: str, known: list[str]) -> None:
+        # Finding the nearest name takes time, and only so many mistakes are shown.
+        self._note(offset, "unknown-name", message, suggestion(name, known) if self._reports < ERRORS_PER_CONDITION_MAX else "")
 
     def rewrite(self, text: str) -> str:
         """Return the text with the roots of tested paths replaced by the presence maps."""
@@ -254,7 +230,7 @@ class _Analysis:
         self._check_guarded(place, known)
 
     def _visit_call(self, node: Call, known: _Known, names: _Locals) -> None:
-        if node.function in _TIME_FIELDS and node.arguments:
+        if node.function in TIME_FIELDS and node.arguments:
             zone = node.arguments[0]
             if not (isinstance(zone, Constant) and isinstance(zone.value, str) and _FIXED_ZONE.fullmatch(zone.value)):
                 self._note(
@@ -314,7 +290,7 @@ class _Analysis:
                     return _Place((name,), self._scope[name], (), node.offset)
                 if complain and name not in _TYPE_NAMES:
                     known = sorted({*self._scope, *(local for local in names if local != _ACCUMULATOR)})
-                    self._note(node.offset, "unknown-name", f"nothing is named {name}", suggestion(name, known))
+                    self._note_unknown(node.offset, f"nothing is named {name}", name, known)
                     return _BROKEN
             case Select(operand, field_name, False):
                 place = self._resolve(operand, names, complain=complain)
@@ -340,7 +316,7 @@ class _Analysis:
         if complain:
             whole = _dotted(place)
             known = [f"{whole}.{field_name}" for field_name in sorted(place.type.fields)]
-            self._note(place.offset, "unknown-name", f"{whole} has no field {name}", suggestion(f"{whole}.{name}", known))
+            self._note_unknown(place.offset, f"{whole} has no field {name}", f"{whole}.{name}", known)
         return _BROKEN
 
 
@@ -350,121 +326,6 @@ def _dotted(place: _Place) -> str:
     for step in place.path[1:]:
         text += step if step.startswith("[") else f".{step}"
     return text
-
-
-def _report_library_errors(scope: Mapping[str, ValueType], text: str, complaint: str, note: Report, *, reported: bool) -> None:
-    """Report the library's complaints, each at its place, in our words where we know the case.
-
-    `reported`: something is wrong already. Complaints that only follow from it are left out then.
-    """
-    starts = [0, *(match.end() for match in re.finditer("\n", text))]
-    said = reported
-    for line, column, message in _ERROR.findall(complaint):
-        if int(line) > len(starts) or "*error*" in message:
-            continue  # the library's own marker behind an error, or a consequence of one
-        offset = min(starts[int(line) - 1] + max(int(column) - 1, 0), max(len(text) - 1, 0))
-        explained = _explain(scope, message, is_call=text.startswith("(", offset), reported=reported)
-        if explained is not None:
-            said = True
-            note(offset, *explained)
-    if not said:
-        note(0, "cel-error", "the expression cannot be compiled", "see the CEL language")
-
-
-def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, reported: bool) -> tuple[str, str, str] | None:
-    """Return a complaint of the library as (code, message, suggestion), None for one that says nothing new."""
-    undeclared = _UNDECLARED.search(message)
-    if undeclared is not None:
-        name = undeclared.group(1)
-        if not is_call:
-            return None if reported else ("unknown-name", f"nothing is named {name}", "")
-        hint = f"{name} is a value: write it without parentheses" if name in scope else suggestion(name, _FUNCTIONS)
-        return "unknown-function", f"there is no function {name}", hint
-    overload = _OVERLOAD.search(message)
-    if overload is not None:
-        function, types = overload.groups()
-        return None if reported and function in ("_&&_", "_||_", "!_") else ("type-error", *_explain_overload(function, types))
-    selected = _NO_FIELDS.search(message)
-    if selected is not None:
-        return "type-error", f"a {selected.group(1)} has no fields", ""
-    code = "cel-syntax" if message.startswith("Syntax error") else "cel-error"
-    return code, _own_words(message), "see the CEL language"
-
-
-def _explain_overload(function: str, types: str) -> tuple[str, str]:
-    operator = function.strip("_@").replace("_?_:", "?:").replace("[_", "[]")
-    given = types.strip("()")
-    message = f"{operator} cannot be applied to {given}"
-    kinds = set(given.split(", "))
-    if function in ("_+_", "_-_", "_*_", "_/_", "_%_") and kinds <= set(_NUMBERS):
-        return message, "arithmetic needs one type: write 2.0 instead of 2, or double(x)"
-    if function in (*_ORDERINGS, *_EQUALITIES):
-        return message, "compare values of one type; numbers compare with each other"
-    return message, ""
-
-
-def _own_words(message: str) -> str:
-    text = message.removeprefix("Syntax error: ").replace("'<EOF>'", "the end").replace("<EOF>", "the end")
-    return _clip(re.sub(r" expecting \{.*\}", "", text))
-
-
-def _clip(text: str, length: int = 200) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-@cache
-def _library_config() -> Any:
-    """Return the library's environment: its standard library with comparisons across number types, and nothing optional."""
-    return cel.NewEnvConfigFromYaml("\n".join(_config_lines()))
-
-
-def _config_lines() -> Iterator[str]:
-    yield "stdlib:"
-    yield "  exclude_functions:"
-    for name in (*_ORDERINGS, *_EQUALITIES, "@in"):
-        yield f'    - name: "{name}"'
-    yield "functions:"
-    mixed = [(left, right) for left in _NUMBERS for right in _NUMBERS if left != right]
-    same = [(name, name) for name in (*_NUMBERS, "bool", "string", "bytes", "timestamp", "duration")]
-    for number, name in enumerate(_ORDERINGS):
-        yield from _function(name, f"ordering{number}", [(_plain(left), _plain(right)) for left, right in (*mixed, *same)])
-    for number, name in enumerate(_EQUALITIES):
-        overloads = [(_any("A"), _any("A")), *((_plain(left), _plain(right)) for left, right in mixed)]
-        yield from _function(name, f"equality{number}", overloads)
-    membership = [(_any("A"), _of("list", _any("A"))), (_any("A"), _of("map", _any("A"), _any("B")))]
-    membership.extend((_plain(left), _of("list", _plain(right))) for left, right in mixed)
-    yield from _function("@in", "membership", membership)
-
-
-def _function(name: str, prefix: str, overloads: list[tuple[list[str], list[str]]]) -> Iterator[str]:
-    yield f'  - name: "{name}"'
-    yield "    overloads:"
-    for number, parameters in enumerate(overloads):
-        yield f'      - id: "gavel_{prefix}_{number}"'
-        yield "        args:"
-        for parameter in parameters:
-            yield from (f"          {line}" for line in _item(parameter))
-        yield "        return:"
-        yield '          type_name: "bool"'
-
-
-def _plain(name: str) -> list[str]:
-    return [f'type_name: "{name}"']
-
-
-def _any(name: str) -> list[str]:
-    return [f'type_name: "{name}"', "is_type_param: true"]
-
-
-def _of(name: str, *parameters: list[str]) -> list[str]:
-    lines = [f'type_name: "{name}"', "params:"]
-    for parameter in parameters:
-        lines.extend(f"  {line}" for line in _item(parameter))
-    return lines
-
-
-def _item(lines: list[str]) -> list[str]:
-    return [f"- {lines[0]}", *(f"  {line}" for line in lines[1:])]
 
 
 def reads(tree: Node, types: Mapping[str, ValueType]) -> Iterator[tuple[str, ValueType]]:

@@ -73,7 +73,7 @@ class Source:
         # Values that JSON cannot hold. They are reported; what else might be said of them would only follow from that.
         self.broken: set[Path] = set()
         self._text = text
-        self._line_starts = [0]
+        self._line_starts: list[int] = []
         self._places: dict[Path, tuple[Node | None, Node]] | None = None
         if _over_limits(text, messages):
             return
@@ -153,8 +153,8 @@ class Source:
         return None
 
     def _line_and_column(self, index: int) -> tuple[int, int]:
-        if len(self._line_starts) == 1:
-            self._line_starts.extend(at + 1 for at, character in enumerate(self._text) if character == "\n")
+        if not self._line_starts:
+            self._line_starts = [0, *(at + 1 for at, character in enumerate(self._text) if character == "\n")]
         line = bisect_right(self._line_starts, index)
         return line, index - self._line_starts[line - 1] + 1
 

@@ -1,0 +1,162 @@
+"""The CEL library as Gavel uses it: the environment it is given, and its complaints in our words.
+
+The library compares int with int and double with double only; the environment declares the mixed comparisons that its
+evaluator has anyway, so `params.amount <= 100` is right whatever the type of `amount`. Arithmetic stays strict, as CEL's is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+from cel_expr_python import cel
+
+from gavel_rules.schema import suggestion
+from gavel_rules.vocabulary import ValueType
+
+Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
+
+TIME_FIELDS: Final = frozenset(
+    [
+        "getFullYear",
+        "getMonth",
+        "getDate",
+        "getDayOfMonth",
+        "getDayOfWeek",
+        "getDayOfYear",
+        "getHours",
+        "getMinutes",
+        "getSeconds",
+        "getMilliseconds",
+    ]
+)
+_FUNCTIONS: Final = sorted(
+    {"size", "startsWith", "endsWith", "contains", "matches", "timestamp", "duration", "int", "uint", "double", "string", "bytes"}
+    | {"bool", "type", "dyn", "has", "all", "exists", "exists_one", "map", "filter"}
+    | TIME_FIELDS
+)
+_ERROR: Final = re.compile(r"^(?:[A-Z_]+: )?ERROR: <input>:(\d+):(\d+): (.*?)(?: \[[A-Z_]+\])?$", re.MULTILINE)
+_OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
+_NO_FIELDS: Final = re.compile(r"expression of type '([^']+)' cannot be the operand of a select operation")
+_UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
+
+_ORDERINGS: Final = ("_<_", "_<=_", "_>_", "_>=_")
+_EQUALITIES: Final = ("_==_", "_!=_")
+_NUMBERS: Final = ("int", "uint", "double")
+
+
+@cache
+def library_config() -> Any:
+    """Return the library's environment: its standard library with comparisons across number types, and nothing optional."""
+    return cel.NewEnvConfigFromYaml("\n".join(_config_lines()))
+
+
+def _config_lines() -> Iterator[str]:
+    yield "stdlib:"
+    yield "  exclude_functions:"
+    for name in (*_ORDERINGS, *_EQUALITIES, "@in"):
+        yield f'    - name: "{name}"'
+    yield "functions:"
+    mixed = [(left, right) for left in _NUMBERS for right in _NUMBERS if left != right]
+    same = [(name, name) for name in (*_NUMBERS, "bool", "string", "bytes", "timestamp", "duration")]
+    for number, name in enumerate(_ORDERINGS):
+        yield from _function(name, f"ordering{number}", [(_plain(left), _plain(right)) for left, right in (*mixed, *same)])
+    for number, name in enumerate(_EQUALITIES):
+        overloads = [(_any("A"), _any("A")), *((_plain(left), _plain(right)) for left, right in mixed)]
+        yield from _function(name, f"equality{number}", overloads)
+    membership = [(_any("A"), _of("list", _any("A"))), (_any("A"), _of("map", _any("A"), _any("B")))]
+    membership.extend((_plain(left), _of("list", _plain(right))) for left, right in mixed)
+    yield from _function("@in", "membership", membership)
+
+
+def _function(name: str, prefix: str, overloads: list[tuple[list[str], list[str]]]) -> Iterator[str]:
+    yield f'  - name: "{name}"'
+    yield "    overloads:"
+    for number, parameters in enumerate(overloads):
+        yield f'      - id: "gavel_{prefix}_{number}"'
+        yield "        args:"
+        for parameter in parameters:
+            yield from (f"          {line}" for line in _item(parameter))
+        yield "        return:"
+        yield '          type_name: "bool"'
+
+
+def _plain(name: str) -> list[str]:
+    return [f'type_name: "{name}"']
+
+
+def _any(name: str) -> list[str]:
+    return [f'type_name: "{name}"', "is_type_param: true"]
+
+
+def _of(name: str, *parameters: list[str]) -> list[str]:
+    lines = [f'type_name: "{name}"', "params:"]
+    for parameter in parameters:
+        lines.extend(f"  {line}" for line in _item(parameter))
+    return lines
+
+
+def _item(lines: list[str]) -> list[str]:
+    return [f"- {lines[0]}", *(f"  {line}" for line in lines[1:])]
+
+
+def report_complaint(scope: Mapping[str, ValueType], text: str, complaint: str, note: Report, *, reported: bool) -> None:
+    """Report the library's complaints, each at its place, in our words where we know the case.
+
+    `reported`: something is wrong already. Complaints that only follow from it are left out then.
+    """
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    said = reported
+    for line, column, message in _ERROR.findall(complaint):
+        if int(line) > len(starts) or "*error*" in message:
+            continue  # the library's own marker behind an error, or a consequence of one
+        offset = min(starts[int(line) - 1] + max(int(column) - 1, 0), max(len(text) - 1, 0))
+        explained = _explain(scope, message, is_call=text.startswith("(", offset), reported=reported)
+        if explained is not None:
+            said = True
+            note(offset, *explained)
+    if not said:
+        note(0, "cel-error", "the expression cannot be compiled", "see the CEL language")
+
+
+def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, reported: bool) -> tuple[str, str, str] | None:
+    """Return a complaint of the library as (code, message, suggestion), None for one that says nothing new."""
+    undeclared = _UNDECLARED.search(message)
+    if undeclared is not None:
+        name = undeclared.group(1)
+        if not is_call:
+            return None if reported else ("unknown-name", f"nothing is named {name}", "")
+        hint = f"{name} is a value: write it without parentheses" if name in scope else suggestion(name, _FUNCTIONS)
+        return "unknown-function", f"there is no function {name}", hint
+    overload = _OVERLOAD.search(message)
+    if overload is not None:
+        function, types = overload.groups()
+        return None if reported and function in ("_&&_", "_||_", "!_") else ("type-error", *_explain_overload(function, types))
+    selected = _NO_FIELDS.search(message)
+    if selected is not None:
+        return "type-error", f"a {selected.group(1)} has no fields", ""
+    code = "cel-syntax" if message.startswith("Syntax error") else "cel-error"
+    return code, _own_words(message), "see the CEL language"
+
+
+def _explain_overload(function: str, types: str) -> tuple[str, str]:
+    operator = function.strip("_@").replace("_?_:", "?:").replace("[_", "[]")
+    given = types.strip("()")
+    message = f"{operator} cannot be applied to {given}"
+    kinds = set(given.split(", "))
+    if function in ("_+_", "_-_", "_*_", "_/_", "_%_") and kinds <= set(_NUMBERS):
+        return message, "arithmetic needs one type: write 2.0 instead of 2, or double(x)"
+    if function in (*_ORDERINGS, *_EQUALITIES):
+        return message, "compare values of one type; numbers compare with each other"
+    return message, ""
+
+
+def _own_words(message: str) -> str:
+    text = message.removeprefix("Syntax error: ").replace("'<EOF>'", "the end").replace("<EOF>", "the end")
+    return _clip(re.sub(r" expecting \{.*\}", "", text))
+
+
+def _clip(text: str, length: int = 200) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
