@@ -254,8 +254,6 @@ def _observation_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
         yield from value_problems(observation.extracted_fields[key], f"{path}.extracted_fields.{key}")
     if observation.evidence_ref and not UUID.match(observation.evidence_ref):
         yield f"{path}.evidence_ref", "is not a UUID in canonical form"
-    if observation.HasField("observed_at"):
-        yield from _timestamp_violations(observation.observed_at, f"{path}.observed_at")
     for field, sent in (("trust_tier", observation.trust_tier), ("evidence_recorded_at", observation.HasField("evidence_recorded_at"))):
         if sent:
             yield f"{path}.{field}", "is set by the server and may not be sent"

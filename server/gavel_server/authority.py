@@ -19,6 +19,7 @@ from gavel_server.errors import ServiceError
 # Notices that only Gavel writes: an agent's note of the same name would pass for one.
 RESERVED_DIAGNOSTIC_KINDS: Final = frozenset({"NeedsHumanReview", "FactCollectionRequested", "LateExecutionReport", "NoFeasibleProposal"})
 _RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution"})
+_CHANNELS: Final = frozenset(ObservedFrom.values()) - {fact_pb2.OBSERVED_FROM_UNSPECIFIED}
 _SENSES: Final = frozenset(
     {fact_pb2.OBSERVED_FROM_DB, fact_pb2.OBSERVED_FROM_API, fact_pb2.OBSERVED_FROM_WEBHOOK, fact_pb2.OBSERVED_FROM_SENSOR}
 )
@@ -53,7 +54,8 @@ def _check_fact(producer: Producer, fact: Fact) -> None:
     reactor = producer.type == common_pb2.PRODUCER_TYPE_SYSTEM and producer.id == FACT_DERIVATION_REACTOR
     if derived != reactor:
         raise _reserved(f'derivation fields and the producer id "{FACT_DERIVATION_REACTOR}" go together: both are the reactor\'s')
-    if fact.observed_from and fact.observed_from not in channels(producer.type, derived=derived):
+    # A channel that nobody knows is a mistake in the payload, which is looked at later.
+    if fact.observed_from in _CHANNELS and fact.observed_from not in channels(producer.type, derived=derived):
         raise _reserved(f"observed_from {ObservedFrom.Name(fact.observed_from)} is not a channel of producer type {_name(producer.type)}")
 
 
