@@ -15,8 +15,10 @@ import grpc
 
 from gavel_client.errors import GavelError
 
-# Errors that may heal by themselves.
-TRANSIENT_CODES: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED})
+# The server is away, slow or restarting, or the connection broke in the middle of a call.
+TRANSIENT_CODES: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN}
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ def may_heal(error: GavelError) -> bool:
     if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # Without advice it is a limit of the message or the compiler, which stays exceeded.
         return error.retry_after_ms is not None
+    if error.code is grpc.StatusCode.INTERNAL:
+        # With a reason it is a bug of the server's, without one a fault of the transport.
+        return not error.reason
     return error.code in TRANSIENT_CODES
 
 

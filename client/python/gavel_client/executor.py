@@ -207,6 +207,13 @@ class Executor:
             response = await self._consumer.persist_through_stop(self._client.report_execution, report)
         except GavelError as error:
             if not error.violations or execution.error.code == INVALID_RESULT:
+                _logger.error(
+                    "decision=%s execution=%s the report %s was refused: %s",
+                    execution.decision_id,
+                    execution.execution_id,
+                    ExecutionStatus.Name(execution.status),
+                    where_and_what(error),
+                )
                 raise
             # It happened all the same. The refused report is not in the log, so its event_id is free.
             return await self._record(without_result(report, "; ".join(": ".join(violation) for violation in error.violations)))

@@ -30,20 +30,23 @@ def test_pauses_are_reproducible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "retry_after_ms", "heals"),
+    ("code", "reason", "retry_after_ms", "heals"),
     [
-        (grpc.StatusCode.UNAVAILABLE, None, True),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, None, True),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, 5, True),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, None, False),
-        (grpc.StatusCode.FAILED_PRECONDITION, None, False),
-        (grpc.StatusCode.PERMISSION_DENIED, None, False),
-        (grpc.StatusCode.INTERNAL, None, False),
+        (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE", None, True),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", None, True),
+        (grpc.StatusCode.CANCELLED, "", None, True),
+        (grpc.StatusCode.UNKNOWN, "", None, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 5, True),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_LIMIT_EXCEEDED", None, False),
+        (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE", None, False),
+        (grpc.StatusCode.PERMISSION_DENIED, "CATEGORY_NOT_ALLOWED", None, False),
+        (grpc.StatusCode.INTERNAL, "INTERNAL", None, False),
+        (grpc.StatusCode.INTERNAL, "", None, True),
     ],
 )
-def test_what_may_heal(code: grpc.StatusCode, retry_after_ms: int | None, heals: bool) -> None:
-    """Only a server that is away, slow or busy is worth waiting for; a limit without advice is not."""
-    assert heals is may_heal(GavelError(code, "", "", (), retry_after_ms))
+def test_what_may_heal(code: grpc.StatusCode, reason: str, retry_after_ms: int | None, heals: bool) -> None:
+    """A server that is away, slow or busy and a connection that broke are worth waiting for; a judgement or a bug is not."""
+    assert heals is may_heal(GavelError(code, reason, "", (), retry_after_ms))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ from gavel.v1.execution_pb2 import (
     EXECUTION_STATUS_TIMEOUT,
 )
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, BeginExecutionResponse, ExecutionRefusal, ReportExecutionRequest
+from gavel_client import executor as runtime
 from gavel_client import lease
 from gavel_client.client import GavelClient
 from gavel_client.errors import HandlerError
@@ -327,6 +329,50 @@ async def test_cancelled_handler_may_say_what_it_did(executions: FakeExecutions,
         report.execution.error.code,
         list(report.execution.completed_steps),
     )
+
+
+async def test_handler_that_ignores_its_cancellation(
+    server: FakeServer, executions: FakeExecutions, queue: Queue, make: Make, bus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attempt is reported as TIMEOUT all the same, but no other one begins here while it still runs."""
+    monkeypatch.setattr(runtime, "CANCEL_GRACE_MS", 10)
+    executions.add(approved(7, bus, max_attempts=2))
+    await queue.add(approved(7, bus, max_attempts=2))
+    go_on = asyncio.Event()
+    running_now: list[int] = []
+
+    async def stubborn(context: ExecutionContext) -> HandlerResult:
+        assert [] == running_now
+        running_now.append(context.attempt)
+        while context.attempt == 1 and not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+        running_now.clear()
+        return HandlerResult.success()
+
+    async with running(make(stubborn, timeout_ms=20)):
+        await until(lambda: len(executions.reports) == 1)
+        assert [1] == running_now
+        assert 1 == len(server.requests["BeginExecution"])
+        go_on.set()
+        await until_equal(queue.ids, [])
+    assert [(1, EXECUTION_STATUS_TIMEOUT), (2, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
+
+
+async def test_refused_report_is_loud(
+    server: FakeServer, executions: FakeExecutions, queue: Queue, make: Make, bus: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A report that the server will not have is an error in the executor's log, and the decision is asked about again."""
+    known = executions.add(approved(7, bus))
+    await queue.add(approved(7, bus))
+
+    def refuse(_: object) -> Any:
+        known.ended = True
+        return refused(grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+
+    server.answers["ReportExecution"] = refuse
+    await carry_out(make(succeed), queue)
+    assert "the report EXECUTION_STATUS_SUCCESS was refused: FAILED_PRECONDITION WRONG_STATE" in caplog.text
 
 
 @pytest.fixture
