@@ -97,7 +97,7 @@ def renew(emission: Emission, command: RenewExecution, references: References) -
         return _ended_fault(command.decision_id, references)
     if live.execution_id != command.execution_id or not live.running:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"{command.execution_id} is not the running attempt of {command.decision_id}")
-    fault = _holder_fault(live, command.producer)
+    fault = _holder_fault(live, live.attempt, command.producer)
     if fault is not None:
         return fault
     if emission.now_ms >= live.lease_until_ms:
@@ -121,13 +121,12 @@ def report(emission: Emission, command: ReportExecution, references: References)
     if sent.attempt not in (0, attempt):
         problem = f"is {sent.attempt}, but {sent.execution_id} is attempt {attempt}"
         return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, problem, (("envelope.execution.attempt", problem),))
+    fault = _holder_fault(live, attempt, envelope.producer)
+    if fault is not None:
+        return fault
     late = attempt < live.attempt or live.phase == UNDER_REVIEW
-    if not late:
-        fault = _holder_fault(live, envelope.producer)
-        if fault is not None:
-            return fault
-        if not live.running:
-            return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"attempt {attempt} of decision {sent.decision_id} has been reported")
+    if not late and not live.running:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"attempt {attempt} of decision {sent.decision_id} has been reported")
     _complete_report(emission, live, envelope, attempt)
     if late:
         return _keep_late(emission, live, envelope)
@@ -149,7 +148,9 @@ def _complete_report(emission: Emission, live: LiveDecision, envelope: Envelope,
     execution = envelope.execution
     envelope.subject = live.decision.subject
     envelope.trace_id = live.decision.trace_id
-    envelope.causation_id = envelope.causation_id or live.decision_id
+    if not envelope.causation_id:
+        envelope.causation_id = live.decision_id
+        emission.state.on_undo(lambda: envelope.ClearField("causation_id"))
     execution.attempt = attempt
     retriable = execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT)
     execution.will_retry = retriable and attempt < live.decision.decision.retry_policy.max_attempts
@@ -312,12 +313,12 @@ def _identity_fault(live: LiveDecision, envelope: Envelope) -> Fault | None:
     return None
 
 
-def _holder_fault(live: LiveDecision, producer: Producer) -> Fault | None:
-    if (producer.type, producer.id) == (live.executor_type, live.executor_id):
+def _holder_fault(live: LiveDecision, attempt: int, producer: Producer) -> Fault | None:
+    """Return a fault unless this producer began the attempt: nobody speaks for another executor, not even too late."""
+    holder = live.holders[attempt - 1]
+    if (producer.type, producer.id) == holder:
         return None
-    return Fault(
-        error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, f"attempt {live.attempt} of {live.decision_id} is leased to {live.executor_id}"
-    )
+    return Fault(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, f"attempt {attempt} of {live.decision_id} was leased to {holder[1]}")
 
 
 def _not_started(reason_code: str, retry_after_ms: int = 0) -> NotStarted:

@@ -80,6 +80,7 @@ class LiveDecision(NamedTuple):
     executor_type: ProducerType.ValueType = common_pb2.PRODUCER_TYPE_UNSPECIFIED
     executor_id: str = ""
     executor_version: str = ""
+    holders: tuple[tuple[int, str], ...] = ()  # (type, id) of who held each attempt, from the first
     lease_until_ms: int = 0
     status: int = 0
     status_event_id: str = ""
@@ -163,6 +164,7 @@ class State:
         self._timers: SortedList = SortedList()  # (due_ms, sequence_number of the decision, decision_id)
         self._lapses: SortedList = SortedList()  # (last_event_ms, trace_id)
         self._journal: list[Undo] = []
+        self._forgotten = 0  # how many entries of the journal commits have dropped: marks count from the first ever
 
     # Reading
 
@@ -207,6 +209,11 @@ class State:
 
     # Undoing
 
+    @property
+    def position(self) -> int:
+        """Where the journal ends now: `commit` takes it."""
+        return self._forgotten + len(self._journal)
+
     def mark(self) -> int:
         """Return a point to which `undo` can go back."""
         head, recorded_at_ms = self.head, self.recorded_at_ms
@@ -214,18 +221,26 @@ class State:
         def restore() -> None:
             self.head, self.recorded_at_ms = head, recorded_at_ms
 
-        position = len(self._journal)
+        position = self._forgotten + len(self._journal)
         self._journal.append(restore)
         return position
 
     def undo(self, mark: int) -> None:
         """Take back every change since the mark, latest first."""
-        while len(self._journal) > mark:
+        keep = max(0, mark - self._forgotten)
+        while len(self._journal) > keep:
             self._journal.pop()()
 
-    def commit(self) -> None:
-        """Forget how to undo: what was applied is in the log."""
-        self._journal.clear()
+    def commit(self, mark: int | None = None) -> None:
+        """Forget how to undo what came before the mark, or everything: it is in the log."""
+        drop = len(self._journal) if mark is None else mark - self._forgotten
+        del self._journal[:drop]
+        self._forgotten += drop
+
+    @property
+    def tentative(self) -> bool:
+        """Whether the state holds changes that may still be undone."""
+        return bool(self._journal)
 
     def on_undo(self, action: Undo) -> None:
         """Have `action` run if the changes since the last mark are undone."""
@@ -395,10 +410,12 @@ class State:
             lease_until_ms = milliseconds(execution.lease_until)
             policy = live.decision.decision.retry_policy
             patience_ms = policy.human_takeover_after_ms if execution.attempt < policy.max_attempts else 0
+            holder = (envelope.producer.type, envelope.producer.id)
             self._move(
                 live,
                 envelope,
                 phase=EXECUTING,
+                holders=(*live.holders[: execution.attempt - 1], holder),
                 attempt=execution.attempt,
                 starts=live.starts + 1,
                 running=True,
@@ -614,7 +631,7 @@ def _plain_tuple(record: tuple[Any, ...]) -> list[object]:
     return [
         _plain(item)
         if hasattr(item, "DESCRIPTOR")
-        else [(event_id, execution.event_id) for event_id, execution in item]
+        else [(first, second.event_id if hasattr(second, "DESCRIPTOR") else second) for first, second in item]
         if isinstance(item, tuple)
         else item
         for item in record

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from gavel.v1 import decision_pb2, execution_pb2
+from gavel.v1 import common_pb2, decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
@@ -248,6 +248,7 @@ class Recomputation:
     def _late_report_command(self, recorded: Envelope) -> Command:
         late = recorded.agent_diagnostic.late_execution
         report = Envelope(event_id=recorded.event_id, execution=late.execution)
+        report.producer.type = common_pb2.PRODUCER_TYPE_EXECUTOR
         report.producer.id = late.executor_id
         report.producer.version = late.executor_version
         return ReportExecution(report)

@@ -41,7 +41,7 @@ from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.checkpoint import Checkpoint, CheckpointError
 from gavel_server.clock import GuardedClock
 from gavel_server.compiler import Compiler
-from gavel_server.config import Settings
+from gavel_server.config import Settings, is_local
 from gavel_server.embedded import EmbeddedRedis
 from gavel_server.errors import ServiceError
 from gavel_server.log.redis import RedisLog
@@ -172,8 +172,8 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
     _log.info("server.ready", address=address, embedded_redis=settings.redis is None)
-    if settings.redis is None or not settings.allow_unauthenticated_network:
-        _log.info("authentication.none", note="producers are taken from requests; only this machine can reach the address")
+    who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
+    _log.warning("authentication.none", note=f"producers are taken from requests; {who}")
     ready(address)
     await stop.wait()
     _log.info("server.stopping")

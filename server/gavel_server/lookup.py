@@ -6,7 +6,7 @@ stands. What is older is read from the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gavel.v1.envelope_pb2 import Envelope
@@ -44,18 +44,26 @@ class Lookup:
             proposal = self._known.get(proposal_id)
             if proposal is not None:
                 self._known[proposal_id] = proposal._replace(decision_sequence_number=number)
-        if envelope.event_category in (FACT, OBSERVATION):
-            self._cited[number] = cited(envelope)
-            _bound(self._cited, CITED_MAX)
+        self.cite(envelope)
+        _bound(self._cited, CITED_MAX)
         _bound(self._known, KNOWN_MAX)
+
+    def cite(self, envelope: Envelope) -> None:
+        """Let proposals cite an event that is applied but not committed yet; `uncite` it if it is undone."""
+        if envelope.event_category in (FACT, OBSERVATION):
+            self._cited[envelope.sequence_number] = cited(envelope)
+
+    def uncite(self, sequence_number: int) -> None:
+        """Forget an event that was undone."""
+        self._cited.pop(sequence_number, None)
 
     def known(self, event_id: str) -> Known | None:
         """Return where a recent event stands."""
         return self._known.get(event_id)
 
     @property
-    def cited(self) -> Mapping[int, Cited]:
-        """Recent events that proposals may cite, by sequence number."""
+    def cited(self) -> dict[int, Cited]:
+        """Recent events that proposals may cite, by sequence number. To be read only."""
         return self._cited
 
     def uncached(self, sequence_numbers: Iterable[int]) -> list[int]:

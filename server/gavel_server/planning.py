@@ -5,19 +5,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.chain import chain
-from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled, Recorded, References, Started, Tick
+from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled, PublishEvent, Recorded, References, Started, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events import DECISION, EXECUTION, PROPOSAL
 from gavel_rules.projection import State
 
 from gavel_server.errors import ServiceError, of_fault
 from gavel_server.log import Entry, Head, Record
+from gavel_server.lookup import Lookup
 
 # Timers that one commit emits at most; more than that go ahead of the commands in commits of their own.
 TIMERS_PER_COMMIT: Final = 512
@@ -56,8 +58,7 @@ class Pending:
         done, self.done = self.done, _ignore
         try:
             done(result)
-        except Exception:
-            # One caller's callback must not keep the others from their answers.
+        except Exception:  # noqa: BLE001  # one caller's callback must not keep the others from their answers
             _LOG.exception("callback.failed")
 
 
@@ -74,11 +75,15 @@ class Plan(NamedTuple):
     envelopes: list[Envelope]
     entries: list[Entry]
     answers: list[tuple[Pending, Answer]]
-    mark: int
+    mark: int  # undoing to here takes the plan back
+    end: int  # what was applied before here is the plan's
 
 
-def plan(state: State, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
-    """Decide every command at `now_ms` and return what to append. The state is changed; undo to `mark` if it is not."""
+def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
+    """Decide every command at `now_ms` and return what to append. The state is changed; undo to `mark` if it is not.
+
+    `lookup` learns at once what later commands may cite, and forgets it if the plan is undone.
+    """
     mark = state.mark()
     envelopes: list[Envelope] = []
     answers: list[tuple[Pending, Answer]] = []
@@ -87,12 +92,16 @@ def plan(state: State, expected: Head, batch: Sequence[Pending], now_ms: int) ->
     recorded_ids: set[str] = set()
     for pending in batch:
         handled = _handle(state, pending, now_ms, recorded_ids)
+        if isinstance(pending.command, PublishEvent) and handled.events:
+            recorded = handled.events[-1]
+            lookup.cite(recorded)
+            state.on_undo(partial(lookup.uncite, recorded.sequence_number))
         envelopes.extend(handled.events)
         answers.append((pending, handled.answer))
         if pending.check_id:
             recorded_ids.update(envelope.event_id for envelope in handled.events)
     entries, head = _entries(expected, envelopes)
-    return Plan(expected, head, now_ms, envelopes, entries, answers, mark)
+    return Plan(expected, head, now_ms, envelopes, entries, answers, mark, state.position)
 
 
 def outcome(decided: Plan, answer: Answer) -> Completed | ServiceError:

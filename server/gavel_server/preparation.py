@@ -5,13 +5,12 @@ Most of it is in memory; what is not is read here, so that the decider itself ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
 from typing import TYPE_CHECKING
 
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, PublishEvent, References, RenewExecution, ReportExecution, SubmitProposal
-from gavel_rules.evidence import Cited
 from gavel_rules.projection import APPROVED
 
 from gavel_server.admission import PROPOSALS, admit
@@ -39,7 +38,7 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
     uncached: list[int] = []
     behind = False
     lookup = sequencer.lookup
-    state = sequencer.state_for_preparation
+    state = sequencer.replica.state
     for pending in batch:
         command = pending.command
         if pending.unchecked and isinstance(command, SubmitProposal) and not _admitted(sequencer.bus, pending, command):
@@ -68,15 +67,15 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
             behind = behind or proposal.projection_version > state.head
             pending.references = References(cited=cited)
         elif isinstance(command, BeginExecution | RenewExecution):
-            await _find_decision(sequencer, pending, command.decision_id)
+            behind = await _find_decision(sequencer, pending, command.decision_id) or behind
         elif isinstance(command, ReportExecution):
-            await _find_decision(sequencer, pending, command.envelope.execution.decision_id)
+            behind = await _find_decision(sequencer, pending, command.envelope.execution.decision_id) or behind
         ready.append(pending)
     if uncached:
         fetched = await lookup.fetch_cited(uncached)
         for pending in ready:
             if isinstance(pending.command, SubmitProposal):
-                pending.references = References(cited={**_cited_by(pending.command, lookup.cited), **_cited_by(pending.command, fetched)})
+                pending.references = References(cited=ChainMap(fetched, lookup.cited))
     if later:
         sequencer.requeue(later)
     return ready, behind
@@ -94,11 +93,6 @@ def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
     return True
 
 
-def _cited_by(command: SubmitProposal, events: Mapping[int, Cited]) -> dict[int, Cited]:
-    numbers = (reference.sequence_number for reference in command.envelope.proposal.based_on_events)
-    return {number: events[number] for number in numbers if number in events}
-
-
 async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope, in_batch: dict[str, Envelope]) -> bool:
     """Give an event the trace of its cause where it has none; refuse it if the cause is not in the log."""
     cause = in_batch.get(envelope.causation_id)
@@ -108,6 +102,9 @@ async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope
     else:
         pending.cause_in_batch = ""
         known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
+        if known is None and await sequencer.land():
+            # It may have been on its way into the log.
+            known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
         if known is None:
             message = f"causation_id {envelope.causation_id} names no event of bus {sequencer.bus} within the idempotency window"
             pending.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
@@ -118,16 +115,20 @@ async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope
     return True
 
 
-async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: str) -> None:
-    """Look up a decision that is not alive any more, so that the decider can say how it ended."""
-    live = sequencer.state_for_preparation.decisions.get(decision_id)
+async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: str) -> bool:
+    """Look up a decision that is not alive here, so that the decider can say how it ended.
+
+    Returns whether the state should first read on: another server made the decision just now.
+    """
+    live = sequencer.replica.state.decisions.get(decision_id)
     if live is not None:
         # Timers speak before the command: an approval may have expired when its turn comes, and only that.
         pending.references = References(decision=live.decision, expired=live.phase == APPROVED)
-        return
+        return False
     now_ms = sequencer.now_ms()
     event = await sequencer.lookup.event(decision_id, now_ms)
     if event is None or not event.HasField("decision"):
         pending.references = References()
-        return
+        return False
     pending.references = References(decision=event, expired=await sequencer.lookup.expired(event, now_ms))
+    return event.sequence_number > sequencer.head.sequence_number

@@ -300,8 +300,8 @@ async def test_timer_that_may_not_be_written_does_not_spin(governed: World, monk
 
     monkeypatch.setattr(sequencer, "_wait_for_work", counting)
     governed.clock.now_ms += 120_000
-    sequencer._clock.observe(0, 10_000, 10_000)
-    sequencer._want_refresh()
+    sequencer.replica.clock.observe(0, 10_000, 10_000)
+    sequencer._gathering.wake()
     await asyncio.sleep(0.1)
 
     assert rounds < 20

@@ -365,7 +365,7 @@ async def test_cancelled_subscriptions_leave_nothing_behind(world: World) -> Non
     await world.publish(fact("order/1", "order.status", "paid"))
     await world.publish(fact("order/1", "order.status", "paid"))
 
-    assert sequencer._followers == []
+    assert sequencer.replica.followers == 0
 
 
 # Traces

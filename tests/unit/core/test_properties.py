@@ -10,9 +10,10 @@ from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Command
 from gavel_rules.decider import handle
-from gavel_rules.evidence import Cited, cited
 from gavel_rules.projection import State
 from gavel_server.log import Record, empty_head
+from gavel_server.log.memory import MemoryLog
+from gavel_server.lookup import Lookup
 from gavel_server.planning import Pending, plan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -89,7 +90,7 @@ def _decided_in_batches(commands: Sequence[tuple[Command, int]], randomness: ran
     """Decide commands in batches of random sizes that do not reach beyond a moment, as the sequencer would."""
     state = State(BUS)
     head = empty_head(BUS)
-    known: dict[int, Cited] = {}
+    lookup = Lookup(MemoryLog(BUS, clock=lambda: 0))
     events: dict[str, Envelope] = {}
     records: list[Record] = []
     for now_ms, of_moment in groupby(commands, key=lambda sent: sent[1]):
@@ -98,15 +99,14 @@ def _decided_in_batches(commands: Sequence[tuple[Command, int]], randomness: ran
             size = randomness.randint(1, 6)
             batch, waiting = waiting[:size], waiting[size:]
             pending = [
-                Pending(command, lambda _: None, "", 0, references=references_for(command, state, known, events)) for command in batch
+                Pending(command, lambda _: None, "", 0, references=references_for(command, state, lookup.cited, events))
+                for command in batch
             ]
-            decided = plan(state, head, pending, now_ms)
+            decided = plan(state, lookup, head, pending, now_ms)
             state.commit()
             head = decided.head
             for envelope, entry in zip(decided.envelopes, decided.entries, strict=True):
-                citation = cited(envelope)
-                if citation.keys:
-                    known[envelope.sequence_number] = citation
+                lookup.note(envelope)
                 events[envelope.event_id] = envelope
                 records.append(Record(entry.sequence_number, entry.envelope, entry.chain_hash))
     return records

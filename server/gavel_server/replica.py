@@ -1,0 +1,231 @@
+"""This process's copy of a bus: its state at the last committed event, and how it keeps up with the log.
+
+Several servers may write one bus, so the log can move without this process, go away and come back, or turn out to have
+lost what was acknowledged. Whatever forbids writing is found and kept here, as the error that callers hear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from gavel.v1 import error_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.error_pb2 import ErrorReason
+from gavel_rules.chain import chain
+from gavel_rules.events import ARBITER_VERSION
+from gavel_rules.projection import State
+
+from gavel_server.checkpoint import Checkpoint
+from gavel_server.clock import SKEW_CHECK_INTERVAL_SECONDS, GuardedClock
+from gavel_server.errors import ServiceError
+from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
+from gavel_server.log.protocol import empty_head
+from gavel_server.lookup import Lookup
+from gavel_server.planning import Plan
+
+POLL_INTERVAL_SECONDS: Final = 0.05
+CHECKPOINT_INTERVAL_SECONDS: Final = 1.0
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class Replica:
+    """One bus as this process sees it. The sequencer alone changes it."""
+
+    def __init__(self, log: EventLog, clock: GuardedClock, checkpoint: Checkpoint | None) -> None:
+        self.bus = log.bus
+        self.log = log
+        self.clock = clock
+        self.state = State(log.bus)
+        self.head = empty_head(log.bus)
+        self.lookup = Lookup(log)
+        self.trouble: ServiceError | None = None
+        self.behind = False  # whether the log is known to have more
+        self.closing = False
+        self._trouble_for_good = False
+        self._checkpoint = checkpoint
+        self._followers: list[tuple[int, asyncio.Future[None]]] = []
+
+    def now_ms(self) -> int:
+        """Return the `now` that a decision would be made at: never before the head's `recorded_at`."""
+        return max(self.clock.now_ms(), self.state.recorded_at_ms)
+
+    def unwritable(self) -> ServiceError | None:
+        """Return why nothing may be written now, or None."""
+        if self.trouble is not None:
+            return self.trouble
+        problem = self.clock.problem(self.state.recorded_at_ms)
+        return ServiceError(error_pb2.ERROR_REASON_CLOCK_SKEW, problem, retry_after_ms=1000) if problem else None
+
+    # Keeping up
+
+    async def load(self) -> None:
+        """Read the log from its start, and compare it with what was acknowledged before a restart. Raises LogError."""
+        head = await self.log.head()
+        seen = self._checkpoint.load(self.bus) if self._checkpoint else None
+        if seen is not None and not await self._has(seen):
+            self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, seen))
+        await self._read_on(head)
+        await self.observe_clock()
+        if self.head.sequence_number and self.state.arbiter_version != ARBITER_VERSION and self.trouble is None:
+            self.give_up(
+                error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
+                f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {ARBITER_VERSION}: "
+                "serve it with a build that does, or upgrade the bus",
+            )
+
+    async def refresh(self) -> None:
+        """Apply what other servers have appended. The state holds nothing tentative. Raises LogError."""
+        self.behind = False
+        head = await self.log.head()
+        if head != self.head:
+            if self.head.sequence_number and not await self._has(self.head):
+                self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, self.head))
+                return
+            await self._read_on(head)
+        self.recover()
+
+    def advance(self, decided: Plan) -> None:
+        """Take a plan that is in the log: what it changed is no longer tentative."""
+        self.state.commit(decided.end)
+        if decided.entries:
+            self.head = decided.head
+            note = self.lookup.note
+            for envelope in decided.envelopes:
+                note(envelope)
+            self.wake_followers()
+
+    async def _has(self, head: Head) -> bool:
+        """Return whether the log has this event, with this chain hash."""
+        record = (await self.log.read_many([head.sequence_number])).get(head.sequence_number)
+        return record is not None and record.chain_hash == head.chain_hash
+
+    async def _read_on(self, head: Head) -> None:
+        while self.head.sequence_number < head.sequence_number:
+            records = await self.log.read(self.head.sequence_number + 1, head.sequence_number)
+            if not records or records[0].sequence_number != self.head.sequence_number + 1:
+                raise LogCorruptError(f"bus {self.bus}: event {self.head.sequence_number + 1} is missing")
+            for record in records:
+                self._follow(record)
+            self.wake_followers()
+            await asyncio.sleep(0)
+
+    def _follow(self, record: Record) -> None:
+        chain_hash = chain(self.head.chain_hash, record.envelope)
+        if chain_hash != record.chain_hash:
+            raise LogCorruptError(f"bus {self.bus}: the hash chain breaks at event {record.sequence_number}; run gavel replay")
+        envelope = Envelope.FromString(record.envelope)
+        self.state.apply(envelope)
+        self.state.commit()
+        self.lookup.note(envelope)
+        self.head = Head(record.sequence_number, chain_hash)
+
+    async def watch(self, wake: Callable[[], None]) -> None:
+        """Look at the log's head and clock now and then, for ever; `wake` the sequencer if there is something to do."""
+        loop = asyncio.get_running_loop()
+        next_clock = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
+        next_checkpoint = loop.time() + CHECKPOINT_INTERVAL_SECONDS
+        seen = self.head
+        while True:
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+            busy, seen = self.head != seen, self.head
+            if not busy and not self.state.tentative and not self._trouble_for_good and await self._has_moved():
+                self.behind = True
+                wake()
+            if loop.time() >= next_clock:
+                next_clock = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
+                await self.observe_clock()
+            if loop.time() >= next_checkpoint:
+                next_checkpoint = loop.time() + CHECKPOINT_INTERVAL_SECONDS
+                await self.save_checkpoint()
+
+    async def _has_moved(self) -> bool:
+        known = self.head
+        try:
+            head = await self.log.head()
+        except LogError as error:
+            self.take_log_error(error)
+            return False
+        # A log that came back is read on from where this process is, which also clears the trouble.
+        return self.trouble is not None or (head != known and known == self.head and not self.state.tentative)
+
+    async def observe_clock(self) -> None:
+        """Compare this host's clock with the store's."""
+        sent_ms = self.clock.now_ms()
+        try:
+            store_ms = await self.log.time_ms()
+        except LogError as error:
+            self.take_log_error(error)
+            return
+        self.clock.observe(store_ms, sent_ms, self.clock.now_ms())
+
+    async def save_checkpoint(self) -> None:
+        """Note what is acknowledged."""
+        if self._checkpoint is not None and self.head.sequence_number and not self._trouble_for_good:
+            await self._checkpoint.save(self.bus, self.head)
+
+    # Those who wait for events
+
+    async def beyond(self, sequence_number: int) -> int:
+        """Return the head's number once it is beyond `sequence_number`. Raises ServiceError SHUTTING_DOWN."""
+        while self.head.sequence_number <= sequence_number:
+            if self.closing:
+                raise ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; resume elsewhere")
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting = (sequence_number, future)
+            self._followers.append(waiting)
+            try:
+                await future
+            finally:
+                if waiting in self._followers:
+                    self._followers.remove(waiting)
+        return self.head.sequence_number
+
+    @property
+    def followers(self) -> int:
+        """How many wait for events."""
+        return len(self._followers)
+
+    def wake_followers(self) -> None:
+        """Let those go on for whom the head has come far enough; all of them when closing."""
+        if not self._followers:
+            return
+        number = self.head.sequence_number
+        for beyond, future in self._followers:
+            if (number > beyond or self.closing) and not future.done():
+                future.set_result(None)
+
+    # Trouble
+
+    def take_log_error(self, error: LogError) -> ServiceError:
+        """Refuse writes until the log is there again; for good if it contradicts itself."""
+        if isinstance(error, LogCorruptError):
+            return self.give_up(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
+        if self.trouble is None:
+            _LOG.warning("log.unavailable", bus=self.bus, problem=str(error))
+        if self.trouble is None or not self._trouble_for_good:
+            self.trouble = ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
+        return self.trouble
+
+    def give_up(self, reason: ErrorReason.ValueType, message: str) -> ServiceError:
+        """Refuse writes until an operator has looked and the server is started again."""
+        _LOG.error("bus.unwritable", bus=self.bus, problem=message)
+        self.trouble = ServiceError(reason, message, retry_after_ms=5000)
+        self._trouble_for_good = True
+        return self.trouble
+
+    def recover(self) -> None:
+        """The log is there again."""
+        if self.trouble is not None and not self._trouble_for_good:
+            _LOG.info("log.available", bus=self.bus)
+            self.trouble = None
+
+
+def _regressed(bus: str, head: Head, seen: Head) -> str:
+    return (
+        f"bus {bus}: event {seen.sequence_number} was acknowledged, but the log, whose head is {head.sequence_number}, has it no more "
+        "or otherwise: acknowledged events were lost. Nothing is written until the log is restored"
+    )
