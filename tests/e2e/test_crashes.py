@@ -80,13 +80,43 @@ async def is_consistent(server: Server, client: GavelClient, load: Load) -> None
     load.check(await Ledger.read(server.redis_url, BUS))
 
 
+async def follow(client: GavelClient, followed: list[Envelope]) -> GavelError:
+    """Follow the log from where `followed` ends until the subscription ends; return why it does."""
+    try:
+        async for item in client.subscribe_events(from_sequence_number=len(followed) + 1):
+            followed.append(item.envelope)  # noqa: PERF401  # the stream ends with an error
+    except GavelError as error:
+        return error
+    raise AssertionError("the server ended a subscription without saying why")
+
+
+async def follow_through(client: GavelClient, followed: list[Envelope]) -> None:
+    """Follow the log from its start, resuming after each interruption, until cancelled."""
+    while True:
+        error = await follow(client, followed)
+        assert grpc.StatusCode.UNAVAILABLE == error.code, error
+        await asyncio.sleep(0.01)
+
+
+async def has_come_to(following: asyncio.Task[None], followed: list[Envelope], number: int) -> bool | None:
+    """Return whether a follower has seen so many events; fail if it has given up."""
+    assert not following.done(), following.exception()
+    return len(followed) >= number or None
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_acknowledged_decisions_survive_kill_9(server: Server, seed: int) -> None:
-    """Whatever is killed at whatever moment: after a restart every answered decision is there and comes back the same; it replays."""
+    """Whatever is killed at whatever moment, every answered decision is there and comes back the same, and the log replays.
+
+    Who follows the log all the while sees it whole, without gap, duplicate, or anything that is not in it afterwards.
+    """
     randomness = random.Random(seed)
+    followed: list[Envelope] = []
     with serving(server):
         async with server.client() as client:
             load = Load(randomness, await prepared(client))
+        follower = server.client()
+        following = asyncio.create_task(follow_through(follower, followed))
         for crash in randomness.sample(CRASHES, len(CRASHES)):
             async with server.client() as one, server.client() as other:
                 load.start((one, other))
@@ -98,6 +128,11 @@ async def test_acknowledged_decisions_survive_kill_9(server: Server, seed: int) 
             async with server.client() as client:
                 await is_consistent(server, client, load)
         assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
+        ledger = await Ledger.read(server.redis_url, BUS)
+        await until(lambda: has_come_to(following, followed, ledger.head[0]))
+        following.cancel()
+        await follower.close()
+        assert ledger.events == followed
         proved = replay(server.redis_url, BUS)
         assert 0 == proved.returncode, proved.stderr
 
@@ -123,22 +158,12 @@ async def test_a_suspended_redis_leaves_no_doubt(server: Server) -> None:
             await prove(client)
 
 
-async def follow(client: GavelClient, followed: list[int]) -> GavelError:
-    """Note the numbers of a bus's events until the subscription ends; return why it does."""
-    try:
-        async for item in client.subscribe_events(from_sequence_number=1):
-            followed.append(item.envelope.sequence_number)  # noqa: PERF401  # the stream ends with an error
-    except GavelError as error:
-        return error
-    raise AssertionError("the server ended a subscription without saying why")
-
-
 async def test_sigterm_drains(server: Server) -> None:
     """Under load, SIGTERM ends every call with a decision or UNAVAILABLE, commits what was answered, and leaves no process behind."""
     with serving(server):
         async with server.client() as client, server.client() as other:
             load = Load(random.Random(7), await prepared(client))
-            followed: list[int] = []
+            followed: list[Envelope] = []
             following = asyncio.create_task(follow(client, followed))
             load.start((client, other))
             await load.hears(200)
@@ -148,12 +173,13 @@ async def test_sigterm_drains(server: Server) -> None:
             ended = await following
         assert [grpc.StatusCode.UNAVAILABLE] * len(load.failures) == [failure.code for failure in load.failures], load.failures
         assert (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN") == (ended.code, ended.reason)
-        assert list(range(1, len(followed) + 1)) == followed
         with pytest.raises(ProcessLookupError):
             os.kill(redis_process_id, 0)
         await asyncio.to_thread(server.start)
+        ledger = await Ledger.read(server.redis_url, BUS)
+        load.check(ledger)
+        assert ledger.events[: len(followed)] == followed
         async with server.client() as client:
-            load.check(await Ledger.read(server.redis_url, BUS))
             await is_consistent(server, client, load)
             await prove(client)
 
