@@ -12,7 +12,7 @@ import structlog
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.chain import chain
-from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled, PublishEvent, Recorded, References, Started, Tick
+from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled, Recorded, References, Started, SubmitProposal, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events import DECISION, EXECUTION, PROPOSAL
 from gavel_rules.projection import State
@@ -92,10 +92,10 @@ def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending],
     recorded_ids: set[str] = set()
     for pending in batch:
         handled = _handle(state, pending, now_ms, recorded_ids)
-        if isinstance(pending.command, PublishEvent) and handled.events:
-            recorded = handled.events[-1]
-            lookup.cite(recorded)
-            state.on_undo(partial(lookup.uncite, recorded.sequence_number))
+        if not isinstance(pending.command, SubmitProposal):
+            for envelope in handled.events:
+                lookup.cite(envelope)
+                state.on_undo(partial(lookup.uncite, envelope.sequence_number))
         envelopes.extend(handled.events)
         answers.append((pending, handled.answer))
         if pending.check_id:
@@ -133,7 +133,8 @@ def _entries(expected: Head, envelopes: list[Envelope]) -> tuple[list[Entry], He
     chain_hash = expected.chain_hash
     last = len(envelopes) - 1
     for index, envelope in enumerate(envelopes):
-        envelope_bytes = envelope.SerializeToString()
+        # Deterministic: a decision made again from the same log has the same bytes, maps included.
+        envelope_bytes = envelope.SerializeToString(deterministic=True)
         chain_hash = chain(chain_hash, envelope_bytes)
         number = envelope.sequence_number
         category = envelope.event_category
