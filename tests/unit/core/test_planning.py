@@ -1,0 +1,187 @@
+"""Deciding a batch: what becomes of each command, and the log entries that come of all of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1.common_pb2 import EventReference
+from gavel_rules import reasons
+from gavel_rules.commands import BeginExecution, Command, Fault, PublishEvent, Recorded, References, SubmitProposal
+from gavel_server.errors import ServiceError
+from gavel_server.log import Head, chain
+from gavel_server.log.memory import MemoryLog
+from gavel_server.lookup import Lookup
+from gavel_server.planning import TIMERS_PER_COMMIT, Completed, Pending, Plan, outcome, plan
+
+from tests.unit.core.driver import (
+    BUS,
+    EXECUTOR,
+    SUCCESS,
+    Core,
+    document,
+    event_id,
+    fact_envelope,
+    proposal_envelope,
+    references_to,
+)
+
+
+def pending(core: Core, command: Command, **changes: Any) -> Pending:
+    """A command that waits, with what the log holds for it."""
+    return Pending(command, lambda _: None, "", 0, references=core.references(command), **changes)
+
+
+def planned(core: Core, *commands: Command) -> Plan:
+    """Decide commands as one batch on top of the bus's log."""
+    return planned_batch(core, [pending(core, command) for command in commands])
+
+
+def planned_batch(core: Core, batch: list[Pending]) -> Plan:
+    """Decide a batch on top of the bus's log, with a lookup that remembers all of it."""
+    lookup = Lookup(MemoryLog(BUS, lambda: core.now_ms))
+    for event in core.events:
+        lookup.note(event)
+    for item in batch:
+        if isinstance(item.command, SubmitProposal):
+            item.references = References(cited=lookup.cited)
+    last = core.records[-1]
+    return plan(core.state, lookup, Head(last.sequence_number, last.chain_hash), batch, core.now_ms)
+
+
+def fact(core: Core, **changes: Any) -> PublishEvent:
+    """A fact to publish."""
+    return PublishEvent(core.admitted(fact_envelope("order.status", "delivered", **changes)))
+
+
+def test_entries_carry_what_the_log_needs() -> None:
+    """Entries are numbered and chained on the head; they name their event, its work queue, and a proposal's first decision."""
+    core = Core(document())
+    core.fact("order.status", "delivered")
+    approval = core.propose([core.fact("order.status", "delivered", subject="order/2")], subject="order/2", trace_id="t2")
+    started = core.start(approval)
+    proposal = core.proposal([core.events[3]])
+    decided = planned(core, proposal, core.reporting(started, SUCCESS), core.proposal(trace_id="t3"), fact(core))
+    first = core.state.head - len(decided.entries) + 1
+    assert list(range(first, first + 6)) == [entry.sequence_number for entry in decided.entries]
+    assert [envelope.event_id for envelope in decided.envelopes] == [entry.event_id for entry in decided.entries]
+    assert ["", "decisions", "executions", "", "", ""] == [entry.work for entry in decided.entries]
+    assert [first + 1, 0, 0, first + 4, 0, 0] == [entry.decision_sequence_number for entry in decided.entries]
+    chain_hash = decided.expected.chain_hash
+    for entry in decided.entries:
+        chain_hash = chain(chain_hash, entry.envelope)
+        assert chain_hash == entry.chain_hash
+    assert Head(first + 5, chain_hash) == decided.head
+
+
+def test_a_refused_command_takes_no_place() -> None:
+    """A fault among the commands appends nothing and is answered as an error; the others go on."""
+    core = Core(document())
+    ahead = fact(core, occurred_at_ms=core.now_ms + 10_000)
+    decided = planned(core, fact(core), ahead, fact(core))
+    assert 2 == len(decided.entries)
+    outcomes = [outcome(decided, answer) for _, answer in decided.answers]
+    error = outcomes[1]
+    assert isinstance(error, ServiceError)
+    assert error_pb2.ERROR_REASON_INVALID_REQUEST == error.reason
+    records = [completed.record for completed in outcomes if isinstance(completed, Completed)]
+    assert decided.entries[0].envelope == cast(Any, records[0]).envelope
+    assert decided.entries[1].chain_hash == cast(Any, records[1]).chain_hash
+
+
+def test_a_bug_in_one_command_leaves_nothing_behind() -> None:
+    """A command that the decider cannot handle is undone whole, timers included, and answered INTERNAL with an id; the next goes on."""
+    core = Core(document())
+    core.approve()
+    core.pass_time(10_000)
+    strange = cast(Command, object())
+    decided = planned(core, strange, fact(core))
+    (_, broken), (_, fine) = decided.answers
+    assert isinstance(broken, Fault)
+    assert error_pb2.ERROR_REASON_INTERNAL == broken.reason
+    assert isinstance(fine, Recorded)
+    assert ["DecisionExpired", "FactRecorded"] == [envelope.event_name for envelope in decided.envelopes]
+
+
+def test_what_was_caused_by_a_refused_event_is_refused() -> None:
+    """An event whose cause stands before it in the batch is recorded only if the cause was."""
+    core = Core(document())
+    cause, effect = fact(core, occurred_at_ms=core.now_ms + 10_000), fact(core)
+    good_cause, good_effect = fact(core), fact(core)
+    batch = [
+        pending(core, command, cause_in_batch=cause_in_batch)
+        for command, cause_in_batch in (
+            (cause, ""),
+            (effect, cause.envelope.event_id),
+            (good_cause, ""),
+            (good_effect, good_cause.envelope.event_id),
+        )
+    ]
+    for item in batch:
+        item.check_id = cast(PublishEvent, item.command).envelope.event_id
+    decided = planned_batch(core, batch)
+    answers = [answer for _, answer in decided.answers]
+    assert [True, True, False, False] == [isinstance(answer, Fault) for answer in answers]
+    assert error_pb2.ERROR_REASON_EVENT_NOT_FOUND == cast(Fault, answers[1]).reason
+
+
+def test_an_empty_batch_lets_timers_speak() -> None:
+    """Without commands, the timers that are due go ahead, at most TIMERS_PER_COMMIT of them."""
+    core = Core(document(conflict_key="string(params.amount)"))
+    status = core.fact("order.status", "delivered")
+    for number in range(TIMERS_PER_COMMIT + 1):
+        core.propose([status], amount=number + 1, trace_id=f"t{number}")
+    core.pass_time(10_000)
+    decided = planned(core)
+    assert (TIMERS_PER_COMMIT, 1) == (len(decided.entries), core.state.due_count(core.now_ms))
+
+
+def test_undoing_a_plan_leaves_the_state_as_it_was() -> None:
+    """A plan whose append failed is undone to its mark, and the same commands can be planned again."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    commands: list[Command] = [fact(core), core.proposal([status]), fact(core)]
+    digest = core.state.digest()
+    first = planned(core, *commands)
+    core.state.undo(first.mark)
+    assert digest == core.state.digest()
+    second = planned(core, *commands)
+    assert [entry.envelope for entry in first.entries] == [entry.envelope for entry in second.entries]
+
+
+# What a batch must see of itself
+
+
+def test_a_proposal_may_cite_an_event_of_its_own_batch() -> None:
+    """An agent that knows what it has just sent may cite it: the decision is the one that a replay makes of the log."""
+    core = Core(document())
+    status = fact(core)
+    status.envelope.sequence_number = core.state.head + 1
+    reference = references_to([status.envelope])
+    status.envelope.ClearField("sequence_number")
+    proposal = SubmitProposal(core.admitted(proposal_envelope(references=reference)))
+    decided = planned(core, status, proposal)
+    decision = decided.envelopes[-1].decision
+    assert (decision_pb2.OUTCOME_APPROVED, "") == (decision.outcome, decision.reason_code)
+
+
+def test_a_citation_of_the_own_batch_must_fit_like_any_other() -> None:
+    """In its own batch, too, an event is cited under both names, and must be a fact or an observation before the proposal."""
+    core = Core(document())
+    core.fact("order.status", "delivered")
+    number = core.state.head + 1
+    for wrong_id, wrong_number in ((event_id(900), number), (event_id(901), number + 1), (event_id(902), number + 9)):
+        proposal = core.proposal(references=[EventReference(event_id=wrong_id, sequence_number=wrong_number)])
+        mark = core.state.mark()
+        decided = planned(core, fact(core), proposal)
+        assert reasons.UNKNOWN_EVENT == decided.envelopes[-1].decision.reason_code
+        core.state.undo(mark)
+
+
+def test_a_decision_that_ends_in_the_batch() -> None:
+    """A start that comes in the batch in which its approval expires is told so, whichever command let the timer speak."""
+    core = Core(document())
+    approval = core.approve()
+    core.pass_time(10_000)
+    decided = planned(core, fact(core), BeginExecution(approval.event_id, EXECUTOR, 1_000))
+    assert reasons.EXPIRED == cast(Any, decided.answers[1][1]).reason_code
