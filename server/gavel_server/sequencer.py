@@ -70,17 +70,23 @@ class Sequencer:
     # Life
 
     async def start(self) -> None:
-        """Read the log into the state, opening the bus if it is new, and begin to serve. Raises LogError."""
+        """Read the log into the state, opening the bus if it is new, and begin to serve.
+
+        Raises LogError, or ServiceError where a new bus may not be written to: by a host whose clock is off.
+        """
         replica = self.replica
         await replica.load()
         while replica.head.sequence_number == 0 and replica.trouble is None:
+            forbidden = replica.unwritable()
+            if forbidden is not None:
+                raise forbidden
             decided = plan(
                 replica.state, replica.lookup, replica.head, [Pending(self._opening, lambda _: None, "", 0)], replica.clock.now_ms()
             )
-            landing, _ = await Flight(self.log, decided).land()
+            landing, error = await Flight(self.log, decided).land()
             replica.state.undo(decided.mark)
-            if landing is Landing.CORRECTED:
-                await asyncio.sleep(0)
+            if landing is Landing.FAILED and error is not None:
+                raise error
             await replica.load()
         self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(replica.watch(self._gathering.wake))]
 
