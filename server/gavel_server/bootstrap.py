@@ -136,8 +136,6 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
             )
         except ValueError as error:
             raise ServeError(f"{error} (--redis, GAVEL_REDIS)") from error
-        await _check_durability(log, settings)
-        await log.ensure_groups()
         sequencer = Sequencer(
             log,
             clock,
@@ -145,7 +143,13 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
             idempotency_window_ms=settings.idempotency_window_ms,
             checkpoint=checkpoint,
         )
-        await sequencer.start()
+        try:
+            await _check_durability(log, settings)
+            await log.ensure_groups()
+            await sequencer.start()
+        except BaseException:
+            await log.close()
+            raise
         if reactors is not None:
             reactors.start(name)
         return sequencer
