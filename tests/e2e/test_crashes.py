@@ -11,12 +11,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError
+from gavel_server.clock import GuardedClock
+from gavel_server.log import LogUnavailableError
 
+from tests.e2e.in_process import sequencer_on
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import Server, open_bus, prove, publish_status, replay, serving, until
+from tests.e2e.world import WAIT_SECONDS_MAX, Server, open_bus, prove, publish_status, replay, serving, until
 
 BUS = "default"
 
@@ -192,3 +196,46 @@ async def test_sigterm_of_an_idle_server(server: Server) -> None:
             following = asyncio.create_task(follow(client, []))
             assert 0 == await asyncio.to_thread(server.terminate)
             assert grpc.StatusCode.UNAVAILABLE == (await following).code
+
+
+async def refuse_writes(server: Server, refuse: bool) -> int:
+    """Let a server's Redis refuse writes, or take them again; return how many connections it has."""
+    async with redis.asyncio.Redis.from_url(server.redis_url) as connection:
+        await connection.config_set("min-replicas-to-write", int(refuse))
+        return len(await connection.client_list())
+
+
+async def test_a_redis_that_refuses_writes(server: Server) -> None:
+    """While Redis takes no writes, callers hear so and reads go on, buses that cannot be opened leave nothing behind, and it heals."""
+    with serving(server):
+        async with server.client() as client:
+            load = Load(random.Random(9), await prepared(client))
+            load.start((client,))
+            await load.hears(100)
+            await refuse_writes(server, True)
+            await load.ended()
+            assert {(grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")} == {(failure.code, failure.reason) for failure in load.failures}
+            assert (await client.list_events(page_size=1)).envelopes
+            connections = await refuse_writes(server, True)
+            opening = (client.get_projection("parcel/1", bus=f"new-{number}") for number in range(10))
+            for failure in await asyncio.gather(*opening, return_exceptions=True):
+                assert isinstance(failure, GavelError), failure
+                assert (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE") == (failure.code, failure.reason), failure
+
+            async def nothing_left() -> bool | None:
+                return await refuse_writes(server, True) <= connections or None
+
+            await until(nothing_left)
+            await refuse_writes(server, False)
+            await is_consistent(server, client, load)
+            await prove(client)
+
+
+async def test_a_bus_that_redis_does_not_let_open(server: Server) -> None:
+    """When Redis takes no writes at the moment when a bus would be opened, opening it fails; it does not go on for ever."""
+    with serving(server):
+        await refuse_writes(server, True)
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            with pytest.raises(LogUnavailableError, match="NOREPLICAS"):
+                async with sequencer_on(server.redis_url, "new", GuardedClock()):
+                    pass
