@@ -15,12 +15,13 @@ import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError
 from gavel_server.clock import GuardedClock
+from gavel_server.embedded import EmbeddedRedis
 from gavel_server.log import LogUnavailableError
 
 from tests.e2e.in_process import sequencer_on
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import WAIT_SECONDS_MAX, Server, open_bus, prove, publish_status, replay, serving, until
+from tests.e2e.world import WAIT_SECONDS_MAX, Server, caught_up, open_bus, prove, publish_status, replay, serving, until
 
 BUS = "default"
 
@@ -139,6 +140,38 @@ async def test_acknowledged_decisions_survive_kill_9(server: Server, seed: int) 
         assert ledger.events == followed
         proved = replay(server.redis_url, BUS)
         assert 0 == proved.returncode, proved.stderr
+
+
+async def test_one_of_two_servers_dies_and_then_redis(tmp_path: Path) -> None:
+    """The other goes on without the dead one; both come back after their Redis has died; they end with one log and one state."""
+    async with EmbeddedRedis(tmp_path / "redis") as store:
+        first, second = (
+            Server(tmp_path / name, redis_url=store.url, listen=f"unix:{tmp_path}/{name}.sock") for name in ("first", "second")
+        )
+        with serving(first, second):
+            async with first.client() as one, second.client() as other:
+                load = Load(random.Random(4), await prepared(one))
+                load.start((one, other))
+                await load.hears(200)
+                first.kill()
+                await load.hears(400)
+                await asyncio.to_thread(first.start)
+                load.start((one,))
+                await load.hears(200)
+                assert store.process_id is not None
+                os.kill(store.process_id, signal.SIGKILL)
+                await store.wait()
+                await store.ensure_running()
+                await writable(one)
+                await writable(other)
+                load.start((one, other))
+                await load.hears(200)
+                await load.stop()
+                assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
+                await is_consistent(first, other, load)
+                statuses = await caught_up((one, other))
+                assert statuses[0].projection_digest == statuses[1].projection_digest
+                await prove(one)
 
 
 async def test_a_suspended_redis_leaves_no_doubt(server: Server) -> None:
