@@ -1,0 +1,354 @@
+"""Who acts in the simulated world: sensors, agents, tool users, executors, the reactor, an operator, readers; and mishaps.
+
+Each actor is a coroutine with randomness of its own. What he knows of the bus he has read from the log, and it may be old.
+What an actor must be able to rely on he checks himself and notes in `World.failures`; the rest is `invariants`' to check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, Final
+
+from gavel.v1 import error_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_rules import reasons
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    BeginExecution,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    NotStarted,
+    PublishEvent,
+    Recorded,
+    RenewExecution,
+    ReportExecution,
+    Started,
+    SubmitProposal,
+)
+from gavel_rules.derivation import derive
+from gavel_rules.values import python_to_value
+from gavel_server.errors import ServiceError
+from gavel_server.planning import Completed
+
+from tests.simulation.world import Server, World
+from tests.unit.core.driver import (
+    ABORTED,
+    AGENT,
+    EXECUTOR,
+    FAILED,
+    OTHER_EXECUTOR,
+    PARTIAL,
+    SOURCE,
+    STARTED,
+    SUCCESS,
+    TIMEOUT,
+    compiled,
+    fact_envelope,
+    observation_envelope,
+    proposal_envelope,
+)
+from tests.unit.core.plays import VERSIONS
+
+SUBJECTS: Final = 6
+AGENTS: Final = (AGENT, Producer(type=AGENT.type, id="agent-2"))
+_STATUSES: Final = ("delivered", "delivered", "delivered", "delivered", "cancelled", "lost", None, 7)
+_REPORTS: Final = (SUCCESS, SUCCESS, SUCCESS, SUCCESS, FAILED, FAILED, TIMEOUT, PARTIAL, ABORTED)
+
+
+def _subject(randomness: random.Random) -> str:
+    return f"order/{randomness.randrange(SUBJECTS)}"
+
+
+def _trace(randomness: random.Random) -> str:
+    # Few enough that some traces come to a review, enough that others go on.
+    return f"trace-{randomness.randrange(25)}"
+
+
+async def _pause(randomness: random.Random, most_seconds: float) -> None:
+    await asyncio.sleep(randomness.uniform(0, most_seconds))
+
+
+async def sensor(world: World, randomness: random.Random, rounds: int) -> None:
+    """Publishes what orders are like; sometimes late, ahead of time, from another source, or a mere repetition."""
+    for _ in range(rounds):
+        await _pause(randomness, 0.6)
+        claimed_ms = world.now_ms() - randomness.choice((0, 0, 0, 200, 30_000, -3_000, -20_000))
+        envelope = fact_envelope(
+            randomness.choice(("order.status", "order.status", "order.status", "order.note")),
+            randomness.choice(_STATUSES),
+            subject=_subject(randomness),
+            source=randomness.choice((SOURCE, SOURCE, "orders-copy", "hearsay")),
+            occurred_at_ms=randomness.choice((None, claimed_ms)),
+            max_age_ms=randomness.choice((0, 0, 5_000)),
+            trace_id=_trace(randomness),
+        )
+        command = PublishEvent(world.admitted(envelope))
+        if randomness.random() < 0.2:
+            await _twice(world, command, randomness)
+        else:
+            await world.send(command, randomness)
+
+
+async def _twice(world: World, command: SubmitProposal | PublishEvent | ReportExecution, randomness: random.Random) -> None:
+    """Send the same command twice at once, to servers that know nothing of each other's copy."""
+    await asyncio.gather(world.send(command, randomness), world.send(command, randomness))
+
+
+async def agent(world: World, randomness: random.Random, rounds: int) -> None:
+    """Proposes refunds on what it has read, which may be outdated, wrong or made up; tries again when refused; repeats itself."""
+    cause = ""
+    for _ in range(rounds):
+        await _pause(randomness, 0.5)
+        envelope = await _proposal(world, randomness, cause)
+        cause = ""
+        command = SubmitProposal(world.admitted(envelope))
+        chance = randomness.random()
+        if chance < 0.15:
+            await _twice(world, command, randomness)
+            continue
+        result = await world.send(command, randomness)
+        if isinstance(result, Completed) and isinstance(result.answer, Recorded):
+            decision = result.answer.envelope
+            if decision.decision.reason_code and randomness.random() < 0.5:
+                cause = decision.event_id
+            if chance > 0.93:
+                await _reuse(world, command, randomness)
+
+
+async def _proposal(world: World, randomness: random.Random, cause: str) -> Envelope:
+    subject = _subject(randomness)
+    events = await world.events()
+    seen = events[: max(1, len(events) - randomness.choice((0, 0, 0, 3, 20)))]
+    citable = [event for event in seen if event.HasField("fact") or event.HasField("observation")]
+    about = [event for event in citable if event.subject == subject]
+    newest = {(event.fact.key, event.producer.id): event for event in about}
+    based_on = randomness.choice((list(newest.values()), list(newest.values()), about[-1:], about[:1], citable[-2:], []))
+    changes: dict[str, Any] = {}
+    if randomness.random() < 0.2:
+        changes["projection_version"] = len(seen)
+    if randomness.random() < 0.1:
+        changes["required_facts"] = [randomness.choice(("order.note", "order.score"))]
+    if randomness.random() < 0.05:
+        changes["amount"] = -5
+    if randomness.random() < 0.1:
+        changes["max_fact_age_ms"] = randomness.choice((1, 500, 3_000))
+    envelope = proposal_envelope(
+        based_on[-200:],
+        subject=subject,
+        trace_id="" if cause else _trace(randomness),
+        causation_id=cause,
+        producer=randomness.choice(AGENTS),
+        **changes,
+    )
+    if randomness.random() < 0.05 and envelope.proposal.based_on_events:
+        envelope.proposal.based_on_events[0].sequence_number += 1
+    return envelope
+
+
+async def _reuse(world: World, command: SubmitProposal, randomness: random.Random) -> None:
+    """Use an event_id that stands for something else: nobody may take it."""
+    other = SubmitProposal(Envelope.FromString(command.envelope.SerializeToString()))
+    other.envelope.proposal.risk += 0.125
+    result = await world.send(other, randomness)
+    if result is not None and not (isinstance(result, ServiceError) and result.reason == error_pb2.ERROR_REASON_EVENT_ID_REUSED):
+        world.failures.append(f"event_id {command.envelope.event_id} was taken for other content: {result}")
+
+
+async def hasty_agent(world: World, randomness: random.Random, rounds: int) -> None:
+    """Sends several commands to one server without waiting, each about the one before: cites and names what is on its way."""
+    for _ in range(rounds):
+        await _pause(randomness, 1.5)
+        server = randomness.choice(world.servers)
+        subject = _subject(randomness)
+        status = world.admitted(fact_envelope("order.status", "delivered", subject=subject, trace_id=_trace(randomness)))
+        likely = server.sequencer.head.sequence_number + randomness.choice((1, 1, 1, 2))
+        proposal = proposal_envelope([], subject=subject, trace_id=_trace(randomness))
+        reference = proposal.proposal.based_on_events.add()
+        reference.event_id, reference.sequence_number = status.event_id, likely
+        if randomness.random() < 0.5:
+            proposal.causation_id, proposal.trace_id = status.event_id, ""
+        note = fact_envelope("order.note", "hasty", subject=subject, trace_id="")
+        note.causation_id = world.admitted(proposal).event_id
+        commands: list[SubmitProposal | PublishEvent] = [PublishEvent(status), SubmitProposal(proposal), PublishEvent(world.admitted(note))]
+        if randomness.random() < 0.3:
+            commands.insert(1, PublishEvent(status))
+        await asyncio.gather(*(world.ask(server, command) for command in commands))
+
+
+async def tool_user(world: World, randomness: random.Random, rounds: int) -> None:
+    """Calls a tool, records call and result, and observes what came of it; sometimes carelessly."""
+    for number in range(rounds):
+        await _pause(randomness, 1.0)
+        trace_id, execution_id = _trace(randomness), f"exec_{randomness.getrandbits(48):012x}"
+        call = Envelope(subject=_subject(randomness), trace_id=trace_id, producer=AGENT)
+        call.tool_call.CopyFrom(ToolCall(tool_name="fraud-tool", execution_id=execution_id))
+        result = Envelope(subject=call.subject, trace_id=trace_id, producer=AGENT)
+        result.tool_result.CopyFrom(ToolResult(tool_name="fraud-tool", execution_id=execution_id, content_hash=f"sha256:{number}"))
+        for envelope in (call, result):
+            await world.send(PublishEvent(world.admitted(envelope)), randomness)
+        observation = observation_envelope(
+            "order.score",
+            randomness.choice((0.1, 0.5, 0.95, "high")),
+            evidence=result,
+            subject=_subject(randomness),
+            trace_id=randomness.choice((trace_id, trace_id, trace_id, "elsewhere")),
+            observed_at_ms=randomness.choice((None, world.now_ms() - 500)),
+        )
+        await _twice(world, PublishEvent(world.admitted(observation)), randomness)
+
+
+async def executor(world: World, randomness: random.Random, rounds: int, producer: Producer) -> None:
+    """Takes approved decisions, its own and others', begins, dies or reports; whatever it hears, it acts on a lease only."""
+    for _ in range(rounds):
+        await _pause(randomness, 0.8)
+        approved = [event for event in await world.events() if event.event_name == "DecisionApproved"][-5:]
+        if not approved:
+            continue
+        decision = randomness.choice(approved)
+        result = await world.send(BeginExecution(decision.event_id, producer, randomness.choice((300, 1_000, 4_000))), randomness)
+        if not isinstance(result, Completed) or not isinstance(result.answer, Started):
+            _check_refusal(world, decision, result)
+            continue
+        await _carry_out(world, randomness, result.answer.envelope, producer)
+
+
+def _check_refusal(world: World, decision: Envelope, result: Completed | ServiceError | None) -> None:
+    """A start of an approval is refused with a reason, never with "no such decision"."""
+    if isinstance(result, ServiceError):
+        world.failures.append(f"a start of {decision.event_id} failed: {result.message}")
+    elif result is not None and isinstance(result.answer, NotStarted) and result.answer.reason_code == reasons.NOT_APPROVED:
+        world.failures.append(f"a start of {decision.event_id} was told that it is no approval")
+
+
+async def _carry_out(world: World, randomness: random.Random, started: Envelope, producer: Producer) -> None:
+    execution = started.execution
+    if randomness.random() < 0.15:
+        return  # it died
+    for _ in range(randomness.choice((0, 0, 1, 2))):
+        await _pause(randomness, 0.5)
+        await world.send(RenewExecution(execution.decision_id, execution.execution_id, producer, 1_000), randomness, patience=3)
+    await asyncio.sleep(randomness.choice((0.05, 0.2, 0.2, 1.5, 5.0)))
+    report = Envelope(producer=producer, event_id=world.new_id())
+    report.execution.CopyFrom(
+        Execution(
+            decision_id=execution.decision_id,
+            execution_id=execution.execution_id,
+            status=randomness.choice(_REPORTS),
+            result=python_to_value({"amount": 50}).struct_value,
+            completed_steps=["checked", "paid"],
+        )
+    )
+    command = ReportExecution(world.admitted(report))
+    if randomness.random() < 0.3:
+        await _twice(world, command, randomness)
+    else:
+        await world.send(command, randomness)
+
+
+async def reactor(world: World, randomness: random.Random) -> None:
+    """Derives facts from every report, each twice, until the world is calm and all reports are done."""
+    done = 0
+    while True:
+        events = await world.events()
+        if done == len(events):
+            if world.calm:
+                return
+            await asyncio.sleep(0.2)
+            continue
+        event = events[done]
+        done += 1
+        if event.HasField("execution") and event.execution.status != STARTED:
+            decision = next(other for other in events if other.event_id == event.execution.decision_id)
+            for fact in (*derive(event, decision), *derive(event, decision)):
+                result = await world.send(PublishEvent(world.admitted(Envelope.FromString(fact.SerializeToString()))), randomness, 10_000)
+                if not isinstance(result, Completed):
+                    world.failures.append(f"a fact of execution {event.event_id} was refused: {result}")
+
+
+async def operator(world: World, randomness: random.Random, rounds: int) -> None:
+    """Deploys rules, and changes which of them are in force."""
+    for text in VERSIONS:
+        await world.send(DeployRuleSet(world.new_id(), compiled(text), text), randomness)
+    await world.send(ActivateRuleSet(world.new_id(), "refunds", 1, None), randomness)
+    for _ in range(rounds):
+        await _pause(randomness, 8.0)
+        chance = randomness.random()
+        if chance < 0.2:
+            await world.send(DeactivateRuleSet(world.new_id(), "refunds", None), randomness)
+            await _pause(randomness, 1.0)
+        version = randomness.choice((1, 2))
+        await world.send(ActivateRuleSet(world.new_id(), "refunds", version, randomness.choice((None, 1, 2))), randomness)
+
+
+async def reader(world: World, randomness: random.Random, rounds: int) -> None:
+    """Reads the projection: it is the committed state, it answers soon, and it never goes back."""
+    seen: dict[str, int] = {}
+    for _ in range(rounds):
+        await _pause(randomness, 0.5)
+        server = randomness.choice(world.servers)
+        try:
+            shown, head = await asyncio.wait_for(_look(server), 60)
+        except TimeoutError:
+            if not server.killed:
+                world.failures.append(f"{server.name} let a reader wait")
+            continue
+        if shown != head or head < seen.get(server.name, 0):
+            world.failures.append(f"{server.name} showed state {shown} at head {head}, after {seen.get(server.name, 0)}")
+        seen[server.name] = head
+
+
+async def _look(server: Server) -> tuple[int, int]:
+    """The number of the state that is shown, and of the head at the same moment."""
+    state = await server.sequencer.settled()
+    return state.head, server.sequencer.head.sequence_number
+
+
+# Mishaps
+
+
+async def killer(world: World, randomness: random.Random, rounds: int) -> None:
+    """Kills servers and starts new ones."""
+    for _ in range(rounds):
+        await _pause(randomness, 4.0)
+        if world.calm:
+            return
+        server = randomness.choice(world.servers)
+        server.kill()
+        await world.start_server()
+        world.bury(server)
+
+
+async def outages(world: World, randomness: random.Random, rounds: int) -> None:
+    """Takes links down for a while, the whole store at times."""
+    for _ in range(rounds):
+        await _pause(randomness, 5.0)
+        if world.calm:
+            return
+        hit = world.servers if randomness.random() < 0.3 else [randomness.choice(world.servers)]
+        for server in hit:
+            server.link.down = True
+        await asyncio.sleep(randomness.choice((0.05, 0.5, 3.0)))
+        for server in hit:
+            server.link.down = False
+
+
+async def clockmaker(world: World, randomness: random.Random, rounds: int) -> None:
+    """Lets hours pass in a moment, turns the time back a little, and lets the clock of a server run off."""
+    for _ in range(rounds):
+        await _pause(randomness, 5.0)
+        if world.calm:
+            return
+        chance = randomness.random()
+        if chance < 0.5:
+            world.offset_ms += randomness.choice((1_000, 9_000, 31_000, 61_000, 3_600_000, 20 * 3_600_000))
+        elif chance < 0.65:
+            world.offset_ms -= randomness.choice((50, 900, 4_000, 7_000))
+        else:
+            randomness.choice(world.servers).skew_ms = randomness.choice((-4_000, -800, -100, 0, 100, 800, 2_500))
+
+
+EXECUTORS: Final = (EXECUTOR, OTHER_EXECUTOR)

@@ -1,0 +1,182 @@
+"""What must be true of every log, judged by the log alone and by other code than that which wrote it.
+
+Each check takes the log's events in order and returns what it found wrong. They know the rules of the simulated world
+(`plays.VERSIONS`): which facts an approval rests on, from whom, and how old they may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from gavel.v1 import decision_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.values import value_to_python
+
+from tests.unit.core.driver import STARTED
+from tests.unit.core.plays import FACTS
+
+APPROVED: Final = decision_pb2.OUTCOME_APPROVED
+REVIEW: Final = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+EXPIRED: Final = decision_pb2.OUTCOME_EXPIRED
+STATUS: Final = FACTS["status"]
+
+
+def one_decision_per_proposal(events: Sequence[Envelope]) -> Iterator[str]:
+    """Every proposal is followed at once by its first decision, and has no other first decision."""
+    decided: dict[str, int] = {}
+    for event in events:
+        if event.HasField("decision") and not event.decision.previous_decision_id:
+            decided[event.decision.proposal_id] = decided.get(event.decision.proposal_id, 0) + 1
+    for event in events:
+        if event.HasField("proposal"):
+            after = events[event.sequence_number] if event.sequence_number < len(events) else Envelope()
+            if decided.pop(event.event_id, 0) != 1 or after.decision.proposal_id != event.event_id:
+                yield f"proposal {event.sequence_number} has not exactly one first decision right after it"
+    if decided:
+        yield f"decisions on proposals that are not in the log: {sorted(decided)}"
+
+
+def every_id_once(events: Sequence[Envelope]) -> Iterator[str]:
+    """No event_id stands in the log twice, however often it was sent."""
+    seen: set[str] = set()
+    for event in events:
+        if event.event_id in seen:
+            yield f"event {event.sequence_number} repeats {event.event_id}"
+        seen.add(event.event_id)
+
+
+def one_live_approval_per_key(events: Sequence[Envelope]) -> Iterator[str]:
+    """A conflict key has one holder at a time, from approval until expiry or until the facts of all its reports are in."""
+    holder: dict[str, str] = {}
+    key_of: dict[str, str] = {}
+    awaited: dict[str, set[str]] = {}
+    over: set[str] = set()  # final report is in, and nobody was called
+    for event in events:
+        decision = event.decision
+        if event.HasField("decision") and decision.outcome == APPROVED:
+            if decision.conflict_key in holder:
+                yield f"decision {event.sequence_number} approves while {holder[decision.conflict_key]} holds {decision.conflict_key}"
+            holder[decision.conflict_key] = event.event_id
+            key_of[event.event_id] = decision.conflict_key
+            awaited[event.event_id] = set()
+        elif event.HasField("decision") and decision.outcome == EXPIRED:
+            holder.pop(key_of.pop(decision.previous_decision_id))
+        elif event.HasField("decision") and decision.outcome == REVIEW and decision.previous_decision_id:
+            over.discard(decision.previous_decision_id)
+            key_of.pop(decision.previous_decision_id)  # nobody resolves reviews here: held for good
+        elif event.HasField("execution") and event.execution.status != STARTED:
+            awaited[event.execution.decision_id].add(event.event_id)
+            if not event.execution.will_retry and event.execution.decision_id in key_of:
+                over.add(event.execution.decision_id)
+        elif event.fact.decision_id:
+            awaited[event.fact.decision_id].discard(event.causation_id)
+            if event.fact.decision_id in over and not awaited[event.fact.decision_id]:
+                over.discard(event.fact.decision_id)
+                holder.pop(key_of.pop(event.fact.decision_id))
+
+
+def every_report_has_its_fact(events: Sequence[Envelope]) -> Iterator[str]:
+    """Every report of an execution, ABORTED before any attempt included, has exactly one derived fact (seeds 002 §7.2)."""
+    facts: dict[str, int] = {}
+    for event in events:
+        if event.fact.decision_id:
+            facts[event.causation_id] = facts.get(event.causation_id, 0) + 1
+    for event in events:
+        if event.HasField("execution") and event.execution.status != STARTED and facts.pop(event.event_id, 0) != 1:
+            yield f"execution {event.sequence_number} has not exactly one derived fact"
+    if facts:
+        yield f"derived facts without an execution: {sorted(facts)}"
+
+
+def approvals_rest_on_what_held(events: Sequence[Envelope]) -> Iterator[str]:
+    """The status that an approval pins is the latest accepted, of the right type, and was fresh when it was decided."""
+    latest: dict[tuple[str, str], Envelope] = {}  # by subject and source
+    for event in events:
+        if event.fact.key == STATUS["key"] and event.producer.id in STATUS["sources"]:
+            known = latest.get((event.subject, event.producer.id))
+            if known is None or _claimed(event) >= _claimed(known):
+                latest[event.subject, event.producer.id] = event
+        if event.HasField("decision") and event.decision.outcome == APPROVED:
+            yield from _problems_of_approval(event, events[event.sequence_number - 2], latest)
+
+
+def _problems_of_approval(event: Envelope, proposal: Envelope, latest: dict[tuple[str, str], Envelope]) -> Iterator[str]:
+    now_ms = event.decision.evaluated_at.ToMilliseconds()
+    fresh = []
+    for (subject, _), fact in latest.items():
+        value = value_to_python(fact.fact.value)
+        limits_ms = [STATUS["max_age_ms"], proposal.proposal.max_fact_age_ms, fact.fact.max_age_ms or STATUS["max_age_ms"]]
+        if subject == event.subject and (value is None or isinstance(value, str)) and now_ms - _claimed(fact)[0] <= min(limits_ms):
+            fresh.append(fact)
+    pins = [pin for pin in event.decision.pinned_facts if pin.key == STATUS["key"]]
+    if len(pins) != 1 or not fresh:
+        yield f"approval {event.sequence_number} pins {len(pins)} statuses; {len(fresh)} were fresh"
+        return
+    speaker = max(fresh, key=_claimed)
+    if pins[0].event_id != speaker.event_id:
+        yield f"approval {event.sequence_number} pins event {pins[0].sequence_number}; the latest fresh one was {speaker.sequence_number}"
+    if now_ms > pins[0].fresh_until.ToMilliseconds():
+        yield f"approval {event.sequence_number} pins what was stale"
+    for reference in proposal.proposal.based_on_events:
+        if reference.sequence_number > proposal.sequence_number:
+            yield f"approval {event.sequence_number} rests on a citation of the future"
+
+
+def _claimed(event: Envelope) -> tuple[int, int]:
+    return event.occurred_at.ToMilliseconds(), event.sequence_number
+
+
+def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
+    """An attempt begins only when the one before it has reported or its lease is over, within limits, and before expiry."""
+    running: dict[str, Envelope] = {}
+    attempts: dict[str, int] = {}
+    approvals = {event.event_id: event for event in events if event.HasField("decision") and event.decision.outcome == APPROVED}
+    for event in events:
+        if not event.HasField("execution"):
+            continue
+        execution = event.execution
+        approval = approvals[execution.decision_id]
+        if execution.status != STARTED:
+            running.pop(execution.decision_id, None)
+            continue
+        before = running.get(execution.decision_id)
+        renewed = before is not None and before.execution.attempt == execution.attempt
+        if before is not None and not renewed and event.recorded_at.ToMilliseconds() < before.execution.lease_until.ToMilliseconds():
+            yield f"event {event.sequence_number} begins an attempt while another one's lease runs"
+        if renewed and before is not None and before.producer.id != event.producer.id:
+            yield f"event {event.sequence_number} renews another executor's lease"
+        if not renewed:
+            attempts[execution.decision_id] = attempts.get(execution.decision_id, 0) + 1
+            if execution.attempt != attempts[execution.decision_id]:
+                yield f"event {event.sequence_number} is attempt {execution.attempt}, the {attempts[execution.decision_id]}th"
+        first = execution.attempt == 1 and not renewed
+        if first and event.recorded_at.ToMilliseconds() >= approval.decision.valid_until.ToMilliseconds():
+            yield f"event {event.sequence_number} begins what has expired"
+        if execution.attempt > approval.decision.retry_policy.max_attempts:
+            yield f"event {event.sequence_number} is one attempt too many"
+        running[execution.decision_id] = event
+
+
+def rejections_are_counted(events: Sequence[Envelope]) -> Iterator[str]:
+    """A trace under review gets nothing but UNDER_REVIEW, and it came under review once."""
+    under_review: set[str] = set()
+    for event in events:
+        if not event.HasField("decision") or event.decision.previous_decision_id:
+            continue
+        closed = event.trace_id in under_review
+        if closed != (event.decision.reason_code == "UNDER_REVIEW"):
+            yield f"decision {event.sequence_number} says {event.decision.reason_code!r}; its trace is under review: {closed}"
+        if event.decision.outcome == REVIEW:
+            under_review.add(event.trace_id)
+
+
+CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
+    one_decision_per_proposal,
+    every_id_once,
+    one_live_approval_per_key,
+    every_report_has_its_fact,
+    approvals_rest_on_what_held,
+    attempts_do_not_overlap,
+    rejections_are_counted,
+)

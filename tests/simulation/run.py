@@ -1,0 +1,138 @@
+"""One run of the simulated world: from a seed to a log that has been checked."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.projection import State
+
+from tests.faults import FaultRates
+from tests.simulation import actors, invariants
+from tests.simulation.virtual import run_virtually
+from tests.simulation.world import BUS, Weather, World
+from tests.unit.core.driver import replayed
+
+
+class Run(NamedTuple):
+    """What came of a run."""
+
+    seed: int
+    events: int
+    faults: int
+    chain_hash: str
+    digest: str
+    names: frozenset[str]
+    failures: list[str]
+
+
+def simulate(seed: int) -> Run:
+    """Run the world of a seed, bring it to rest, and check what it left."""
+    return run_virtually(_simulate(seed))
+
+
+def weather_of(seed: int) -> Weather:
+    """How bad the weather is: from calm to everything at once."""
+    randomness = random.Random(f"weather/{seed}")
+    stormy = randomness.choice((0.0, 0.02, 0.08))
+    rates = FaultRates(
+        applied_but_unknown=randomness.choice((0.0, stormy)),
+        lost_and_unknown=randomness.choice((0.0, stormy)),
+        unavailable=randomness.choice((0.0, stormy)),
+        head_moved=randomness.choice((0.0, stormy)),
+    )
+    return Weather(
+        rates=rates,
+        servers=randomness.choice((1, 2, 2, 3)),
+        kills=randomness.random() < 0.5,
+        outages=randomness.random() < 0.5,
+        clock_jumps=randomness.random() < 0.7,
+    )
+
+
+async def _simulate(seed: int) -> Run:
+    world = World(seed, weather_of(seed))
+    await world.open()
+    await actors.operator(world, world.randomness("first operator"), 0)
+    reactor = asyncio.create_task(actors.reactor(world, world.randomness("reactor")))
+    mishaps = [asyncio.create_task(mishap) for mishap in _mishaps(world)]
+    await asyncio.gather(*_cast(world))
+    world.calm = True
+    await asyncio.gather(*mishaps)
+    for server in world.servers:
+        server.skew_ms = 0
+        server.link.down = False
+    # Long enough that every timer has spoken and every clock has caught up.
+    await asyncio.sleep(30)
+    await reactor
+    digests = await _settle(world)
+    await world.stop()
+    return await _checked(world, digests)
+
+
+def _cast(world: World) -> list[Coroutine[Any, Any, None]]:
+    cast = [
+        actors.operator(world, world.randomness("operator"), 5),
+        actors.reader(world, world.randomness("reader"), 60),
+        actors.hasty_agent(world, world.randomness("hasty"), 14),
+        actors.tool_user(world, world.randomness("tools"), 12),
+    ]
+    cast += [actors.sensor(world, world.randomness(f"sensor {number}"), 45) for number in range(2)]
+    cast += [actors.agent(world, world.randomness(f"agent {number}"), 50) for number in range(3)]
+    cast += [actors.executor(world, world.randomness(f"executor {producer.id}"), 30, producer) for producer in actors.EXECUTORS]
+    return cast
+
+
+def _mishaps(world: World) -> list[Coroutine[Any, Any, None]]:
+    mishaps = []
+    if world.weather.kills:
+        mishaps.append(actors.killer(world, world.randomness("killer"), 8))
+    if world.weather.outages:
+        mishaps.append(actors.outages(world, world.randomness("outages"), 8))
+    if world.weather.clock_jumps:
+        mishaps.append(actors.clockmaker(world, world.randomness("clocks"), 10))
+    return mishaps
+
+
+async def _settle(world: World) -> list[str]:
+    """Let every server read to the end, and return the digests of their states."""
+    digests = []
+    head = (await world.log.head()).sequence_number
+    for server in world.servers:
+        await server.sequencer.wait_for(head, 60_000)
+        digests.append((await server.sequencer.settled()).digest())
+    return digests
+
+
+async def _checked(world: World, digests: list[str]) -> Run:
+    records = await world.records()
+    events = [Envelope.FromString(record.envelope) for record in records]
+    failures = list(world.failures)
+    for check in invariants.CHECKS:
+        failures.extend(f"{check.__name__}: {problem}" for problem in check(events))
+    for key, record in world.acknowledged.items():
+        if record.sequence_number > len(records) or records[record.sequence_number - 1] != record:
+            failures.append(f"acknowledged, but not in the log: {key}, event {record.sequence_number}")
+    try:
+        digest = replayed(BUS, records).state.digest()
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is what the run failed of
+        failures.append(f"replay: {type(error).__name__}: {error}")
+        digest = ""
+    rebuilt = State(BUS)
+    for event in events:
+        rebuilt.apply(event)
+    failures.extend(f"server {number} of the last ones shows another state" for number, other in enumerate(digests, 1) if other != digest)
+    if rebuilt.digest() != digest:
+        failures.append("a state that is rebuilt from the log is another one")
+    return Run(
+        world.seed,
+        len(events),
+        sum(log.faults for log in world.faulty),
+        records[-1].chain_hash.hex(),
+        digest,
+        frozenset(event.event_name for event in events),
+        failures,
+    )
