@@ -36,7 +36,7 @@ from gavel_client.fdr import FactDerivationReactor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from gavel_server import telemetry
+from gavel_server import metrics, telemetry
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.checkpoint import Checkpoint, CheckpointError
 from gavel_server.clock import GuardedClock
@@ -163,6 +163,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
         ]
     )
     states = _register(server, buses)
+    _serve_metrics(settings)
     address = _bind(server, settings.listen)
     if reactors is not None:
         reactors.target = address
@@ -213,6 +214,15 @@ def _register(server: grpc.aio.Server, buses: Buses) -> _Health:
     reflected = reflection.aio.ReflectionServicer([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, Plain(server))  # type: ignore[no-untyped-call]
     return _Health(servicer, ["", *names])
+
+
+def _serve_metrics(settings: Settings) -> None:
+    if settings.metrics is None:
+        return
+    try:
+        metrics.serve(settings.metrics)
+    except OSError as error:
+        raise ServeError(f"cannot serve metrics on {settings.metrics}: {error.strerror}") from error
 
 
 def _bind(server: grpc.aio.Server, listen: str) -> str:

@@ -48,6 +48,12 @@ def _checked_listen(listen: str) -> str:
     return listen
 
 
+def _checked_metrics(listen: str | None) -> str | None:
+    if listen is not None and listen.startswith(_UNIX):
+        raise ValueError(f"{listen!r} is no HOST:PORT, e.g. 127.0.0.1:9091")
+    return None if listen is None else _checked_listen(listen)
+
+
 def _checked_cross_check(mode: str) -> str:
     if not _CROSS_CHECK.fullmatch(mode):
         raise ValueError(f"{mode!r} is no cross-check mode; use always, off, or sample N (every N-th decision), e.g. sample 100")
@@ -83,6 +89,8 @@ class Settings(BaseSettings):
     """File of what was last acknowledged, kept outside Redis. None: in the data directory."""
     fdr: bool = True
     """Whether this server also derives facts from executions. Off: `gavel fdr` runs elsewhere."""
+    metrics: Annotated[str | None, AfterValidator(_checked_metrics)] = None
+    """HOST:PORT to serve Prometheus metrics on, at /metrics. None: nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important log lines to write."""
     log_json: bool = False

@@ -18,6 +18,7 @@ from gavel_rules.chain import chain
 from gavel_rules.events import ARBITER_VERSION
 from gavel_rules.projection import State
 
+from gavel_server import metrics
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.clock import SKEW_CHECK_INTERVAL_SECONDS, GuardedClock
 from gavel_server.errors import ServiceError
@@ -96,6 +97,7 @@ class Replica:
             note = self.lookup.note
             for envelope in decided.envelopes:
                 note(envelope)
+            metrics.committed(self.bus, decided.envelopes)
             self.wake_followers()
 
     async def _has(self, head: Head) -> bool:
@@ -132,6 +134,8 @@ class Replica:
         while True:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
             busy, seen = self.head != seen, self.head
+            metrics.HEAD.labels(self.bus).set(self.head.sequence_number)
+            metrics.WRITABLE.labels(self.bus).set(self.unwritable() is None)
             if not busy and not self.state.tentative and not self._trouble_for_good and await self._has_moved():
                 self.behind = True
                 wake()

@@ -26,6 +26,7 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Where to note what was acknowledged. Default: in the data directory.")
     ] = None,
     fdr: Annotated[bool | None, typer.Option("--fdr/--no-fdr", help="Derive facts from executions in this process. Default: yes.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve Prometheus metrics. Default: nowhere.")] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     log_json: Annotated[bool | None, typer.Option("--log-json", help="Log lines as JSON.")] = None,
     cross_check: Annotated[
@@ -55,6 +56,7 @@ def serve(
         "ack": ack,
         "checkpoint": checkpoint,
         "fdr": fdr,
+        "metrics": metrics,
         "log_level": log_level,
         "log_json": log_json,
         "cross_check": cross_check,

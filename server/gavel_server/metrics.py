@@ -1,0 +1,51 @@
+"""What a server counts, for Prometheus. Served on an address of its own where `--metrics` gives one; never payloads.
+
+Two of them are alarms: a decision that the two engines disagreed on, and one whose rules erred. Neither should ever happen;
+both refuse the proposal, and somebody has to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import reasons
+from gavel_rules.events import DECISION
+from prometheus_client import Counter, Gauge, start_http_server
+
+EVENTS: Final = Counter("gavel_events", "Events that this server has committed.", ["bus"])
+HEAD: Final = Gauge("gavel_head_sequence_number", "The last committed event that this server knows.", ["bus"])
+WRITABLE: Final = Gauge("gavel_writable", "1 if this server accepts writes to the bus, else 0.", ["bus"])
+DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])
+
+ALARMING: Final = frozenset({reasons.ENGINE_DISAGREEMENT, reasons.EVALUATION_ERROR})
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+def serve(listen: str) -> None:
+    """Serve /metrics on HOST:PORT from a thread. Raises OSError if the address cannot be had."""
+    host, _, port = listen.rpartition(":")
+    start_http_server(int(port), addr=host.strip("[]"))
+
+
+def committed(bus: str, envelopes: Iterable[Envelope]) -> None:
+    """Count a committed batch, and raise the alarm where a decision calls for it."""
+    count = 0
+    for envelope in envelopes:
+        count += 1
+        if envelope.event_category == DECISION and envelope.decision.reason_code in ALARMING:
+            decision = envelope.decision
+            DECISION_ALARMS.labels(bus, decision.reason_code).inc()
+            _LOG.error(
+                "decision.alarm",
+                bus=bus,
+                reason_code=decision.reason_code,
+                decision_id=decision.decision_id,
+                sequence_number=envelope.sequence_number,
+                rule_id=decision.rule_id,
+                rule_sets=[f"{reference.policy_id}@{reference.version}" for reference in decision.active_rule_sets],
+            )
+    EVENTS.labels(bus).inc(count)
