@@ -20,7 +20,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.floats(allow_nan=False), TEXTS),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
@@ -44,7 +44,7 @@ def test_struct() -> None:
         python_to_value({1, 2})
 
 
-def _nested(depth: int) -> object:
+def _nested(depth: int) -> Any:
     value: object = "x"
     for _ in range(depth):
         value = [value]
