@@ -22,7 +22,6 @@ from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.decision_pb2 import (
     Decision,
-    EngineVerdict,
     FactRequirementState,
     RetryHint,
 )
@@ -253,34 +252,31 @@ def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Cas
 
 
 def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int, judge: Judge, governed: list[_Governed]) -> None:
-    verdicts = [judge(view.action, _case(state, envelope, now_ms, view)) for view in governed]
-    for view, verdict in zip(governed, verdicts, strict=True):
+    disagreed = False
+    deciding: tuple[int, str, CompiledAction, Rule] | None = None
+    for view in governed:
+        action = view.action
+        verdict = judge(action, _case(state, envelope, now_ms, view))
         if verdict.error:
             _refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
             decision.rule_id = verdict.error
-            decision.warnings.append(DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{view.action.policy_id}/{verdict.error}"))
+            decision.warnings.append(DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{action.policy_id}/{verdict.error}"))
             return
-    disagreements = [
-        (view.action.policy_id, verdict.disagreement)
-        for view, verdict in zip(governed, verdicts, strict=True)
-        if verdict.disagreement is not None
-    ]
-    if disagreements:
-        _refuse(decision, reasons.ENGINE_DISAGREEMENT, RetryHint())
-        for policy_id, (rete, reference) in disagreements:
-            decision.engine_verdicts.append(EngineVerdict(engine=decision_pb2.ENGINE_RETE, policy_id=policy_id, rule_ids=rete))
-            decision.engine_verdicts.append(EngineVerdict(engine=decision_pb2.ENGINE_REFERENCE, policy_id=policy_id, rule_ids=reference))
-        return
-    deciding: tuple[int, str, CompiledAction, Rule] | None = None
-    for view, verdict in zip(governed, verdicts, strict=True):
-        action = view.action
+        if verdict.disagreement is not None:
+            disagreed = True
+            rete, reference = verdict.disagreement
+            decision.engine_verdicts.add(engine=decision_pb2.ENGINE_RETE, policy_id=action.policy_id, rule_ids=rete)
+            decision.engine_verdicts.add(engine=decision_pb2.ENGINE_REFERENCE, policy_id=action.policy_id, rule_ids=reference)
         for rule in verdict.matched:
             decision.rule_matches.add(policy_id=action.policy_id, rule_id=rule.id, effect=rule.effect, condition=rule.condition)
         if verdict.matched:
             speaker = verdict.matched[0]
-            candidate = (_EFFECT_RANK[speaker.effect], action.policy_id, action, speaker)
-            if deciding is None or candidate[:2] < deciding[:2]:
-                deciding = candidate
+            rank = _EFFECT_RANK[speaker.effect]
+            if deciding is None or (rank, action.policy_id) < deciding[:2]:
+                deciding = (rank, action.policy_id, action, speaker)
+    if disagreed:
+        _refuse(decision, reasons.ENGINE_DISAGREEMENT, RetryHint())
+        return
     if deciding is None:
         _refuse(decision, reasons.NO_RULE_MATCHED, RetryHint(retryable=True))
         return

@@ -63,6 +63,7 @@ _REPORTABLE: Final = frozenset(ExecutionStatus.values()) - {
 _PRODUCER_TYPES: Final = frozenset(ProducerType.values())
 _CATEGORIES: Final = frozenset(EventCategory.values())
 _CHANNELS: Final = frozenset(ObservedFrom.values())
+_SERVERS: Final = "is set by the server and may not be sent"
 _TIMESTAMP_SECONDS_MAX: Final = 253_402_300_799  # 9999-12-31T23:59:59Z
 
 
@@ -112,15 +113,12 @@ def _shape_violations(envelope: Envelope, bus: str, payload: str | None, payload
         found.append(("envelope.schema_version", f'is not "{SCHEMA_VERSION}"'))
     if envelope.bus not in ("", bus):
         found.append(("envelope.bus", f"contradicts the request's bus {bus}"))
-    found.extend(
-        (f"envelope.{field}", "is set by the server and may not be sent")
-        for field, sent in (
-            ("sequence_number", envelope.sequence_number),
-            ("recorded_at", envelope.HasField("recorded_at")),
-            ("chain_hash", envelope.chain_hash),
-        )
-        if sent
-    )
+    if envelope.sequence_number:
+        found.append(("envelope.sequence_number", _SERVERS))
+    if envelope.HasField("recorded_at"):
+        found.append(("envelope.recorded_at", _SERVERS))
+    if envelope.chain_hash:
+        found.append(("envelope.chain_hash", _SERVERS))
     if envelope.event_id:
         problem = (
             uuid_problem(envelope.event_id) if payload != "fact" or not envelope.fact.decision_id else _reference_problem(envelope.event_id)
@@ -256,7 +254,7 @@ def _observation_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
         yield f"{path}.evidence_ref", "is not a UUID in canonical form"
     for field, sent in (("trust_tier", observation.trust_tier), ("evidence_recorded_at", observation.HasField("evidence_recorded_at"))):
         if sent:
-            yield f"{path}.{field}", "is set by the server and may not be sent"
+            yield f"{path}.{field}", _SERVERS
     yield from _text_violations(observation, path, skip="extracted_fields")
 
 
@@ -317,7 +315,7 @@ def _execution_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
         yield f"{path}.completed_steps", f"are more than {limits.COMPLETED_STEPS_MAX}"
     for field, sent in (("will_retry", execution.will_retry), ("lease_until", execution.HasField("lease_until"))):
         if sent:
-            yield f"{path}.{field}", "is set by the server and may not be sent"
+            yield f"{path}.{field}", _SERVERS
     yield from _text_violations(execution, path, skip="result")
     yield from _text_violations(execution.error, f"{path}.error")
 

@@ -43,7 +43,7 @@ class Lookup:
             proposal_id = envelope.decision.proposal_id
             proposal = self._known.get(proposal_id)
             if proposal is not None:
-                self._known[proposal_id] = proposal._replace(decision_sequence_number=number)
+                self._known[proposal_id] = Known(proposal.sequence_number, number, proposal.trace_id)
         self.cite(envelope)
         _bound(self._cited, CITED_MAX)
         _bound(self._known, KNOWN_MAX)
