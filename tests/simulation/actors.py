@@ -42,21 +42,30 @@ from tests.unit.core.driver import (
     FAILED,
     OTHER_EXECUTOR,
     PARTIAL,
+    RULES,
     SOURCE,
     STARTED,
     SUCCESS,
     TIMEOUT,
     compiled,
+    document,
     fact_envelope,
     observation_envelope,
     proposal_envelope,
 )
-from tests.unit.core.plays import VERSIONS
+from tests.unit.core.plays import FACTS
 
-SUBJECTS: Final = 6
+SUBJECTS: Final = 12
+RULE_SETS: Final = tuple(
+    document(FACTS, [*RULES, *more], version=version, rejection_limit=limit, retry={"max_attempts": 3, "human_takeover_after_ms": 5_000})
+    for version, limit, more in (
+        (1, 6, []),
+        (2, 4, [{"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}]),
+    )
+)
 AGENTS: Final = (AGENT, Producer(type=AGENT.type, id="agent-2"))
-_STATUSES: Final = ("delivered", "delivered", "delivered", "delivered", "cancelled", "lost", None, 7)
-_REPORTS: Final = (SUCCESS, SUCCESS, SUCCESS, SUCCESS, FAILED, FAILED, TIMEOUT, PARTIAL, ABORTED)
+_STATUSES: Final = (*["delivered"] * 12, "cancelled", "lost", None, 7)
+_REPORTS: Final = (*[SUCCESS] * 6, FAILED, FAILED, TIMEOUT, PARTIAL, ABORTED)
 
 
 def _subject(randomness: random.Random) -> str:
@@ -64,8 +73,8 @@ def _subject(randomness: random.Random) -> str:
 
 
 def _trace(randomness: random.Random) -> str:
-    # Few enough that some traces come to a review, enough that others go on.
-    return f"trace-{randomness.randrange(25)}"
+    # A few stubborn ones come to a review, most go on.
+    return f"trace-{randomness.randrange(5) if randomness.random() < 0.15 else randomness.randrange(5, 200)}"
 
 
 async def _pause(randomness: random.Random, most_seconds: float) -> None:
@@ -126,7 +135,9 @@ async def _proposal(world: World, randomness: random.Random, cause: str) -> Enve
     citable = [event for event in seen if event.HasField("fact") or event.HasField("observation")]
     about = [event for event in citable if event.subject == subject]
     newest = {(event.fact.key, event.producer.id): event for event in about}
-    based_on = randomness.choice((list(newest.values()), list(newest.values()), about[-1:], about[:1], citable[-2:], []))
+    based_on = list(newest.values())
+    if randomness.random() < 0.25:
+        based_on = randomness.choice((about[-1:], about[:1], citable[-2:], []))
     changes: dict[str, Any] = {}
     if randomness.random() < 0.2:
         changes["projection_version"] = len(seen)
@@ -153,7 +164,7 @@ async def _reuse(world: World, command: SubmitProposal, randomness: random.Rando
     """Use an event_id that stands for something else: nobody may take it."""
     other = SubmitProposal(Envelope.FromString(command.envelope.SerializeToString()))
     other.envelope.proposal.risk += 0.125
-    result = await world.send(other, randomness)
+    result = await world.send(other, randomness, reused=True)
     if result is not None and not (isinstance(result, ServiceError) and result.reason == error_pb2.ERROR_REASON_EVENT_ID_REUSED):
         world.failures.append(f"event_id {command.envelope.event_id} was taken for other content: {result}")
 
@@ -176,6 +187,35 @@ async def hasty_agent(world: World, randomness: random.Random, rounds: int) -> N
         commands: list[SubmitProposal | PublishEvent] = [PublishEvent(status), SubmitProposal(proposal), PublishEvent(world.admitted(note))]
         if randomness.random() < 0.3:
             commands.insert(1, PublishEvent(status))
+        await asyncio.gather(*(world.ask(server, command) for command in commands))
+
+
+async def crowd(world: World, randomness: random.Random, rounds: int) -> None:
+    """Many at once to one server, so that it decides ahead of its appends: facts, proposals that cite them, repetitions."""
+    for _ in range(rounds):
+        await _pause(randomness, 6.0)
+        server = randomness.choice(world.servers)
+        number = server.sequencer.head.sequence_number
+        commands: list[SubmitProposal | PublishEvent] = []
+        facts: list[tuple[Envelope, int]] = []
+        for _ in range(randomness.choice((20, 100, 200))):
+            subject = f"order/{randomness.randrange(SUBJECTS)}"
+            if not facts or randomness.random() < 0.4:
+                fact = world.admitted(fact_envelope("order.status", "delivered", subject=subject, trace_id=_trace(randomness)))
+                number += 1
+                facts.append((fact, number))
+                commands.append(PublishEvent(fact))
+                continue
+            cited, cited_number = randomness.choice(facts[-10:])
+            proposal = proposal_envelope([], subject=cited.subject, trace_id=_trace(randomness))
+            reference = proposal.proposal.based_on_events.add()
+            reference.event_id, reference.sequence_number = cited.event_id, cited_number
+            if randomness.random() < 0.2:
+                proposal.causation_id, proposal.trace_id = cited.event_id, ""
+            number += 2
+            commands.append(SubmitProposal(world.admitted(proposal)))
+            if randomness.random() < 0.1:
+                commands.append(randomness.choice(commands))
         await asyncio.gather(*(world.ask(server, command) for command in commands))
 
 
@@ -205,11 +245,14 @@ async def executor(world: World, randomness: random.Random, rounds: int, produce
     """Takes approved decisions, its own and others', begins, dies or reports; whatever it hears, it acts on a lease only."""
     for _ in range(rounds):
         await _pause(randomness, 0.8)
-        approved = [event for event in await world.events() if event.event_name == "DecisionApproved"][-5:]
+        events = await world.events()
+        begun = {event.execution.decision_id for event in events if event.HasField("execution")}
+        approved = [event for event in events if event.event_name == "DecisionApproved"]
+        waiting = [event for event in approved if event.event_id not in begun][-3:]
         if not approved:
             continue
-        decision = randomness.choice(approved)
-        result = await world.send(BeginExecution(decision.event_id, producer, randomness.choice((300, 1_000, 4_000))), randomness)
+        decision = randomness.choice(waiting if waiting and randomness.random() < 0.6 else approved[-6:])
+        result = await world.send(BeginExecution(decision.event_id, producer, randomness.choice((300, 2_000, 4_000))), randomness)
         if not isinstance(result, Completed) or not isinstance(result.answer, Started):
             _check_refusal(world, decision, result)
             continue
@@ -231,7 +274,7 @@ async def _carry_out(world: World, randomness: random.Random, started: Envelope,
     for _ in range(randomness.choice((0, 0, 1, 2))):
         await _pause(randomness, 0.5)
         await world.send(RenewExecution(execution.decision_id, execution.execution_id, producer, 1_000), randomness, patience=3)
-    await asyncio.sleep(randomness.choice((0.05, 0.2, 0.2, 1.5, 5.0)))
+    await asyncio.sleep(randomness.choice((0.05, 0.05, 0.1, 0.2, 1.5, 5.0)))
     report = Envelope(producer=producer, event_id=world.new_id())
     report.execution.CopyFrom(
         Execution(
@@ -243,10 +286,22 @@ async def _carry_out(world: World, randomness: random.Random, started: Envelope,
         )
     )
     command = ReportExecution(world.admitted(report))
+    if randomness.random() < 0.1:
+        await _speak_for_another(world, command, randomness)
     if randomness.random() < 0.3:
         await _twice(world, command, randomness)
     else:
         await world.send(command, randomness)
+
+
+async def _speak_for_another(world: World, command: ReportExecution, randomness: random.Random) -> None:
+    """Report what another executor has begun: nobody may believe it."""
+    forged = ReportExecution(Envelope.FromString(command.envelope.SerializeToString()))
+    forged.envelope.event_id = world.new_id()
+    forged.envelope.producer.id = "impostor"
+    result = await world.send(forged, randomness)
+    if isinstance(result, Completed):
+        world.failures.append(f"an impostor's report of {command.envelope.execution.execution_id} was taken")
 
 
 async def reactor(world: World, randomness: random.Random) -> None:
@@ -271,7 +326,7 @@ async def reactor(world: World, randomness: random.Random) -> None:
 
 async def operator(world: World, randomness: random.Random, rounds: int) -> None:
     """Deploys rules, and changes which of them are in force."""
-    for text in VERSIONS:
+    for text in RULE_SETS:
         await world.send(DeployRuleSet(world.new_id(), compiled(text), text), randomness)
     await world.send(ActivateRuleSet(world.new_id(), "refunds", 1, None), randomness)
     for _ in range(rounds):

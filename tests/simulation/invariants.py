@@ -47,16 +47,26 @@ def every_id_once(events: Sequence[Envelope]) -> Iterator[str]:
 
 
 def one_live_approval_per_key(events: Sequence[Envelope]) -> Iterator[str]:
-    """A conflict key has one holder at a time, from approval until expiry or until the facts of all its reports are in."""
+    """A conflict key has one holder at a time."""
+    _, problems = holders(events)
+    yield from problems
+
+
+def holders(events: Sequence[Envelope]) -> tuple[dict[str, str], list[str]]:
+    """Who holds each conflict key in the end, and where two held one at once.
+
+    A key is held from approval until expiry, or until the facts of all reports are in; for good, where a person was called.
+    """
     holder: dict[str, str] = {}
     key_of: dict[str, str] = {}
     awaited: dict[str, set[str]] = {}
     over: set[str] = set()  # final report is in, and nobody was called
+    problems = []
     for event in events:
         decision = event.decision
         if event.HasField("decision") and decision.outcome == APPROVED:
             if decision.conflict_key in holder:
-                yield f"decision {event.sequence_number} approves while {holder[decision.conflict_key]} holds {decision.conflict_key}"
+                problems.append(f"decision {event.sequence_number} approves while {holder[decision.conflict_key]} holds the key")
             holder[decision.conflict_key] = event.event_id
             key_of[event.event_id] = decision.conflict_key
             awaited[event.event_id] = set()
@@ -64,7 +74,7 @@ def one_live_approval_per_key(events: Sequence[Envelope]) -> Iterator[str]:
             holder.pop(key_of.pop(decision.previous_decision_id))
         elif event.HasField("decision") and decision.outcome == REVIEW and decision.previous_decision_id:
             over.discard(decision.previous_decision_id)
-            key_of.pop(decision.previous_decision_id)  # nobody resolves reviews here: held for good
+            key_of.pop(decision.previous_decision_id)
         elif event.HasField("execution") and event.execution.status != STARTED:
             awaited[event.execution.decision_id].add(event.event_id)
             if not event.execution.will_retry and event.execution.decision_id in key_of:
@@ -74,6 +84,7 @@ def one_live_approval_per_key(events: Sequence[Envelope]) -> Iterator[str]:
             if event.fact.decision_id in over and not awaited[event.fact.decision_id]:
                 over.discard(event.fact.decision_id)
                 holder.pop(key_of.pop(event.fact.decision_id))
+    return holder, problems
 
 
 def every_report_has_its_fact(events: Sequence[Envelope]) -> Iterator[str]:
@@ -158,6 +169,20 @@ def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
         running[execution.decision_id] = event
 
 
+def holders_alone_report(events: Sequence[Envelope]) -> Iterator[str]:
+    """What an attempt came to is said by the executor who began it, and only by him; a late report is kept with his name."""
+    began: dict[tuple[str, str], str] = {}
+    for event in events:
+        execution = event.execution if event.HasField("execution") else event.agent_diagnostic.late_execution.execution
+        attempt = (execution.decision_id, execution.execution_id)
+        if execution.status == STARTED:
+            began[attempt] = event.producer.id
+        elif execution.status and execution.attempt:
+            reporter = event.producer.id if event.HasField("execution") else event.agent_diagnostic.late_execution.executor_id
+            if began.get(attempt) != reporter:
+                yield f"event {event.sequence_number} reports an attempt of {began.get(attempt)} as {reporter}"
+
+
 def rejections_are_counted(events: Sequence[Envelope]) -> Iterator[str]:
     """A trace under review gets nothing but UNDER_REVIEW, and it came under review once."""
     under_review: set[str] = set()
@@ -178,5 +203,6 @@ CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
     every_report_has_its_fact,
     approvals_rest_on_what_held,
     attempts_do_not_overlap,
+    holders_alone_report,
     rejections_are_counted,
 )

@@ -1,12 +1,16 @@
-"""One run of the simulated world: from a seed to a log that has been checked."""
+"""One run of the simulated world: from a seed to a log that has been checked. As a program: `python -m tests.simulation.run SEED`."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import random
+import sys
 from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
+import structlog
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.projection import State
 
@@ -78,9 +82,10 @@ def _cast(world: World) -> list[Coroutine[Any, Any, None]]:
         actors.operator(world, world.randomness("operator"), 5),
         actors.reader(world, world.randomness("reader"), 60),
         actors.hasty_agent(world, world.randomness("hasty"), 14),
+        actors.crowd(world, world.randomness("crowd"), 3),
         actors.tool_user(world, world.randomness("tools"), 12),
     ]
-    cast += [actors.sensor(world, world.randomness(f"sensor {number}"), 45) for number in range(2)]
+    cast += [actors.sensor(world, world.randomness(f"sensor {number}"), 45) for number in range(3)]
     cast += [actors.agent(world, world.randomness(f"agent {number}"), 50) for number in range(3)]
     cast += [actors.executor(world, world.randomness(f"executor {producer.id}"), 30, producer) for producer in actors.EXECUTORS]
     return cast
@@ -125,6 +130,8 @@ async def _checked(world: World, digests: list[str]) -> Run:
     for event in events:
         rebuilt.apply(event)
     failures.extend(f"server {number} of the last ones shows another state" for number, other in enumerate(digests, 1) if other != digest)
+    if rebuilt.holds != invariants.holders(events)[0]:
+        failures.append("the state holds other conflict keys than the log says")
     if rebuilt.digest() != digest:
         failures.append("a state that is rebuilt from the log is another one")
     return Run(
@@ -136,3 +143,11 @@ async def _checked(world: World, digests: list[str]) -> Run:
         frozenset(event.event_name for event in events),
         failures,
     )
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    finished = simulate(int(sys.argv[1]))
+    for failure in finished.failures:
+        print(failure)
+    print(json.dumps({"events": finished.events, "chain_hash": finished.chain_hash, "digest": finished.digest}))

@@ -197,10 +197,10 @@ class World:
         admit(envelope, BUS, ALL_PAYLOADS)
         return envelope
 
-    async def ask(self, server: Server, command: Command) -> Completed | ServiceError | None:
+    async def ask(self, server: Server, command: Command, *, reused: bool = False) -> Completed | ServiceError | None:
         """Send a copy of a command to one server, once. None: the server was killed before it answered.
 
-        What is acknowledged under an event_id must be acknowledged alike ever after.
+        What is acknowledged under an event_id must be acknowledged alike ever after. `reused`: the id stands for other content.
         """
         check_id = command.envelope.event_id if isinstance(command, SubmitProposal | PublishEvent | ReportExecution) else ""
         try:
@@ -210,16 +210,19 @@ class World:
         except TimeoutError:
             self.failures.append(f"{server.name} never answered {type(command).__name__} {check_id}")
             return None
-        if isinstance(result, ServiceError) and result.reason == error_pb2.ERROR_REASON_INTERNAL:
+        mistakes = (error_pb2.ERROR_REASON_INTERNAL, *(() if reused else (error_pb2.ERROR_REASON_EVENT_ID_REUSED,)))
+        if isinstance(result, ServiceError) and result.reason in mistakes:
             self.failures.append(f"{server.name} answered {type(command).__name__} {check_id} with {result.message}")
         if isinstance(result, Completed) and result.record is not None:
             self._acknowledge(check_id or result.record.chain_hash.hex(), result.record)
         return result
 
-    async def send(self, command: Command, randomness: random.Random, patience: int = 200) -> Completed | ServiceError | None:
+    async def send(
+        self, command: Command, randomness: random.Random, patience: int = 200, *, reused: bool = False
+    ) -> Completed | ServiceError | None:
         """Send a command to one server after the other until an answer is final; None: nobody could be reached in time."""
         for _ in range(patience):
-            result = await self.ask(randomness.choice(self.servers), command)
+            result = await self.ask(randomness.choice(self.servers), command, reused=reused)
             if result is not None and not (isinstance(result, ServiceError) and result.reason in RETRIABLE):
                 return result
             await asyncio.sleep(randomness.uniform(0.01, 0.5))

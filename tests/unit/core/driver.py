@@ -298,7 +298,7 @@ class Core:
         return recomputation
 
     def _keep(self, event: Envelope) -> None:
-        stored = event.SerializeToString()
+        stored = event.SerializeToString(deterministic=True)
         self._chain_hash = chain(self._chain_hash, stored)
         self.records.append(Record(event.sequence_number, stored, self._chain_hash))
         self.events.append(Envelope.FromString(stored))
@@ -424,7 +424,7 @@ def rechained(bus: str, envelopes: Iterable[Envelope]) -> list[Record]:
     records = []
     chain_hash = genesis_hash(bus)
     for number, envelope in enumerate(envelopes, 1):
-        stored = envelope.SerializeToString()
+        stored = envelope.SerializeToString(deterministic=True)
         chain_hash = chain(chain_hash, stored)
         records.append(Record(number, stored, chain_hash))
     return records

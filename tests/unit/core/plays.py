@@ -6,6 +6,7 @@ list of steps is a play, and shrinking a list gives a smaller one.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -44,12 +45,12 @@ FACTS: Final[dict[str, Any]] = {
     "score": {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 30_000, "optional": True},
 }
 VERSIONS: Final = (
-    document(FACTS, RULES, rejection_limit=3),
-    document(FACTS, [*RULES, {"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}], version=2, rejection_limit=2),
+    document(FACTS, RULES, rejection_limit=4),
+    document(FACTS, [*RULES, {"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}], version=2, rejection_limit=3),
 )
-STATUSES: Final = ("delivered", "delivered", "delivered", "cancelled", "lost", None, 7)
+STATUSES: Final = (*["delivered"] * 9, "cancelled", "lost", None, 7)
 REPORTS: Final = (SUCCESS, SUCCESS, FAILED, TIMEOUT, PARTIAL, ABORTED)
-DURATIONS_MS: Final = (0, 1, 900, 1_000, 5_000, 9_999, 10_000, 31_000, 61_000, 86_400_001)
+DURATIONS_MS: Final = (0, 1, 900, 1_000, 300, 5_000, 9_999, 1_000, 10_000, 31_000, 1_000, 61_000, 86_400_001)
 
 
 class Step(NamedTuple):
@@ -66,31 +67,24 @@ def _pick(items: Sequence[Any], choice: int) -> Any:
 
 
 def _subject(choice: int) -> str:
-    return f"order/{choice % 3}"
+    return f"order/{choice % 5}"
 
 
 def _trace(choice: int) -> str:
-    return f"trace-{choice % 4}"
+    return f"trace-{choice % 9}"
 
 
 def _fact(core: Core, step: Step) -> Command | None:
-    claimed_ms = core.now_ms - _pick((0, 0, 100, 20_000, -4_000), step.third)
-    source = _pick((SOURCE, SOURCE, "orders-copy", "hearsay"), step.third)
-    key = _pick(("order.status", "order.status", "order.note"), step.third)
-    limit_ms = _pick((0, 0, 5_000), step.second)
-    return PublishEvent(
-        core.admitted(
-            fact_envelope(
-                key,
-                _pick(STATUSES, step.second),
-                subject=_subject(step.first),
-                source=source,
-                occurred_at_ms=claimed_ms,
-                max_age_ms=limit_ms,
-                trace_id=_trace(step.second),
-            )
-        )
+    envelope = fact_envelope(
+        _pick((*["order.status"] * 5, "order.note"), step.second),
+        _pick(STATUSES, step.third),
+        subject=_subject(step.first),
+        source=_pick((*[SOURCE] * 6, "orders-copy", "hearsay"), step.second),
+        occurred_at_ms=core.now_ms - _pick((0, 0, 0, 0, 100, 20_000, -4_000), step.second),
+        max_age_ms=_pick((0, 0, 0, 0, 5_000), step.third),
+        trace_id=_trace(step.second),
     )
+    return PublishEvent(core.admitted(envelope))
 
 
 def _evidence(core: Core, step: Step) -> Command | None:
@@ -107,10 +101,13 @@ def _observation(core: Core, step: Step) -> Command | None:
 
 
 def _proposal(core: Core, step: Step) -> Command | None:
-    subject = _subject(step.first)
+    known = sorted({event.subject for event in core.events if event.fact.key == "order.status"})
+    subject = _pick(known, step.first) if step.third % 10 else _subject(step.first)
+    subject = subject or _subject(step.first)
     citable = [event for event in core.events if event.HasField("fact") or event.HasField("observation")]
-    of_subject = [event for event in citable if event.subject == subject][-4:]
-    cited = _pick((of_subject, of_subject[-1:], of_subject[:1], citable[-1:], []), step.third)
+    of_subject = [event for event in citable if event.subject == subject]
+    newest = list({(event.fact.key, event.producer.id): event for event in of_subject}.values())
+    cited = _pick((newest, newest, newest, of_subject[-1:], newest, of_subject[:1], citable[-1:], []), step.third)
     changes: dict[str, Any] = {}
     if step.second % 5 == 4:
         changes["projection_version"] = max(0, core.state.head - step.third)
@@ -172,8 +169,20 @@ _KINDS: Final[dict[str, Callable[[Core, Step], Command | None]]] = {
 # Proposals and facts come more often than the rest.
 _DRAWN: Final = ("fact", "fact", "proposal", "proposal", "proposal", "begin", "report", "derive", *sorted(_KINDS))
 
-STEPS: Final = st.lists(
-    st.builds(Step, st.sampled_from(_DRAWN), st.integers(0, 20), st.integers(0, 20), st.integers(0, 20)), min_size=5, max_size=60
+_LONG: Final = 80
+
+
+def drawn(seed: int) -> list[Step]:
+    """A long play, from a seed."""
+    randomness = random.Random(seed)
+    return [Step(randomness.choice(_DRAWN), *(randomness.randrange(21) for _ in range(3))) for _ in range(_LONG)]
+
+
+_CHOICES: Final = st.integers(0, 20)
+# Plays that hypothesis makes up and shrinks, and long ones, in which more comes together.
+STEPS: Final = st.one_of(
+    st.lists(st.builds(Step, st.sampled_from(_DRAWN), _CHOICES, _CHOICES, _CHOICES), min_size=5, max_size=60),
+    st.integers(0, 2**32).map(drawn),
 )
 
 

@@ -22,7 +22,7 @@ from tests.unit.core.driver import BUS, Core, copied, references_for
 from tests.unit.core.plays import STEPS, VERSIONS, Step, command_of, play
 from tests.unit.core.test_state import rebuilt, shuffled
 
-plays = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+plays = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
