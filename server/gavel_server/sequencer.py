@@ -216,7 +216,7 @@ class Sequencer:
                 return
 
     async def _wait_for_work(self) -> None:
-        if not self._queue and self._flight is None and not self.replica.closing and not self.replica.behind:
+        if not self._queue and not self._readers and self._flight is None and not self.replica.closing and not self.replica.behind:
             due_ms = self.replica.state.next_timer_ms()
             if due_ms is None:
                 await self._gathering.sleep(None)

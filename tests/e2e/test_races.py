@@ -129,3 +129,18 @@ async def test_a_server_that_was_suspended(pair: tuple[Server, Server], clients:
     statuses = await caught_up(clients)
     assert statuses[0].projection_digest == statuses[1].projection_digest
     await Ledger.read(redis_url, bus)
+
+
+async def test_reads_beside_writes_are_answered(clients: Clients) -> None:
+    """A read that comes while an append is under way is answered after it, although nothing else follows."""
+    first, _ = clients
+    fact = (await publish_status(first, ["parcel/1"]))["parcel/1"]
+    for _ in range(50):
+        _, *answers = await asyncio.gather(
+            publish_status(first, ["parcel/1"]),
+            first.get_projection("parcel/1"),
+            first.get_event(event_id=fact.event_id),
+            first.preflight(proposal(fact)),
+            first.get_status(),
+        )
+        assert 4 == len(answers)
