@@ -53,6 +53,11 @@ class Pending:
     references: References = NO_REFERENCES
     cause_in_batch: str = ""
 
+    @property
+    def answered(self) -> bool:
+        """Whether the caller has heard something."""
+        return self.done is _ignore
+
     def answer(self, result: Completed | ServiceError) -> None:
         """Tell the caller, once: what it hears first stands."""
         done, self.done = self.done, _ignore

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -45,6 +46,10 @@ _LOG: Final = structlog.get_logger(__name__)
 _FAILED: Final = "the sequencer failed; the server's log has the details"
 
 
+class _StartOverError(Exception):
+    """The batch that was being prepared is back in the queue: what went before it was not appended."""
+
+
 class Sequencer:
     """The one writer of a bus in this process. Make it, `start` it, `stop` it."""
 
@@ -64,6 +69,7 @@ class Sequencer:
         self._queue: deque[Pending] = deque()
         self._gathering = Gathering(BATCH_COMMANDS_MAX)
         self._flight: Flight | None = None
+        self._deciding: list[Pending] = []
         self._readers: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -238,7 +244,8 @@ class Sequencer:
             self._wake_readers()
             await asyncio.sleep(0)
         decided = await self._decide()
-        if not await self._land(decided) or decided is None:
+        ahead = [pending for pending, _ in decided.answers] if decided is not None else []
+        if not await self._land(ahead) or decided is None:
             return
         self._flight = Flight(self.log, decided)
         if len(self._queue) < AHEAD_COMMANDS_MIN or self._readers:
@@ -248,11 +255,11 @@ class Sequencer:
         """Take a batch from the queue and decide it, on top of what is being appended. None: there is nothing to decide."""
         batch = self._drain()
         try:
+            self._deciding = batch
             ready, behind = await prepare(self, batch)
             if behind:
-                if not await self._land():
-                    self.requeue(ready)
-                    return None
+                self._deciding = ready
+                await self.land()
                 await self.replica.refresh()
                 ready, _ = await prepare(self, ready)
             trouble = self.replica.unwritable()
@@ -269,6 +276,8 @@ class Sequencer:
                 ready = []
             expected = self._flight.decided.head if self._flight is not None else replica.head
             return plan(replica.state, replica.lookup, expected, ready, replica.now_ms())
+        except _StartOverError:
+            return None
         except LogError as error:
             _answer_all(batch, self.replica.take_log_error(error))
             return None
@@ -288,10 +297,11 @@ class Sequencer:
         self._gathering.took(len(batch))
         return batch
 
-    async def _land(self, ahead: Plan | None = None) -> bool:
+    async def _land(self, ahead: Sequence[Pending] = ()) -> bool:
         """Wait for the append under way and answer its batch.
 
-        False: it is not in; it is undone, and so is `ahead`, which was decided on top of it and goes back to the queue.
+        False: it is not in; it is undone, and so is what was decided on top of it. `ahead`, the commands taken after it, go
+        back to the queue behind it, so that none overtakes another.
         """
         flight, self._flight = self._flight, None
         if flight is None:
@@ -304,8 +314,7 @@ class Sequencer:
             self._gathering.grow()
             return True
         self.replica.state.undo(flight.decided.mark)
-        if ahead is not None:
-            self.requeue([pending for pending, _ in ahead.answers])
+        self.requeue([pending for pending in ahead if not pending.answered])
         try:
             if isinstance(error, EventIdTakenError):
                 self.requeue(await self._answer_taken(batch, error))
@@ -369,10 +378,11 @@ class Sequencer:
         self._queue.extendleft(reversed(pending))
 
     async def land(self) -> bool:
-        """Wait for the append under way, if there is one. Returns whether there was."""
+        """Wait for the append under way, while a batch is prepared. Returns whether there was one; if it is not in, starts over."""
         if self._flight is None:
             return False
-        await self._land()
+        if not await self._land(self._deciding):
+            raise _StartOverError
         return True
 
     def _refuse_queue(self, error: ServiceError) -> None:
