@@ -723,3 +723,18 @@ async def test_faults_of_every_kind_at_once(servers: Servers) -> None:
     await first.wait_for(61, 10_000)
     assert (await first.settled()).digest() == (await sequencer.settled()).digest()
     await servers.prove()
+
+
+@scene
+async def test_an_effect_does_not_overtake_its_cause(servers: Servers) -> None:
+    """Where an append under way loses to another server's, what names its events as causes waits until they are in."""
+    sequencer, log = await servers.start()
+    other, _ = await servers.start()
+    log.pause_seconds = 0.01
+    cause = servers.fact(trace_id="the-trace")
+    commands = [cause, *(servers.fact(number) for number in range(200)), servers.caused(cause.envelope.event_id)]
+    tasks = [asyncio.create_task(tell(sequencer, command)) for command in commands]
+    await asyncio.sleep(0.005)
+    await recorded(other, servers.fact())
+    results = await asyncio.gather(*tasks)
+    assert {Completed} == {type(result) for result in results}, [result for result in results if isinstance(result, ServiceError)]
