@@ -33,8 +33,8 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
 from gavel_rules.case import Case
-from gavel_rules.events import ARBITER_VERSION, GAVEL, milliseconds, set_timestamp
-from gavel_rules.evidence import Cited, Evidence, Selection, citations_of, gather, hint, superseded
+from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
+from gavel_rules.evidence import Cited, Evidence, Piece, citations_of, gather, hint, superseded
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import APPROVED, EXECUTING, State
 from gavel_rules.ruleset import CompiledAction, Rule, Verdict
@@ -135,12 +135,10 @@ def _judge_governed(
         decision.warnings.append(DecisionWarning(code="CONFLICT_KEY", message="the action's conflict_key has no value for these params"))
         return
     citations, sound = citations_of(envelope, known)
-    selections = [selection for view in governed for selection in view.evidence.selections]
-    unmet = [selection for selection in selections if selection.state]
-    outdated = superseded(selections, citations) if citations else []
-    if outdated:
-        unmet.extend(outdated)
-    reason_code = _first_refusal(state, envelope, now_ms, citations, sound, selections, unmet, conflict_key)
+    pieces = [piece for view in governed for piece in view.evidence.pieces]
+    unmet = [piece for piece in pieces if piece.state]
+    unmet.extend(superseded(pieces, citations))
+    reason_code = _first_refusal(state, envelope, citations, sound, pieces, unmet, conflict_key)
     if reason_code:
         _refuse(decision, reason_code, hint(unmet, retryable=True))
         return
@@ -153,7 +151,7 @@ def _judge_governed(
         return
     _ask_rules(decision, state, envelope, now_ms, judge, governed)
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
-        _bind(decision, now_ms, governed, selections)
+        _bind(decision, now_ms, governed, pieces)
 
 
 def _conflict_key(governed: list[_Governed], state: State, envelope: Envelope, now_ms: int) -> str | None:
@@ -167,51 +165,49 @@ def _conflict_key(governed: list[_Governed], state: State, envelope: Envelope, n
 def _first_refusal(
     state: State,
     envelope: Envelope,
-    now_ms: int,
     citations: list[Cited],
     sound: bool,
-    selections: list[Selection],
-    unmet: list[Selection],
+    pieces: list[Piece],
+    unmet: list[Piece],
     conflict_key: str,
 ) -> str:
     """Return the reason code of the first of stages 6 to 13 that refuses, or ""."""
     if not sound:
         return reasons.UNKNOWN_EVENT
-    if not _cites_input(envelope, citations, selections):
+    if not _cites_input(envelope, citations, pieces):
         return reasons.NO_FACT_INPUT
     proposal = envelope.proposal
-    if proposal.HasField("projection_version") and _changed_since(state, proposal.projection_version, citations, selections, conflict_key):
+    if proposal.HasField("projection_version") and _changed_since(state, proposal.projection_version, citations, pieces, conflict_key):
         return reasons.PROJECTION_CHANGED
     if unmet:
-        states = {selection.state for selection in unmet}
+        states = {piece.state for piece in unmet}
         for of_stage, reason_code in _EVIDENCE_STAGES:
             if states & of_stage:
                 return reason_code
     return ""
 
 
-def _cites_input(envelope: Envelope, citations: list[Cited], selections: list[Selection]) -> bool:
+def _cites_input(envelope: Envelope, citations: list[Cited], pieces: list[Piece]) -> bool:
     """No input, no inference (seeds 002 §9.1): something cited is about the subject or a declared key."""
     subject = envelope.subject
     for citation in citations:
         if citation.subject == subject:
             return True
-        for selection in selections:
-            if citation.subject == selection.requirement.subject and selection.requirement.key in citation.keys:
-                return True
+        if any(citation.subject == piece.subject and piece.declared.key in citation.keys for piece in pieces):
+            return True
     return False
 
 
-def _changed_since(state: State, version: int, citations: list[Cited], selections: list[Selection], conflict_key: str) -> bool:
+def _changed_since(state: State, version: int, citations: list[Cited], pieces: list[Piece], conflict_key: str) -> bool:
     """Return whether declared evidence, or the decision that holds the key, changed after `version` by an uncited event."""
     cited_ids = {citation.event_id for citation in citations}
-    for selection in selections:
-        requirement = selection.requirement
-        for candidate in state.evidence.get(requirement.subject, {}).get(requirement.key, ()):
+    for piece in pieces:
+        declared = piece.declared
+        for candidate in state.evidence.get(piece.subject, {}).get(declared.key, ()):
             if (
                 candidate.sequence_number > version
                 and candidate.event_id not in cited_ids
-                and (not requirement.sources or candidate.source in requirement.sources)
+                and (not declared.sources or candidate.source in declared.sources)
             ):
                 return True
     holder = state.holds.get(conflict_key)
@@ -243,7 +239,7 @@ def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Cas
         producer_type=_PRODUCER_NAME[producer.type],
         producer_id=producer.id,
         producer_version=producer.version,
-        evidence_count=view.evidence.pieces,
+        evidence_count=view.evidence.present,
         evidence_worst_trust=view.evidence.worst_trust,
         evidence_oldest_age_ms=view.evidence.oldest_age_ms,
         consecutive_rejections=state.consecutive_rejections(envelope.trace_id, now_ms),
@@ -295,39 +291,34 @@ def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int
         decision.retry_hint.retryable = True
 
 
-def _bind(decision: Decision, now_ms: int, governed: list[_Governed], selections: list[Selection]) -> None:
+def _bind(decision: Decision, now_ms: int, governed: list[_Governed], pieces: list[Piece]) -> None:
     """Bind an approval to what it rests on: pinned evidence, absent options, time limit, retry policy."""
-    pinned: set[tuple[str, str, str]] = set()
-    absent: set[tuple[str, str]] = set()
-    for selection in selections:
-        requirement, candidate = selection.requirement, selection.candidate
-        if candidate is None:
-            if (requirement.key, requirement.subject) not in absent:
-                absent.add((requirement.key, requirement.subject))
-                decision.absent_facts.add(key=requirement.key, subject=requirement.subject)
+    pinned: dict[tuple[str, str, str], Piece] = {}
+    absent: dict[tuple[str, str], None] = {}
+    for piece in pieces:
+        if piece.candidate is None:
+            absent[piece.declared.key, piece.subject] = None
             continue
-        identity = (requirement.key, requirement.subject, candidate.event_id)
-        if identity in pinned:
-            _tighten(decision, identity, selection.fresh_until_ms)
-            continue
-        pinned.add(identity)
+        identity = (piece.declared.key, piece.subject, piece.candidate.event_id)
+        known = pinned.get(identity)
+        if known is None or piece.fresh_until_ms < known.fresh_until_ms:
+            pinned[identity] = piece
+    for (key, subject, event_id), piece in pinned.items():
+        candidate = piece.candidate
+        assert candidate is not None  # noqa: S101  # for the type checker: only present pieces are pinned
         pin = decision.pinned_facts.add(
-            key=requirement.key,
-            subject=requirement.subject,
-            event_id=candidate.event_id,
+            key=key,
+            subject=subject,
+            event_id=event_id,
             sequence_number=candidate.sequence_number,
             trust_tier=candidate.trust_tier,
             evidence_hash=candidate.evidence_hash,
         )
-        set_timestamp(pin.fresh_until, selection.fresh_until_ms)
-    set_timestamp(decision.valid_until, now_ms + min(view.action.decision_ttl_ms for view in governed))
+        set_timestamp(pin.fresh_until, piece.fresh_until_ms)
+    for key, subject in absent:
+        decision.absent_facts.add(key=key, subject=subject)
+    set_timestamp(decision.valid_until, now_ms + min([view.action.decision_ttl_ms for view in governed]))
     decision.retry_policy.CopyFrom(governed[0].action.retry)
-
-
-def _tighten(decision: Decision, identity: tuple[str, str, str], fresh_until_ms: int) -> None:
-    for pin in decision.pinned_facts:
-        if (pin.key, pin.subject, pin.event_id) == identity and fresh_until_ms < milliseconds(pin.fresh_until):
-            set_timestamp(pin.fresh_until, fresh_until_ms)
 
 
 def _refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None:

@@ -27,6 +27,8 @@ SOURCE_NOT_ACCEPTED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCE
 SUPERSEDED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED
 WRONG_TYPE: Final = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
 
+_NOTHING: Final[Mapping[str, tuple[Candidate, ...]]] = {}
+
 # By how many filters any candidate has passed.
 _UNMET: Final = (MISSING, WRONG_TYPE, TIER_TOO_LOW, STALE)
 
@@ -44,33 +46,23 @@ class Cited(NamedTuple):
     keys: tuple[str, ...]
 
 
-class Requirement(NamedTuple):
-    """One piece of evidence that a proposal needs."""
+class Piece(NamedTuple):
+    """One piece of evidence that a proposal needs: what speaks for it, or what is wrong."""
 
-    key: str
+    declared: FactDeclaration  # without a name where the proposal asks for it and no rule set declares it
     subject: str
-    declaration: FactDeclaration | None  # None: the proposal asked for it, no rule set declares it
-    min_trust: int
     max_age_ms: int
-    sources: frozenset[str]
-    optional: bool
-
-
-class Selection(NamedTuple):
-    """What speaks for a requirement, or what is wrong."""
-
-    requirement: Requirement
     candidate: Candidate | None
-    state: FactRequirementState.ValueType  # FINE: nothing
+    state: FactRequirementState.ValueType  # FINE: nothing is wrong
     fresh_until_ms: int
 
 
 class Evidence(NamedTuple):
-    """All selections for one governing rule set, with what rules may see of them as a whole."""
+    """All pieces for one governing rule set, with what its rules may see of them."""
 
-    selections: tuple[Selection, ...]
+    pieces: list[Piece]
     facts: dict[str, object]
-    pieces: int
+    present: int
     worst_trust: int
     oldest_age_ms: int
 
@@ -80,117 +72,99 @@ def cited(envelope: Envelope) -> Cited:
     return Cited(envelope.sequence_number, envelope.event_id, envelope.event_category, envelope.subject, fact_keys(envelope))
 
 
-def requirements(action: CompiledAction, envelope: Envelope) -> list[Requirement]:
-    """Return what the rule set declares for the action, in its order, then what the proposal itself asks for."""
+def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int) -> Evidence:
+    """Return what speaks at `now_ms` for everything that an action's rule set declares and the proposal asks for."""
     proposal = envelope.proposal
     subject = envelope.subject
     limit_ms = proposal.max_fact_age_ms
-    wanted = [
-        Requirement(
-            declared.key,
-            subject,
-            declared,
-            declared.min_trust,
-            declared.max_age_ms if declared.max_age_ms < limit_ms else limit_ms,
-            declared.sources,
-            declared.optional,
-        )
-        for declared in action.facts
-    ]
-    asked = proposal.required_facts
-    if asked:
-        known = {requirement.key for requirement in wanted if not requirement.optional}
-        wanted.extend(
-            Requirement(key, subject, None, TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
-            for key in dict.fromkeys(asked)
-            if key not in known
-        )
-    return wanted
+    declarations = action.facts
+    if proposal.required_facts:
+        declarations = (*declarations, *_asked(declarations, proposal.required_facts, limit_ms))
+    of_subject = state.evidence.get(subject, _NOTHING)
+    pieces: list[Piece] = []
+    facts: dict[str, object] = {}
+    worst_trust = 0
+    oldest_age_ms = 0
+    present = 0
+    for declared in declarations:
+        max_age_ms = declared.max_age_ms if declared.max_age_ms < limit_ms else limit_ms
+        piece = _select(of_subject.get(declared.key, ()), declared, subject, max_age_ms, now_ms)
+        pieces.append(piece)
+        candidate = piece.candidate
+        if candidate is not None:
+            present += 1
+            worst_trust = max(worst_trust, candidate.trust_tier)
+            oldest_age_ms = max(oldest_age_ms, now_ms - candidate.aged_from_ms)
+            if declared.name:
+                facts[declared.name] = candidate.value
+    return Evidence(pieces, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms)
 
 
-def select(state: State, requirement: Requirement, now_ms: int) -> Selection:
-    """Return what speaks for a requirement at `now_ms`; age equal to the limit is fresh."""
-    of_subject = state.evidence.get(requirement.subject)
+def _asked(declarations: Sequence[FactDeclaration], keys: Iterable[str], limit_ms: int) -> Iterable[FactDeclaration]:
+    """Return declarations for keys that the proposal asks for and no rule set requires: any type, any source, tier 2."""
+    known = {declared.key for declared in declarations if not declared.optional}
+    for key in dict.fromkeys(keys):
+        if key not in known:
+            yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
+
+
+def _select(candidates: Sequence[Candidate], declared: FactDeclaration, subject: str, max_age_ms: int, now_ms: int) -> Piece:
+    """Return what speaks for a declaration among the candidates of its key; age equal to the limit is fresh."""
     best: Candidate | None = None
     best_until_ms = 0
     passed = 0  # how many of the filters source, type, tier any candidate has passed
-    if of_subject is not None:
-        sources = requirement.sources
-        declaration = requirement.declaration
-        for candidate in of_subject.get(requirement.key, ()):
-            if sources and candidate.source not in sources:
-                continue
-            passed = passed or 1
-            # A null has every type: it says that there is no value.
-            if declaration is not None and candidate.value is not None and not declaration.accepts(candidate.value):
-                continue
-            if candidate.trust_tier > requirement.min_trust:
-                passed = max(passed, 2)
-                continue
-            passed = 3
-            fresh_until_ms = _fresh_until_ms(candidate, requirement)
-            if now_ms <= fresh_until_ms and (best is None or _speaks_before(candidate, best)):
-                best, best_until_ms = candidate, fresh_until_ms
-    if best is not None and best.value is not None:
-        return Selection(requirement, best, FINE, best_until_ms)
-    if best is not None or passed == 0:
-        if requirement.optional:
-            return Selection(requirement, None, FINE, 0)
-        spoken = best is None and of_subject is not None and requirement.key in of_subject
-        return Selection(requirement, None, SOURCE_NOT_ACCEPTED if spoken else MISSING, 0)
-    return Selection(requirement, None, _UNMET[passed], 0)
-
-
-def gather(state: State, action: CompiledAction, proposal: Envelope, now_ms: int) -> Evidence:
-    """Return every selection that an action's rule set makes for a proposal."""
-    selections = tuple(select(state, requirement, now_ms) for requirement in requirements(action, proposal))
-    facts: dict[str, object] = {}
-    count = 0
-    worst_trust = 0
-    oldest_age_ms = 0
-    for selection in selections:
-        candidate = selection.candidate
-        if candidate is None:
+    sources = declared.sources
+    for candidate in candidates:
+        if sources and candidate.source not in sources:
             continue
-        count += 1
-        worst_trust = max(worst_trust, candidate.trust_tier)
-        oldest_age_ms = max(oldest_age_ms, now_ms - candidate.aged_from_ms)
-        declaration = selection.requirement.declaration
-        if declaration is not None:
-            facts[declaration.name] = candidate.value
-    return Evidence(selections, facts, count, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms)
+        passed = passed or 1
+        # A null has every type: it says that there is no value.
+        if candidate.value is not None and declared.name and not declared.accepts(candidate.value):
+            continue
+        if candidate.trust_tier > declared.min_trust:
+            passed = max(passed, 2)
+            continue
+        passed = 3
+        fresh_until_ms = _fresh_until_ms(candidate, max_age_ms)
+        if now_ms <= fresh_until_ms and (best is None or _speaks_before(candidate, best)):
+            best, best_until_ms = candidate, fresh_until_ms
+    if best is not None and best.value is not None:
+        return Piece(declared, subject, max_age_ms, best, FINE, best_until_ms)
+    if best is None and passed:
+        return Piece(declared, subject, max_age_ms, None, _UNMET[passed], 0)
+    if declared.optional:
+        return Piece(declared, subject, max_age_ms, None, FINE, 0)
+    lacking = SOURCE_NOT_ACCEPTED if candidates and best is None else MISSING
+    return Piece(declared, subject, max_age_ms, None, lacking, 0)
 
 
-def superseded(selections: Sequence[Selection], citations: Iterable[Cited]) -> list[Selection]:
-    """Return the selections whose key the proposal cites, but not in the version that the rules will see."""
-    versions: dict[tuple[str, str], set[str]] = {}
-    for citation in citations:
-        for key in citation.keys:
-            versions.setdefault((citation.subject, key), set()).add(citation.event_id)
-    found = []
-    for selection in selections:
-        of_key = versions.get((selection.requirement.subject, selection.requirement.key))
-        if of_key and selection.candidate is not None and selection.candidate.event_id not in of_key:
-            found.append(selection._replace(state=SUPERSEDED))
-    return found
+def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piece]:
+    """Return the pieces whose key the proposal cites, but not in the version that the rules will see."""
+    cited_ids = {citation.event_id for citation in citations}
+    return [
+        piece._replace(state=SUPERSEDED)
+        for piece in pieces
+        if piece.candidate is not None
+        and piece.candidate.event_id not in cited_ids
+        and any(piece.subject == citation.subject and piece.declared.key in citation.keys for citation in citations)
+    ]
 
 
-def hint(unmet: Sequence[Selection], *, retryable: bool, retry_after_ms: int = 0) -> RetryHint:
+def hint(unmet: Sequence[Piece], *, retryable: bool) -> RetryHint:
     """Return the retry hint that names every unmet requirement, each once (seeds 002 §6.3)."""
     rows: dict[tuple[str, str, int, int, int, frozenset[str]], FactRequirement] = {}
-    for selection in unmet:
-        requirement = selection.requirement
-        row = FactRequirement(
-            key=requirement.key,
-            subject=requirement.subject,
-            state=selection.state,
-            required_trust_tier=requirement.min_trust,  # type: ignore[arg-type]  # an int of the closed enum
-            max_age_ms=requirement.max_age_ms,
-            sources=sorted(requirement.sources),
+    for piece in unmet:
+        declared = piece.declared
+        identity = (declared.key, piece.subject, piece.state, declared.min_trust, piece.max_age_ms, declared.sources)
+        rows[identity] = FactRequirement(
+            key=declared.key,
+            subject=piece.subject,
+            state=piece.state,
+            required_trust_tier=declared.min_trust,  # type: ignore[arg-type]  # an int of the closed enum
+            max_age_ms=piece.max_age_ms,
+            sources=sorted(declared.sources),
         )
-        identity = (row.key, row.subject, row.state, requirement.min_trust, row.max_age_ms, requirement.sources)
-        rows.setdefault(identity, row)
-    answer = RetryHint(retryable=retryable, retry_after_ms=retry_after_ms, fact_requirements=rows.values())
+    answer = RetryHint(retryable=retryable, fact_requirements=rows.values())
     if rows:
         answer.missing_fact_keys.extend(dict.fromkeys(row.key for row in rows.values()))
         answer.required_trust_tier = min(row.required_trust_tier for row in rows.values())
@@ -212,10 +186,8 @@ def citations_of(proposal: Envelope, known: Mapping[int, Cited]) -> tuple[list[C
     return found, sound
 
 
-def _fresh_until_ms(candidate: Candidate, requirement: Requirement) -> int:
-    limit_ms = requirement.max_age_ms
-    if 0 < candidate.max_age_ms < limit_ms:
-        limit_ms = candidate.max_age_ms
+def _fresh_until_ms(candidate: Candidate, max_age_ms: int) -> int:
+    limit_ms = candidate.max_age_ms if 0 < candidate.max_age_ms < max_age_ms else max_age_ms
     return min(candidate.aged_from_ms + limit_ms, TIME_MS_MAX)
 
 

@@ -38,7 +38,7 @@ from gavel_rules.events import (
     set_timestamp,
     timestamp,
 )
-from gavel_rules.evidence import STALE, Requirement, requirements, select
+from gavel_rules.evidence import STALE, Piece, gather
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, State
 
 _MESSAGES: Final = {
@@ -259,13 +259,13 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     selected: set[tuple[str, str, str]] = set()
     absent: set[tuple[str, str]] = set()
     stale = False
-    for requirement in _requirements(state, live):
-        selection = select(state, requirement, now_ms)
-        if selection.candidate is not None:
-            selected.add((requirement.key, requirement.subject, selection.candidate.event_id))
-        elif not selection.state:
-            absent.add((requirement.key, requirement.subject))
-        elif selection.state == STALE and _still_latest(state, pinned, requirement):
+    for piece in _pieces(state, live, now_ms):
+        key, subject = piece.declared.key, piece.subject
+        if piece.candidate is not None:
+            selected.add((key, subject, piece.candidate.event_id))
+        elif not piece.state:
+            absent.add((key, subject))
+        elif piece.state == STALE and _still_latest(state, pinned, key, subject):
             stale = True
         else:
             return reasons.FACT_SUPERSEDED
@@ -276,18 +276,18 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     return reasons.FACT_SUPERSEDED if selected != pinned else ""
 
 
-def _requirements(state: State, live: LiveDecision) -> Iterable[Requirement]:
-    """Return what the rule sets that decided had required of the proposal."""
+def _pieces(state: State, live: LiveDecision, now_ms: int) -> Iterable[Piece]:
+    """Return what speaks now for everything that the rule sets that decided had required of the proposal."""
     decision = live.decision.decision
     for reference in decision.active_rule_sets:
         action = state.rule_sets[reference.policy_id, reference.version].rule_set.actions[decision.action_type]
-        yield from requirements(action, live.proposal)
+        yield from gather(state, action, live.proposal, now_ms).pieces
 
 
-def _still_latest(state: State, pinned: set[tuple[str, str, str]], requirement: Requirement) -> bool:
+def _still_latest(state: State, pinned: set[tuple[str, str, str]], key: str, subject: str) -> bool:
     """Whether a pinned version is still its source's latest: then it is merely too old, not superseded."""
-    candidates = state.evidence.get(requirement.subject, {}).get(requirement.key, ())
-    return any((requirement.key, requirement.subject, candidate.event_id) in pinned for candidate in candidates)
+    candidates = state.evidence.get(subject, {}).get(key, ())
+    return any((key, subject, candidate.event_id) in pinned for candidate in candidates)
 
 
 def _attempt_of(live: LiveDecision, execution_id: str) -> int:
