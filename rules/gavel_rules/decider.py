@@ -15,7 +15,7 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.fact_pb2 import BusOpened, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
+from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
 
 from gavel_rules import execution, reasons
 from gavel_rules.arbitration import Judge, arbitrate
@@ -174,16 +174,31 @@ def _report(emission: Emission, command: ReportExecution, references: References
 def _open_bus(emission: Emission, command: OpenBus, references: References, engine: Engine.ValueType) -> Recorded | Fault:
     if emission.state.head:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, "the bus is open already")
+    fault = _sampling_fault(command.cross_check)
+    if fault is not None:
+        return fault
     opened = BusOpened(
         arbiter_version=ARBITER_VERSION, cross_check=command.cross_check, idempotency_window_ms=command.idempotency_window_ms
     )
     return Recorded(_system_fact(emission, command.event_id, "BusOpened", f"bus/{emission.state.bus}", bus_opened=opened))
 
 
-def _change_cross_check(emission: Emission, command: ChangeCrossCheck, references: References, engine: Engine.ValueType) -> Recorded:
+def _change_cross_check(
+    emission: Emission, command: ChangeCrossCheck, references: References, engine: Engine.ValueType
+) -> Recorded | Fault:
+    fault = _sampling_fault(command.cross_check)
+    if fault is not None:
+        return fault
     changed = CrossCheckChanged(cross_check=command.cross_check)
     subject = f"bus/{emission.state.bus}"
     return Recorded(_system_fact(emission, command.event_id, "CrossCheckChanged", subject, cross_check_changed=changed))
+
+
+def _sampling_fault(cross_check: CrossCheck) -> Fault | None:
+    if cross_check.mode == fact_pb2.CROSS_CHECK_MODE_SAMPLE and cross_check.sample_every < 1:
+        problem = f"is {cross_check.sample_every}; to check a sample of the decisions, say every how many: at least 1"
+        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, f"sample_every {problem}", (("cross_check.sample_every", problem),))
+    return None
 
 
 def _deploy(emission: Emission, command: DeployRuleSet, references: References, engine: Engine.ValueType) -> RuleSetAt | Fault:
