@@ -12,11 +12,14 @@ from gavel_rules.commands import (
     ChangeCrossCheck,
     DeactivateRuleSet,
     DeployRuleSet,
+    Fault,
     OpenBus,
     Recorded,
     RuleSetAt,
 )
+from gavel_rules.decider import handle
 from gavel_rules.events import SYSTEM_PRODUCER
+from gavel_rules.projection import State
 
 from tests.unit.core.driver import RULES, Core, compiled, document, replayed
 
@@ -221,3 +224,13 @@ def test_the_cross_check_mode_is_an_event() -> None:
     assert fact_pb2.CROSS_CHECK_MODE_OFF == core.state.cross_check.mode
     core.approve()
     core.prove()
+
+
+def test_a_sample_must_be_a_sample_of_something() -> None:
+    """A mode that would check every 0th decision is refused, when the bus is opened and later."""
+    core = Core(V1)
+    nothing = CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_SAMPLE)
+    assert error_pb2.ERROR_REASON_INVALID_REQUEST == core.fault(ChangeCrossCheck(core.new_id(), nothing)).reason
+    handled = handle(State("new"), OpenBus(core.new_id(), nothing, 1), now_ms=core.now_ms)
+    assert ([], True) == (handled.events, isinstance(handled.answer, Fault))
+    core.approve()
