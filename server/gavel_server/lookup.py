@@ -6,6 +6,7 @@ stands. What is older is read from the log.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -32,8 +33,9 @@ class Lookup:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._cited: dict[int, Cited] = {}
-        self._known: dict[str, Known] = {}
+        # Ordered: a plain dict searches ever longer for its oldest key while that is the one that goes.
+        self._cited: OrderedDict[int, Cited] = OrderedDict()
+        self._known: OrderedDict[str, Known] = OrderedDict()
 
     def note(self, envelope: Envelope) -> None:
         """Remember a committed event."""
@@ -106,6 +108,6 @@ class Lookup:
         return await self.find(expiry_id, now_ms) is not None
 
 
-def _bound(table: dict[Any, Any], most: int) -> None:
+def _bound(table: OrderedDict[Any, Any], most: int) -> None:
     while len(table) > most:
-        del table[next(iter(table))]
+        table.popitem(last=False)
