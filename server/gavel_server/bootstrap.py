@@ -59,6 +59,9 @@ from gavel_server.services.tool import ToolServicer
 RECEIVE_BYTES_MAX: Final = 16 * 1024 * 1024
 SEND_BYTES_MAX: Final = 64 * 1024 * 1024
 STOP_GRACE_SECONDS: Final = 5.0
+# gRPC cuts off what reaches a server that stops, with CANCELLED. So callers whose last answer has just gone out are still told
+# that it is shutting down; the pause that they are advised (RETRY_AFTER_MS_DEFAULT) is longer than this, and then it is gone.
+FAREWELL_SECONDS: Final = 0.15
 REDIS_RESTART_PAUSE_SECONDS: Final = 1.0
 
 _SERVICES: Final = (
@@ -186,6 +189,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     if reactors is not None:
         await reactors.stop()
     await buses.stop()
+    await asyncio.sleep(FAREWELL_SECONDS)
     await server.stop(STOP_GRACE_SECONDS)
     for sequencer in buses.all():
         await sequencer.log.close()

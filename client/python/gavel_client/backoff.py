@@ -55,6 +55,8 @@ def may_heal(error: GavelError) -> bool:
     return error.code in TRANSIENT_CODES
 
 
+# The call got lost. CANCELLED is a server's doing that stops, unless the client was closed meanwhile.
+UNHEARD_CODES: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 # How often one call is tried in all.
 TRIES_MAX: Final = 5
 
@@ -63,7 +65,8 @@ class Tries:
     """The tries of one call: the time that each may take, and whether another one follows a failure.
 
     The deadline is the whole call's, pauses included. A call is tried again after RESOURCE_EXHAUSTED with advice (the server
-    took nothing in), and after UNAVAILABLE only if it is `repeatable`: the first try may have had its effect unheard.
+    took nothing in), and after UNAVAILABLE, or CANCELLED by a server that stops, only if it is `repeatable`: the first try may
+    have had its effect unheard.
     """
 
     def __init__(self, timeout_ms: int, repeatable: bool, backoff: Backoff) -> None:
@@ -76,13 +79,13 @@ class Tries:
         """Return the time left for the next try, in seconds as gRPC wants it."""
         return max(0.0, self._ends_at - time.monotonic())
 
-    def pause_s(self, rpc_error: grpc.RpcError) -> float:
-        """Return the pause before the next try, in seconds. Raises GavelError when there is to be none."""
+    def pause_s(self, rpc_error: grpc.RpcError, *, closed: bool = False) -> float:
+        """Return the pause before the next try, in seconds. Raises GavelError when there is to be none, as after a `closed` client."""
         error = GavelError.from_rpc_error(rpc_error)
         self._failures += 1
-        unheard = error.code is grpc.StatusCode.UNAVAILABLE and self._repeatable
+        unheard = error.code in UNHEARD_CODES and self._repeatable
         not_taken_in = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after_ms is not None
         pause_s = self._backoff.pause_ms(self._failures, error.retry_after_ms) / 1000
-        if not (unheard or not_taken_in) or self._failures == TRIES_MAX or pause_s >= self.timeout_s():
+        if closed or not (unheard or not_taken_in) or self._failures == TRIES_MAX or pause_s >= self.timeout_s():
             raise error from rpc_error
         return pause_s

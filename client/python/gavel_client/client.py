@@ -128,7 +128,7 @@ class GavelClient(Connection[grpc.aio.Channel]):
             try:
                 response: Response = await rpc(call.request, timeout=tries.timeout_s())
             except grpc.RpcError as error:
-                await asyncio.sleep(tries.pause_s(error))
+                await asyncio.sleep(tries.pause_s(error, closed=self.closed))
             else:
                 return response
 

@@ -33,6 +33,11 @@ class Connection(ABC, Generic[Channel]):
         self._channel: Channel | None = None
         self._stubs: dict[Callable[[Any], Any], Any] = {}
 
+    @property
+    def closed(self) -> bool:
+        """Whether no channel is open: before the first call, or since the client was closed."""
+        return self._channel is None
+
     @abstractmethod
     def _open_channel(self, target: str) -> Channel:
         """Open a channel to "HOST:PORT" or "unix:PATH"."""

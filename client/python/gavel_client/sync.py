@@ -120,7 +120,7 @@ class SyncGavelClient(Connection[grpc.Channel]):
             try:
                 response: Response = rpc(call.request, timeout=tries.timeout_s())
             except grpc.RpcError as error:
-                time.sleep(tries.pause_s(error))
+                time.sleep(tries.pause_s(error, closed=self.closed))
             else:
                 return response
 
