@@ -88,7 +88,7 @@ def _check_holds(events: list[Envelope]) -> None:
     """Follow the conflict keys: an approval takes one that is free, and holds it until it is ended or its facts are in."""
     holders: dict[str, str] = {}
     keys: dict[str, str] = {}
-    done: set[str] = set()
+    done: dict[str, str] = {}
     for event in events:
         decision = event.decision
         if event.HasField("decision") and decision.outcome == decision_pb2.OUTCOME_APPROVED:
@@ -98,6 +98,7 @@ def _check_holds(events: list[Envelope]) -> None:
         elif decision.outcome in _ENDINGS:
             assert decision.previous_decision_id == holders.pop(keys[decision.previous_decision_id]), Outcome.Name(decision.outcome)
         elif event.execution.status in _DONE:
-            done.add(event.execution.decision_id)
-        elif event.fact.decision_id in done:
+            done[event.execution.decision_id] = event.execution.execution_id
+        elif event.fact.decision_id in done and event.fact.execution_id == done[event.fact.decision_id]:
+            # Facts of earlier attempts may come after the last report.
             assert event.fact.decision_id == holders.pop(keys[event.fact.decision_id]), "derived twice"

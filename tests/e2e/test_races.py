@@ -7,11 +7,12 @@ import random
 import signal
 from collections import Counter
 
+import grpc
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
-from gavel_client import GavelClient, GavelError, execution_envelope
+from gavel_client import GavelClient, GavelError, SyncGavelClient, execution_envelope
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
@@ -144,3 +145,21 @@ async def test_reads_beside_writes_are_answered(clients: Clients) -> None:
             first.get_status(),
         )
         assert 4 == len(answers)
+
+
+async def test_closing_a_client_ends_its_calls(pair: tuple[Server, Server]) -> None:
+    """Who closes a client in the middle of a call makes that call end with CANCELLED, and not be tried again."""
+    client, blocking = pair[0].client(), SyncGavelClient(pair[0].address)
+    await asyncio.gather(client.get_status(), asyncio.to_thread(blocking.get_status))
+    pair[0].running.send_signal(signal.SIGSTOP)
+    try:
+        calls = [asyncio.create_task(client.get_status()), asyncio.create_task(asyncio.to_thread(blocking.get_status))]
+        await asyncio.wait(calls, timeout=0.2)
+        await client.close()
+        blocking.close()
+        for ended in await asyncio.gather(*calls, return_exceptions=True):
+            # asyncio and gRPC each have an error for this; which one comes is a matter of moments.
+            assert isinstance(ended, asyncio.CancelledError | GavelError), ended
+            assert not isinstance(ended, GavelError) or grpc.StatusCode.CANCELLED == ended.code
+    finally:
+        pair[0].running.send_signal(signal.SIGCONT)

@@ -229,23 +229,24 @@ async def seen(client: GavelClient, wanted: Callable[[Envelope], bool], count: i
 
 async def caught_up(clients: Iterable[GavelClient]) -> list[GetStatusResponse]:
     """Return the status of servers of one bus, with digests, once all of them are at one head that does not move."""
+    statuses: list[GetStatusResponse] = []
 
     async def alike() -> list[GetStatusResponse] | None:
-        statuses = [await client.get_status(include_projection_digest=True) for client in clients]
+        statuses[:] = [await client.get_status(include_projection_digest=True) for client in clients]
         heads = {(status.head_sequence_number, status.head_chain_hash) for status in statuses}
         return statuses if len(heads) == 1 else None
 
-    return await until(alike)
+    return await until(alike, lambda: f"the servers do not come to one head: {statuses}")
 
 
-async def until(found: Callable[[], Awaitable[Result | None]]) -> Result:
-    """Ask again and again until there is an answer; fail if there never is."""
+async def until(found: Callable[[], Awaitable[Result | None]], problem: Callable[[], str] = lambda: "waited in vain") -> Result:
+    """Ask again and again until there is an answer; fail, with the problem, if there never is."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while True:
         result = await found()
         if result is not None:
             return result
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, problem()
         await asyncio.sleep(0.01)
 
 
