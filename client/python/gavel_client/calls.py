@@ -45,10 +45,13 @@ RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
 # gRPC's own pause between connection attempts grows to two minutes, too long for a server that only restarts.
 RECONNECT_PAUSE_MS_MIN: Final = 100
 RECONNECT_PAUSE_MS_MAX: Final = 5_000
+# How long one attempt to connect may take, on a distant or busy server too; a host that is gone is tried again within a read's deadline.
+CONNECT_TIMEOUT_MS: Final = 5_000
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", RESPONSE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", RECONNECT_PAUSE_MS_MIN),
-    ("grpc.min_reconnect_backoff_ms", RECONNECT_PAUSE_MS_MIN),
+    # Its name misleads: gRPC takes it as the shortest deadline of an attempt to connect, not as a pause.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_PAUSE_MS_MAX),
 )
 
