@@ -23,6 +23,7 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._heads: dict[str, Head] = {}
+        self._writing = asyncio.Lock()  # the buses of a server share the file
         if path.exists():
             try:
                 content = json.loads(path.read_text())
@@ -37,12 +38,14 @@ class Checkpoint:
         return self._heads.get(bus)
 
     async def save(self, bus: str, head: Head) -> None:
-        """Record that everything up to `head` is acknowledged. Does nothing if that is recorded."""
-        if self._heads.get(bus) == head:
-            return
-        self._heads[bus] = head
-        content = {name: [known.sequence_number, known.chain_hash.hex()] for name, known in sorted(self._heads.items())}
-        await asyncio.to_thread(self._write, json.dumps(content) + "\n")
+        """Record that everything up to `head` is acknowledged. Does nothing if that is recorded. Raises OSError."""
+        async with self._writing:
+            if self._heads.get(bus) == head:
+                return
+            heads = {**self._heads, bus: head}
+            content = {name: [known.sequence_number, known.chain_hash.hex()] for name, known in sorted(heads.items())}
+            await asyncio.to_thread(self._write, json.dumps(content) + "\n")
+            self._heads = heads
 
     def _write(self, text: str) -> None:
         temporary = self._path.with_name(self._path.name + ".new")

@@ -71,7 +71,9 @@ class Replica:
             self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, seen))
         await self._read_on(head)
         await self.observe_clock()
-        if self.head.sequence_number and self.state.arbiter_version != ARBITER_VERSION and self.trouble is None:
+
+    def _check_arbiter_version(self) -> None:
+        if self.head.sequence_number and self.state.arbiter_version != ARBITER_VERSION and not self._trouble_for_good:
             self.give_up(
                 error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
                 f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {ARBITER_VERSION}: "
@@ -114,13 +116,20 @@ class Replica:
                 self._follow(record)
             self.wake_followers()
             await asyncio.sleep(0)
+        self._check_arbiter_version()
 
     def _follow(self, record: Record) -> None:
         chain_hash = chain(self.head.chain_hash, record.envelope)
         if chain_hash != record.chain_hash:
             raise LogCorruptError(f"bus {self.bus}: the hash chain breaks at event {record.sequence_number}; run gavel replay")
-        envelope = Envelope.FromString(record.envelope)
-        self.state.apply(envelope)
+        mark = self.state.mark()
+        try:
+            envelope = Envelope.FromString(record.envelope)
+            self.state.apply(envelope)
+        except Exception as error:
+            self.state.undo(mark)
+            _LOG.exception("event.not_applied", bus=self.bus, sequence_number=record.sequence_number)
+            raise LogCorruptError(f"bus {self.bus}: this build cannot apply event {record.sequence_number}; run gavel replay") from error
         self.state.commit()
         self.lookup.note(envelope)
         self.head = Head(record.sequence_number, chain_hash)
@@ -136,15 +145,18 @@ class Replica:
             busy, seen = self.head != seen, self.head
             metrics.HEAD.labels(self.bus).set(self.head.sequence_number)
             metrics.WRITABLE.labels(self.bus).set(self.unwritable() is None)
-            if not busy and not self.state.tentative and not self._trouble_for_good and await self._has_moved():
-                self.behind = True
-                wake()
-            if loop.time() >= next_clock:
-                next_clock = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
-                await self.observe_clock()
-            if loop.time() >= next_checkpoint:
-                next_checkpoint = loop.time() + CHECKPOINT_INTERVAL_SECONDS
-                await self.save_checkpoint()
+            try:
+                if not busy and not self.state.tentative and not self._trouble_for_good and await self._has_moved():
+                    self.behind = True
+                    wake()
+                if loop.time() >= next_clock:
+                    next_clock = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
+                    await self.observe_clock()
+                if loop.time() >= next_checkpoint:
+                    next_checkpoint = loop.time() + CHECKPOINT_INTERVAL_SECONDS
+                    await self.save_checkpoint()
+            except Exception:  # noqa: BLE001  # without this task an idle server would see nothing of what others write
+                _LOG.exception("watch.failed", bus=self.bus)
 
     async def _has_moved(self) -> bool:
         known = self.head
@@ -167,9 +179,12 @@ class Replica:
         self.clock.observe(store_ms, sent_ms, self.clock.now_ms())
 
     async def save_checkpoint(self) -> None:
-        """Note what is acknowledged."""
+        """Note what is acknowledged. A disk that is full must not stop the bus: it is said, and tried again."""
         if self._checkpoint is not None and self.head.sequence_number and not self._trouble_for_good:
-            await self._checkpoint.save(self.bus, self.head)
+            try:
+                await self._checkpoint.save(self.bus, self.head)
+            except OSError as error:
+                _LOG.error("checkpoint.not_written", bus=self.bus, problem=error.strerror)
 
     # Those who wait for events
 
