@@ -110,6 +110,11 @@ def of_fault(fault: Fault) -> ServiceError:
     return ServiceError(fault.reason, fault.message, fault.violations)
 
 
+def internal(error_id: str) -> ServiceError:
+    """Return the error for a bug. The server's log has what is known of it under `error_id`; the caller hears no more."""
+    return ServiceError(error_pb2.ERROR_REASON_INTERNAL, f"internal error {error_id}: the server's log says more under this id")
+
+
 def not_implemented(what: str) -> ServiceError:
     """Return the error for what belongs to a later release."""
     return ServiceError(error_pb2.ERROR_REASON_NOT_IMPLEMENTED, f"{what} is not available in this release")

@@ -5,20 +5,24 @@ Most of it is in memory; what is not is read here, so that the decider itself ne
 
 from __future__ import annotations
 
+import uuid
 from collections import ChainMap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, PublishEvent, References, RenewExecution, ReportExecution, SubmitProposal
 from gavel_rules.projection import APPROVED
 
 from gavel_server.admission import PROPOSALS, admit
-from gavel_server.errors import ServiceError
+from gavel_server.errors import ServiceError, internal
 from gavel_server.planning import Pending
 
 if TYPE_CHECKING:
     from gavel_server.sequencer import Sequencer
+
+_LOG: Final = structlog.get_logger(__name__)
 
 
 def command_envelope(command: Command) -> Envelope | None:
@@ -35,10 +39,8 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
     ready: list[Pending] = []
     later: list[Pending] = []
     in_batch: dict[str, Envelope] = {}
-    uncached: list[int] = []
     behind = False
     lookup = sequencer.lookup
-    state = sequencer.replica.state
     for pending in batch:
         command = pending.command
         if pending.unchecked and isinstance(command, SubmitProposal) and not _admitted(sequencer.bus, pending, command):
@@ -57,25 +59,12 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
                 continue
             if pending.check_id:
                 in_batch[pending.check_id] = envelope
-        if isinstance(command, SubmitProposal):
-            proposal = command.envelope.proposal
-            cited = lookup.cited
-            for reference in proposal.based_on_events:
-                if reference.sequence_number not in cited:
-                    uncached.append(reference.sequence_number)
-                    behind = behind or reference.sequence_number > state.head
-            behind = behind or proposal.projection_version > state.head
-            pending.references = References(cited=cited)
-        elif isinstance(command, BeginExecution | RenewExecution):
+        if isinstance(command, BeginExecution | RenewExecution):
             behind = await _find_decision(sequencer, pending, command.decision_id) or behind
         elif isinstance(command, ReportExecution):
             behind = await _find_decision(sequencer, pending, command.envelope.execution.decision_id) or behind
         ready.append(pending)
-    if uncached:
-        fetched = await lookup.fetch_cited(uncached)
-        for pending in ready:
-            if isinstance(pending.command, SubmitProposal):
-                pending.references = References(cited=ChainMap(fetched, lookup.cited))
+    behind = await _find_citations(sequencer, ready) or behind
     if later:
         sequencer.requeue(later)
     return ready, behind
@@ -89,8 +78,40 @@ def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
     except ServiceError as error:
         pending.answer(error)
         return False
+    except Exception:  # noqa: BLE001  # a bug: it costs one proposal, not those that wait with it
+        error_id = uuid.uuid4().hex
+        _LOG.exception("admission.failed", bus=bus, error_id=error_id)
+        pending.answer(internal(error_id))
+        return False
     pending.unchecked = False
     return True
+
+
+async def _find_citations(sequencer: Sequencer, batch: list[Pending]) -> bool:
+    """Give every proposal what it cites. Returns whether the state should first read on: what it speaks of is not there yet.
+
+    The last thing before the batch is decided: whatever is committed in between may push a cited event out of memory.
+    """
+    lookup = sequencer.lookup
+    cited = lookup.cited
+    head = sequencer.replica.state.head
+    uncached: list[int] = []
+    behind = False
+    for pending in batch:
+        if isinstance(pending.command, SubmitProposal):
+            proposal = pending.command.envelope.proposal
+            for reference in proposal.based_on_events:
+                if reference.sequence_number not in cited:
+                    uncached.append(reference.sequence_number)
+                    behind = behind or reference.sequence_number > head
+            behind = behind or proposal.projection_version > head
+            pending.references = References(cited=cited)
+    if uncached:
+        fetched = await lookup.fetch_cited(uncached)
+        for pending in batch:
+            if isinstance(pending.command, SubmitProposal):
+                pending.references = References(cited=ChainMap(fetched, cited))
+    return behind
 
 
 async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope, in_batch: dict[str, Envelope]) -> bool:
@@ -129,6 +150,8 @@ async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: st
         # Timers speak before the command: an approval may have expired when its turn comes, and only that.
         pending.references = References(decision=live.decision, expired=live.phase == APPROVED)
         return False
+    # What ended it may be on its way into the log, and only the log says how it ended.
+    await sequencer.land()
     now_ms = sequencer.now_ms()
     event = await sequencer.lookup.event(decision_id, now_ms)
     if event is None or not event.HasField("decision"):
