@@ -28,14 +28,14 @@ class Landing(Enum):
 
     COMMITTED = 1  # it is in the log
     CORRECTED = 2  # it is not in, and can be decided again: another server was first, or an event_id was taken
-    FAILED = 3  # it is not in, and the log cannot take it now
+    FAILED = 3  # it is not in, and the log cannot take it now; or nobody waits any more to learn whether it is
 
 
 class SayUnknown(Protocol):
     """Told while an outcome is unknown; `for_long` once the callers have waited long enough."""
 
-    def __call__(self, flight: Flight, error: LogError, *, for_long: bool) -> None:
-        """Take note."""
+    def __call__(self, flight: Flight, error: LogError, *, for_long: bool) -> bool:
+        """Take note. Returns whether to go on finding out."""
 
 
 class Flight:
@@ -54,7 +54,7 @@ class Flight:
         """Wait for the append. Returns what became of it, with the error where one says more.
 
         COMMITTED with an error: the events are in, but too few replicas confirmed them. CORRECTED with an
-        EventIdTakenError: those commands have been answered before.
+        EventIdTakenError: those commands have been answered before. Raises what the log must not raise: a bug.
         """
         try:
             await self._append
@@ -80,8 +80,8 @@ class Flight:
         pause_seconds = PAUSE_SECONDS_MIN
         error = first
         while True:
-            if say_unknown is not None:
-                say_unknown(self, error, for_long=loop.time() > deadline)
+            if say_unknown is not None and not say_unknown(self, error, for_long=loop.time() > deadline):
+                return Landing.FAILED, error
             try:
                 return (Landing.COMMITTED if await self._is_in() else Landing.CORRECTED), None
             except NotReplicatedError as failure:

@@ -90,6 +90,14 @@ def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending],
     `lookup` learns at once what later commands may cite, and forgets it if the plan is undone.
     """
     mark = state.mark()
+    try:
+        return _decided(state, lookup, expected, batch, now_ms, mark)
+    except BaseException:
+        state.undo(mark)
+        raise
+
+
+def _decided(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int, mark: int) -> Plan:
     envelopes: list[Envelope] = []
     answers: list[tuple[Pending, Answer]] = []
     if not batch:

@@ -11,8 +11,10 @@ A caller needs no coroutine of its own: `submit` takes a callback, which runs on
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -25,7 +27,7 @@ from gavel_rules.projection import State
 
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.clock import GuardedClock
-from gavel_server.errors import ServiceError
+from gavel_server.errors import ServiceError, internal
 from gavel_server.flight import Flight, Landing
 from gavel_server.gathering import Gathering
 from gavel_server.idempotency import same_content
@@ -41,9 +43,12 @@ QUEUE_COMMANDS_MAX: Final = 10_000
 BATCH_COMMANDS_MAX: Final = 128
 AHEAD_COMMANDS_MIN: Final = 32
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
+# After a bug, so that one that repeats itself leaves time for others.
+FAILURE_PAUSE_SECONDS: Final = 0.25
+# A sleep follows the monotonic clock, timers the wall clock, which may be set meanwhile.
+TIMER_SLEEP_SECONDS_MAX: Final = 1.0
 
 _LOG: Final = structlog.get_logger(__name__)
-_FAILED: Final = "the sequencer failed; the server's log has the details"
 
 
 class _StartOverError(Exception):
@@ -214,8 +219,8 @@ class Sequencer:
             except LogError as error:
                 self.replica.take_log_error(error)
             except Exception:  # noqa: BLE001  # the loop is the bus: it logs, refuses what it holds, and goes on
-                _LOG.exception("sequencer.failed", bus=self.bus)
-                self._refuse_queue(ServiceError(error_pb2.ERROR_REASON_INTERNAL, _FAILED))
+                self._refuse_queue(self._failed())
+                await asyncio.sleep(FAILURE_PAUSE_SECONDS)
             if self.replica.trouble is not None:
                 self._refuse_queue(self.replica.trouble)
             if self.replica.closing and not self._queue and self._flight is None:
@@ -229,7 +234,7 @@ class Sequencer:
             elif self.unwritable() is not None:
                 await self._gathering.sleep(UNWRITABLE_PAUSE_SECONDS)
             elif due_ms > self.now_ms():
-                await self._gathering.sleep((due_ms - self.now_ms()) / 1000)
+                await self._gathering.sleep(min((due_ms - self.now_ms()) / 1000, TIMER_SLEEP_SECONDS_MAX))
         if not self.replica.closing:
             await self._gathering.linger(self._queue)
 
@@ -253,15 +258,15 @@ class Sequencer:
 
     async def _decide(self) -> Plan | None:
         """Take a batch from the queue and decide it, on top of what is being appended. None: there is nothing to decide."""
-        batch = self._drain()
+        self._deciding = self._drain()
         try:
-            self._deciding = batch
-            ready, behind = await prepare(self, batch)
+            ready, behind = await prepare(self, self._deciding)
+            self._deciding = ready
             if behind:
-                self._deciding = ready
                 await self.land()
                 await self.replica.refresh()
                 ready, _ = await prepare(self, ready)
+                self._deciding = ready
             trouble = self.replica.unwritable()
             if trouble is not None:
                 _answer_all(ready, trouble)
@@ -279,11 +284,12 @@ class Sequencer:
         except _StartOverError:
             return None
         except LogError as error:
-            _answer_all(batch, self.replica.take_log_error(error))
+            _answer_all(self._deciding, self.replica.take_log_error(error))
             return None
-        except BaseException:
-            _answer_all(batch, ServiceError(error_pb2.ERROR_REASON_INTERNAL, _FAILED))
-            raise
+        except Exception:  # noqa: BLE001  # a bug: it costs the batch, not the bus
+            _answer_all(self._deciding, self._failed())
+            await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+            return None
 
     def _drain(self) -> list[Pending]:
         batch: list[Pending] = []
@@ -307,14 +313,21 @@ class Sequencer:
         if flight is None:
             return True
         batch = flight.batch
-        landing, error = await flight.land(self._say_unknown)
+        try:
+            landing, error = await flight.land(partial(self._say_unknown, ahead))
+        except Exception:  # noqa: BLE001  # a bug: what the log holds now is what became of the append
+            self.replica.state.undo(flight.decided.mark)
+            self.requeue(ahead)
+            self.replica.behind = True
+            _answer_all(batch, self._failed())
+            return False
         if landing is Landing.COMMITTED:
             self.replica.recover()
             self._settle(flight.decided, error)
             self._gathering.grow()
             return True
         self.replica.state.undo(flight.decided.mark)
-        self.requeue([pending for pending in ahead if not pending.answered])
+        self.requeue(ahead)
         try:
             if isinstance(error, EventIdTakenError):
                 self.requeue(await self._answer_taken(batch, error))
@@ -335,16 +348,27 @@ class Sequencer:
         for pending, answer in decided.answers:
             pending.answer(outcome(decided, answer) if instead is None else instead)
 
-    def _say_unknown(self, flight: Flight, error: LogError, *, for_long: bool) -> None:
-        """An append's outcome is not known yet. Refuse what would have to wait; in the end the batch's callers as well."""
+    def _say_unknown(self, ahead: Iterable[Pending], flight: Flight, error: LogError, *, for_long: bool) -> bool:
+        """An append's outcome is not known yet. Refuse what would have to wait; in the end the callers of what is decided as well.
+
+        Returns whether it still matters: a server that stops does not wait for a store that stays away.
+        """
         self.replica.take_log_error(error)
         unknown = ServiceError(
             error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
             "the log did not answer; whether the event is in it is not known: retry with the same event_id",
         )
         self._refuse_queue(unknown)
-        if for_long or self.replica.closing:
+        if for_long:
             _answer_all(flight.batch, unknown)
+            _answer_all(ahead, unknown)
+        return not (for_long and self.replica.closing)
+
+    def _failed(self) -> ServiceError:
+        """Log the exception that is being handled, a bug, and return what callers hear of it."""
+        error_id = uuid.uuid4().hex
+        _LOG.exception("sequencer.failed", bus=self.bus, error_id=error_id)
+        return internal(error_id)
 
     # Answers that need no decision
 
@@ -373,9 +397,9 @@ class Sequencer:
                 await self.answer_known(pending, Known(entry.sequence_number, entry.decision_sequence_number, ""))
         return left
 
-    def requeue(self, pending: list[Pending]) -> None:
-        """Put commands back to the front of the queue, in their order."""
-        self._queue.extendleft(reversed(pending))
+    def requeue(self, batch: Sequence[Pending]) -> None:
+        """Put commands back to the front of the queue, in their order; those whose callers have been answered are dropped."""
+        self._queue.extendleft(pending for pending in reversed(batch) if not pending.answered)
 
     async def land(self) -> bool:
         """Wait for the append under way, while a batch is prepared. Returns whether there was one; if it is not in, starts over."""
@@ -396,6 +420,6 @@ class Sequencer:
                 future.set_result(None)
 
 
-def _answer_all(batch: list[Pending], error: ServiceError) -> None:
+def _answer_all(batch: Iterable[Pending], error: ServiceError) -> None:
     for pending in batch:
         pending.answer(error)
