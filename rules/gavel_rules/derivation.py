@@ -45,6 +45,11 @@ def derive(execution: Envelope, decision: Envelope) -> tuple[Envelope, ...]:
     )
 
 
+def is_derived(fact: Fact) -> bool:
+    """Return whether a fact claims to be derived: whoever sets any of these fields must get all of them right."""
+    return bool(fact.decision_id or fact.execution_id or fact.derivation_rule_id or fact.derivation_rule_version)
+
+
 def _fact(execution: Envelope, decision: Envelope, *, key: str, value: Value, rule_id: str, rule_version: int, ordinal: int) -> Envelope:
     return Envelope(
         schema_version=SCHEMA_VERSION,

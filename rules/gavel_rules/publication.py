@@ -12,7 +12,7 @@ from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.commands import Fault, Recorded
-from gavel_rules.derivation import derive
+from gavel_rules.derivation import derive, is_derived
 from gavel_rules.emission import Emission, ahead_fault
 from gavel_rules.events import milliseconds, set_timestamp
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
@@ -37,7 +37,7 @@ def publish(emission: Emission, envelope: Envelope) -> Recorded | Fault:
     if fault is None:
         match envelope.WhichOneof("payload"):
             case "fact":
-                fault = _derivation_fault(emission.state, envelope) if envelope.fact.decision_id else None
+                fault = _derivation_fault(emission.state, envelope) if is_derived(envelope.fact) else None
             case "observation":
                 fault = _complete_observation(emission, envelope)
     if fault is not None:

@@ -16,6 +16,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.fact_pb2 import ObservedFrom
 from gavel_rules import limits
+from gavel_rules.derivation import is_derived
 from gavel_rules.events import CATEGORY_OF_PAYLOAD, DEFAULT_EVENT_NAME, EXECUTION_NAME, SCHEMA_VERSION, uuid_problem
 from gavel_rules.values import INTEGER_MAX, struct_problems, text_problem, value_problems
 from google.protobuf.message import Message
@@ -226,7 +227,7 @@ def _fact_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
         yield f"{path}.observed_from", f"{fact.observed_from} is unknown"
     if not 0 <= fact.max_age_ms <= INTEGER_MAX:
         yield f"{path}.max_age_ms", "is not from 0 to 2^53"
-    if fact.decision_id:
+    if is_derived(fact):
         for field, value in (
             ("decision_id", fact.decision_id),
             ("execution_id", fact.execution_id),

@@ -12,6 +12,7 @@ from gavel.v1 import common_pb2, error_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventCategory, Producer, ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact, ObservedFrom
+from gavel_rules.derivation import is_derived
 from gavel_rules.events import CATEGORIES_OF_PRODUCER, DECISION, FACT_DERIVATION_REACTOR, GAVEL
 
 from gavel_server.errors import ServiceError
@@ -50,7 +51,7 @@ def check(producer: Producer, category: EventCategory.ValueType, envelope: Envel
 def _check_fact(producer: Producer, fact: Fact) -> None:
     if fact.WhichOneof("system") is not None:
         raise _reserved("fact.system is the server's own; use the call that makes such a fact")
-    derived = bool(fact.decision_id or fact.execution_id or fact.derivation_rule_id or fact.derivation_rule_version)
+    derived = is_derived(fact)
     reactor = producer.type == common_pb2.PRODUCER_TYPE_SYSTEM and producer.id == FACT_DERIVATION_REACTOR
     if derived != reactor:
         raise _reserved(f'derivation fields and the producer id "{FACT_DERIVATION_REACTOR}" go together: both are the reactor\'s')
