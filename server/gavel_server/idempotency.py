@@ -41,10 +41,12 @@ def _as_sent(observation: Observation, sent: Observation) -> Observation:
 def _same_report(recorded: Envelope, sent: Envelope) -> bool:
     late = recorded.agent_diagnostic.late_execution
     if recorded.HasField("agent_diagnostic"):
-        producer_id, report = late.executor_id, late.execution
+        # The notice that keeps a late report has a cause of its own.
+        executor, report, same_cause = (late.executor_id, late.executor_version), late.execution, True
     else:
-        producer_id, report = recorded.producer.id, recorded.execution
-    if producer_id != sent.producer.id or sent.subject not in ("", recorded.subject):
+        executor, report = (recorded.producer.id, recorded.producer.version), recorded.execution
+        same_cause = recorded.causation_id == (sent.causation_id or sent.execution.decision_id)
+    if not same_cause or executor != (sent.producer.id, sent.producer.version) or sent.subject not in ("", recorded.subject):
         return False
     execution = Execution()
     execution.CopyFrom(report)
