@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
 
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, named_log
@@ -34,14 +35,19 @@ def executor(
     producer_id: Annotated[str, typer.Option("--id", metavar="NAME", help="The executor's stable name in the log.")] = "gavel-executor",
     group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group; the same for the same handlers.")] = "executors",
     concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Decisions carried out at the same time, at most.")] = 8,
-    lease_ms: Annotated[int, typer.Option(min=100, metavar="MS", help="How long nobody else may take over an attempt.")] = 30_000,
+    lease_ms: Annotated[
+        int, typer.Option(min=LEASE_MS_MIN, max=LEASE_MS_MAX, metavar="MS", help="How long nobody else may take over an attempt.")
+    ] = LEASE_MS_DEFAULT,
     redis: Redis = "",
     data: Data = None,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
-    """Carry out approved decisions with the handlers of a Python module, until SIGTERM or SIGINT."""
+    """Carry out approved decisions with a module's handlers.
+
+    It ends by SIGTERM or SIGINT.
+    """
     handlers = load_handlers(module)
     url = _work_queues(redis, data)
 

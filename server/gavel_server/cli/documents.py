@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,12 +14,14 @@ from gavel_server.cli.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
+    from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
 STANDARD_INPUT: Final = "-"
 # A rule set or an envelope is at most 1 MiB; what is larger is not read to its end.
 DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 # Doubles, which is what a Struct holds, count exactly up to here.
 INTEGER_MAX: Final = 2**53
+_TOO_DEEP: Final = "is nested too deep to be read; values may have 16 levels"
 
 
 def read_document(name: str) -> str:
@@ -47,6 +51,8 @@ def read_envelope(name: str) -> Envelope:
     if not isinstance(document, dict):
         raise InvalidInputError(f"{shown(name)} must hold one Envelope: a mapping with subject, producer and a payload such as proposal")
     _refuse_inexact(document, "", name)
+    if mistakes := list(_mistaken_names(document, Envelope.DESCRIPTOR, "")):
+        raise InvalidInputError("\n  ".join([f"{shown(name)} is no Envelope of gavel.v1:", *mistakes]))
     try:
         return ParseDict(document, Envelope())
     except (ParseError, ValueError, TypeError, RecursionError) as error:
@@ -65,8 +71,10 @@ def _parsed(name: str, text: str) -> Any:
     except json.JSONDecodeError as error:
         if name.endswith(".json"):
             raise InvalidInputError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidInputError(f"{shown(name)}: {error}") from error
+    except RecursionError as error:
+        raise InvalidInputError(f"{shown(name)} {_TOO_DEEP}") from error
     return _yaml(name, text)
 
 
@@ -86,8 +94,10 @@ def _yaml(name: str, text: str) -> Any:
     except MarkedYAMLError as error:
         place = f":{error.problem_mark.line + 1}:{error.problem_mark.column + 1}" if error.problem_mark else ""
         raise InvalidInputError(f"{shown(name)}{place}: neither JSON nor YAML: {error.problem or error.context}") from error
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError) as error:
         raise InvalidInputError(f"{shown(name)}: neither JSON nor YAML: {error}") from error
+    except RecursionError as error:
+        raise InvalidInputError(f"{shown(name)} {_TOO_DEEP}") from error
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,3 +124,41 @@ def _refuse_inexact(value: Any, path: str, name: str) -> None:
         case list():
             for index, item in enumerate(value):
                 _refuse_inexact(item, f"{path}[{index}]", name)
+
+
+def _mistaken_names(document: Any, message: Descriptor, path: str) -> Iterator[str]:
+    """Yield each field and enum value that the contract does not know, with the one that may be meant.
+
+    Everything else is left to protobuf's parser, which stops at the first mistake and knows no suggestions.
+    """
+    if not isinstance(document, dict):
+        return
+    fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
+    for key, value in document.items():
+        place = f"{path}.{key}" if path else str(key)
+        field = fields.get(key)
+        if field is None:
+            yield f"{place}: {message.name} has no such field{_meant(str(key), [known.name for known in message.fields])}"
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if field.enum_type is not None:
+                yield from _mistaken_value(item, field.enum_type, place)
+            elif field.message_type is not None and _is_plain(field.message_type, message):
+                yield from _mistaken_names(item, field.message_type, place)
+
+
+def _is_plain(message: Descriptor, holder: Descriptor) -> bool:
+    """Whether a message's JSON is an object with its fields; maps, and Structs, times and such of another package, have their own."""
+    return message.file.package == holder.file.package and not message.GetOptions().map_entry
+
+
+def _mistaken_value(value: Any, enumeration: EnumDescriptor, place: str) -> Iterator[str]:
+    names = enumeration.values_by_name
+    if isinstance(value, str) and value not in names and not value.isdecimal():
+        yield f"{place}: {value!r} is no {enumeration.name}{_meant(value, [name for name in names if not name.endswith('_UNSPECIFIED')])}"
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """Return what may be meant by a name that is not known: the nearest one, else all there are."""
+    near = [one for one in known if one.endswith(f"_{name.upper()}")] or get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"

@@ -19,6 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help: in a frame, option names that do not fit are cut.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -72,7 +74,9 @@ def _explained(error: Exception) -> tuple[str, int]:
         if not error.format_message():
             return "", error.exit_code  # a group without a command: its help was printed
         context = getattr(error, "ctx", None)
-        return f"{error.format_message()} (see {context.command_path if context else PROGRAM} --help)", error.exit_code
+        # Typer's validators say of themselves what they are.
+        said = error.format_message().replace("Value error, ", "")
+        return f"{said} (see {context.command_path if context else PROGRAM} --help)", error.exit_code
     if isinstance(error, CommandError):
         return str(error), error.exit_status
     if (known := _known(error)) is not None:
@@ -90,6 +94,9 @@ def _known(error: Exception) -> tuple[str, int] | None:
         return str(error), EXIT_INVALID
     if isinstance(error, LogError):
         return str(error), EXIT_FAILURE
+    if isinstance(error, OSError) and error.strerror:
+        # A full disk, a file that may not be read: the machine's fault, and said in its words.
+        return f"{error.filename}: {error.strerror}" if error.filename else f"cannot write the output: {error.strerror}", EXIT_FAILURE
     return None
 
 

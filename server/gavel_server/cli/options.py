@@ -27,6 +27,9 @@ DATA_DEFAULT: Final = Path(".gavel")
 # How the server names a place in a rule set.
 _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
 
+# What an int64 of the contract holds: sequence numbers and versions.
+COUNTABLE_MAX: Final = 2**63 - 1
+
 _debugging = False
 
 
@@ -39,6 +42,13 @@ def _debug(value: bool) -> bool:
 def debugging() -> bool:
     """Whether a failure is to show its traceback."""
     return _debugging
+
+
+def countable(value: int | None) -> int | None:
+    """Refuse a number that no field of the contract can hold."""
+    if value is not None and value > COUNTABLE_MAX:
+        raise typer.BadParameter(f"{value} is larger than 2^63 - 1")
+    return value
 
 
 Server = Annotated[str, typer.Option("--server", envvar="GAVEL_SERVER", metavar="HOST:PORT", help="The server, or unix:PATH.")]
@@ -63,6 +73,8 @@ def connected(server: str, bus: str, document: str = "") -> Iterator[SyncGavelCl
     """Yield a client of the server; its errors leave as CommandError. `document` names the rule set that is sent, if one is."""
     from gavel_client import GavelError, SyncGavelClient
 
+    if not server:
+        raise InvalidInputError("--server names no address; give HOST:PORT or unix:PATH")
     with SyncGavelClient(server, bus=bus) as client:
         try:
             yield client

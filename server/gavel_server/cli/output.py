@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-# Columns of what is not a terminal, unless COLUMNS says otherwise.
-WIDTH_DEFAULT: Final = 100
+# Where running text is wrapped at the latest.
+TEXT_WIDTH_MAX: Final = 100
+# A table that does not go to a terminal is as wide as it needs, unless COLUMNS says otherwise: a row is a line, for grep and awk.
+UNBOUNDED_WIDTH: Final = 100_000
 
 
 def say(line: str) -> None:
@@ -51,8 +53,14 @@ def console() -> Console:
     """Return the console of stdout. It shows text as it is: what comes from the log is never taken for markup."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or WIDTH_DEFAULT)
-    return Console(width=width, markup=False, highlight=False, emoji=False)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else UNBOUNDED_WIDTH
+    return Console(width=None if sys.stdout.isatty() else width, markup=False, highlight=False, emoji=False)
+
+
+def text_width() -> int:
+    """Return how many columns running text may take."""
+    return min(console().width, TEXT_WIDTH_MAX)
 
 
 def print_table(
@@ -62,7 +70,7 @@ def print_table(
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(box=SIMPLE, pad_edge=False, show_edge=False)
+    table = Table(box=SIMPLE, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in columns:
         no_wrap = column != (fold or columns[-1])
         table.add_column(column, overflow="fold", no_wrap=no_wrap, justify="right" if column == "#" else "left")

@@ -64,8 +64,11 @@ def _print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
 
     from gavel_server.cli import output
     from gavel_server.cli.describe import duration, moment, printable, short, struct_text
+    from gavel_server.cli.meanings import MEANINGS
 
     rows.insert(0, ("outcome", f"{short(Outcome, decision.outcome)} {decision.reason_code}".strip()))
+    if decision.reason_code in MEANINGS:
+        rows.insert(1, ("means", MEANINGS[decision.reason_code]))
     rows.append(("action", f"{decision.action_type} {struct_text(decision.params)}"))
     if decision.rule_id:
         rows.append(("rule", f"{decision.rule_id} of {decision.policy_id} version {decision.policy_version}"))

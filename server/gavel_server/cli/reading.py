@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gavel_server.cli.errors import InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected
+from gavel_server.cli.options import BUS_DEFAULT, COUNTABLE_MAX, SERVER_DEFAULT, Bus, Debug, Json, Server, connected, countable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ PAGE_EVENTS: Final = 1000
 
 log = typer.Typer(help="Read the log of events.", no_args_is_help=True)
 
-From = Annotated[int, typer.Option("--from", min=0, metavar="N", help="First sequence number. 0: the start.")]
+From = Annotated[int, typer.Option("--from", min=0, callback=countable, metavar="N", help="First sequence number. 0: the start.")]
 
 
 class Category(Enum):
@@ -45,7 +45,10 @@ class Category(Enum):
 @log.command("tail")
 def log_tail(
     from_sequence_number: Annotated[
-        int | None, typer.Option("--from", min=0, metavar="N", help=f"First sequence number. Without: the last {TAIL_EVENTS} events.")
+        int | None,
+        typer.Option(
+            "--from", min=0, callback=countable, metavar="N", help=f"First sequence number. Without: the last {TAIL_EVENTS} events."
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
     server: Server = SERVER_DEFAULT,
@@ -86,9 +89,11 @@ def log_get(
     """Print one event whole."""
     from gavel_server.cli import output
 
-    number = int(event) if event.isascii() and event.isdigit() else 0
-    if event == "0" or number >= 2**63:
-        raise InvalidInputError("sequence numbers start at 1")
+    is_number = event.isascii() and event.isdigit()
+    # Digits beyond those of the largest number are not even read.
+    number = int(event[: len(str(COUNTABLE_MAX)) + 1]) if is_number else 0
+    if is_number and not 0 < number <= COUNTABLE_MAX:
+        raise InvalidInputError(f"{event[:40]} is no sequence number; they go from 1 to 2^63 - 1")
     with connected(server, bus) as client:
         response = client.get_event(sequence_number=number) if number else client.get_event(event_id=event)
     if not as_json:
@@ -102,8 +107,12 @@ def log_list(
     subject: Annotated[str, typer.Option("--subject", metavar="TYPE/ID", help="Only events about this subject.")] = "",
     trace_id: Annotated[str, typer.Option("--trace", metavar="TRACE_ID", help="Only events of this trace.")] = "",
     from_sequence_number: From = 0,
-    to_sequence_number: Annotated[int, typer.Option("--to", min=0, metavar="N", help="Last sequence number. 0: the head.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How many events at most.")] = LIST_LIMIT_DEFAULT,
+    to_sequence_number: Annotated[
+        int, typer.Option("--to", min=0, callback=countable, metavar="N", help="Last sequence number. 0: the head.")
+    ] = 0,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, callback=countable, metavar="N", help="How many events at most.")
+    ] = LIST_LIMIT_DEFAULT,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -156,7 +165,7 @@ def trace(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print a trace as a timeline, with its tool calls and their results."""
+    """Print a trace as a timeline, with its tool calls."""
     from gavel_server.cli import output
 
     with connected(server, bus) as client:
@@ -176,7 +185,7 @@ def projection(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print what holds for a subject: facts, observations, and what is under way."""
+    """Print what holds for a subject, and what is under way."""
     from gavel_server.cli import output
 
     with connected(server, bus) as client:

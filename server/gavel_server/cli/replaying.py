@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gavel_server.cli.errors import EXIT_INVALID, CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, explained, named_log
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, countable, explained, named_log
 
 if TYPE_CHECKING:
     from gavel.v1.decision_pb2 import Engine
@@ -47,9 +47,12 @@ def replay(
     server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Let a running server replay its own log instead.")] = "",
     bus: Bus = BUS_DEFAULT,
     from_sequence_number: Annotated[
-        int, typer.Option("--from", min=0, metavar="N", help="Compare from here; what comes before builds the state.")
+        int,
+        typer.Option("--from", min=0, callback=countable, metavar="N", help="Compare from here; what comes before builds the state."),
     ] = 0,
-    to_sequence_number: Annotated[int, typer.Option("--to", min=0, metavar="N", help="Stop after this. 0: the head.")] = 0,
+    to_sequence_number: Annotated[
+        int, typer.Option("--to", min=0, callback=countable, metavar="N", help="Stop after this. 0: the head.")
+    ] = 0,
     rules: Annotated[
         str, typer.Option("--rules", metavar="FILE", help="A candidate rule set: list the past decisions that it would change.")
     ] = "",
@@ -57,7 +60,7 @@ def replay(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Recompute every decision and derived fact of a log and compare.
+    """Recompute a log's decisions and derived facts, and compare.
 
     Exit status: 0 proved, 3 diverged, 4 log damaged, 5 the log needs another build.
     """

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from gavel_server.cli.errors import EXIT_INVALID
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected, countable
 
-rules = typer.Typer(help="Check rule sets offline; deploy, activate and read them on a server.", no_args_is_help=True)
+rules = typer.Typer(help="Check, deploy, activate and read rule sets.", no_args_is_help=True)
 
 RuleSetFile = Annotated[str, typer.Argument(metavar="FILE", help="A rule set in YAML or JSON; - is standard input.")]
 PolicyId = Annotated[str, typer.Argument(metavar="POLICY_ID", help="The rule set.")]
@@ -17,7 +17,10 @@ PolicyId = Annotated[str, typer.Argument(metavar="POLICY_ID", help="The rule set
 
 @rules.command("lint")
 def lint(file: RuleSetFile, as_json: Json = False, debug: Debug = False) -> None:
-    """Check a rule set without a server: every mistake as file:line:column: code: message. Exit status 2 if there is one."""
+    """Check a rule set without a server.
+
+    Every mistake is a line, file:line:column: code: message; exit status 2 if there is one.
+    """
     from gavel.v1.rule_set_service_pb2 import DocumentMessage as ContractMessage
     from gavel.v1.rule_set_service_pb2 import ValidateRuleSetResponse
     from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
@@ -62,27 +65,31 @@ def deploy(
     document = documents.read_document(file)
     with connected(server, bus, document=file) as client:
         deployed = client.deploy_rule_set(document)
-        activated = client.activate_rule_set(deployed.policy_id, deployed.version) if activate else None
-    name = f"{deployed.policy_id} version {deployed.version}"
-    if as_json:
-        output.print_json(deployed)
-    else:
-        output.say(f"{name} is deployed at event {deployed.sequence_number}, {deployed.digest}")
-    if activated is not None:
-        (output.note if as_json else output.say)(f"{name} is in force from event {activated.sequence_number}")
+        name = f"{deployed.policy_id} version {deployed.version}"
+        # Said first: if it cannot be put in force it is deployed all the same.
+        if as_json:
+            output.print_json(deployed)
+        else:
+            output.say(f"{name} is deployed at event {deployed.sequence_number}, {deployed.digest}")
+        if activate:
+            activated = client.activate_rule_set(deployed.policy_id, deployed.version)
+            (output.note if as_json else output.say)(f"{name} is in force from event {activated.sequence_number}")
 
 
 @rules.command("activate")
 def activate(
     policy_id: PolicyId,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The deployed version.")],
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, callback=countable, help="The deployed version.")],
     shadow: Annotated[bool, typer.Option("--shadow", help="Evaluate it beside the active one; it decides nothing.")] = False,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put a deployed version in force, for all replicas at one sequence number."""
+    """Put a deployed version in force.
+
+    It is in force for all replicas from one sequence number on.
+    """
     from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ACTIVATION_MODE_SHADOW
 
     from gavel_server.cli import output
@@ -135,7 +142,7 @@ def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json
 @rules.command("get")
 def get(
     policy_id: PolicyId,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=0, help="0: the active one, else the newest.")] = 0,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=0, callback=countable, help="0: the active one, else the newest.")] = 0,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,

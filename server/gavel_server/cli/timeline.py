@@ -10,7 +10,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events import FACT_DERIVATION_REACTOR
 
 from gavel_server.cli.describe import category_name, describe, evidence_lines, printable, verdict_line
-from gavel_server.cli.output import console
+from gavel_server.cli.output import console, text_width
 
 _KINDS: Final = {
     "FACT": ("fact", "cyan"),
@@ -47,7 +47,7 @@ class Timeline:
     def sentence(self, text: str) -> None:
         """Say what comes and why."""
         console().print()
-        for line in textwrap.wrap(text, console().width):
+        for line in textwrap.wrap(text, text_width()):
             console().print(line, style="italic")
 
     def event(self, envelope: Envelope) -> None:
@@ -67,7 +67,7 @@ class Timeline:
     def _row(self, number: str, kind: str, who: str, what: str, *, kind_style: str = "", what_style: str = "") -> None:
         from rich.text import Text
 
-        first, *rest = textwrap.wrap(what, max(console().width - _INDENT, 20)) or [""]
+        first, *rest = textwrap.wrap(what, max(text_width() - _INDENT, 20)) or [""]
         console().print(
             Text.assemble(
                 f"{number:>{_NUMBER_WIDTH}}  ",
