@@ -130,29 +130,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     reactors = _Reactors(redis_url) if settings.fdr else None
 
     async def open_bus(name: str) -> Sequencer:
-        try:
-            log = await RedisLog.connect(
-                redis_url,
-                name,
-                idempotency_window_ms=settings.idempotency_window_ms,
-                acknowledge_replicas=settings.ack_replicas,
-            )
-        except ValueError as error:
-            raise ServeError(f"{error} (--redis, GAVEL_REDIS)") from error
-        sequencer = Sequencer(
-            log,
-            clock,
-            cross_check=settings.cross_check_of_new_bus,
-            idempotency_window_ms=settings.idempotency_window_ms,
-            checkpoint=checkpoint,
-        )
-        try:
-            await _check_durability(log, settings)
-            await log.ensure_groups()
-            await sequencer.start()
-        except BaseException:
-            await log.close()
-            raise
+        sequencer = await open_sequencer(settings, redis_url, name, clock, checkpoint)
         if reactors is not None:
             reactors.start(name)
         return sequencer
@@ -194,6 +172,38 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     for sequencer in buses.all():
         await sequencer.log.close()
     _log.info("server.stopped")
+
+
+async def open_sequencer(
+    settings: Settings, redis_url: str, bus: str, clock: GuardedClock, checkpoint: Checkpoint | None = None
+) -> Sequencer:
+    """Connect to a bus's log and begin to serve it. Raises ServeError, ServiceError, LogError."""
+    try:
+        log = await RedisLog.connect(
+            redis_url,
+            bus,
+            idempotency_window_ms=settings.idempotency_window_ms,
+            acknowledge_replicas=settings.ack_replicas,
+        )
+    except ValueError as error:
+        raise ServeError(f"{error} (--redis, GAVEL_REDIS)") from error
+    sequencer = Sequencer(
+        log,
+        clock,
+        cross_check=settings.cross_check_of_new_bus,
+        idempotency_window_ms=settings.idempotency_window_ms,
+        checkpoint=checkpoint,
+    )
+    try:
+        await _check_durability(log, settings)
+        await log.ensure_groups()
+        await sequencer.start()
+    except BaseException:
+        await log.close()
+        raise
+    # What the bus was opened with stands in its first event; the setting only opens new ones.
+    log.idempotency_window_ms = sequencer.replica.state.idempotency_window_ms
+    return sequencer
 
 
 class _Health:
@@ -280,7 +290,13 @@ class _Reactors:
         """Derive the facts of a bus from now on."""
         client = GavelClient(self.target, bus=bus)
         reactor = FactDerivationReactor(client, self._redis_url)
-        self._running.append((reactor, asyncio.create_task(reactor.run()), client))
+        self._running.append((reactor, asyncio.create_task(self._run(reactor, bus)), client))
+
+    async def _run(self, reactor: FactDerivationReactor, bus: str) -> None:
+        try:
+            await reactor.run()
+        except Exception:  # noqa: BLE001  # nobody awaits the reactor: what it cannot heal must be said
+            _log.exception("reactor.stopped", bus=bus, consequence="no facts are derived and no conflict key is freed until a restart")
 
     async def stop(self) -> None:
         """Let those under way end."""

@@ -75,14 +75,12 @@ class RedisLog:
         self.bus = bus
         self._appends = appends
         self._reads = reads
-        self._window_ms = idempotency_window_ms
+        self.idempotency_window_ms = idempotency_window_ms
         self._acknowledge_replicas = acknowledge_replicas
         self._genesis = genesis_hash(bus)
         prefix = f"gavel:{{{bus}}}:"
         self._log_key, self._head_key, self._ids_prefix = f"{prefix}log", f"{prefix}head", f"{prefix}ids:"
         self._work_keys = {queue: f"{prefix}work:{queue}" for queue in GROUP_OF_QUEUE}
-        # An event_id may be written at the end of its day and is known until a day beyond the window.
-        self._ids_seconds = (idempotency_window_ms + 2 * DAY_MS) // 1000
         # Sent behind each append on its connection, because WAIT speaks of what its own connection wrote.
         self._wait_ms = timeout_ms if acknowledge_replicas else 0
         self._wait_for_replicas: list[Command] = [("WAIT", acknowledge_replicas, timeout_ms)] if acknowledge_replicas else []
@@ -103,6 +101,7 @@ class RedisLog:
     ) -> RedisLog:
         """Connect to the Redis at `url` (redis://, rediss:// or unix://) and check that it can hold the log of `bus`.
 
+        `idempotency_window_ms`: until the attribute of that name is set to what the bus was opened with.
         `acknowledge_replicas`: replicas that must confirm each append within `timeout_ms` (GAVEL_ACK=replicas:N).
         Raises ValueError for a URL or a bus that cannot be, LogUnavailableError, LogCorruptError.
         """
@@ -178,7 +177,7 @@ class RedisLog:
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """See EventLog."""
         found: dict[str, IdEntry] = {}
-        days = [f"{self._ids_prefix}{day}" for day in window_days(now_ms, self._window_ms)]
+        days = [f"{self._ids_prefix}{day}" for day in window_days(now_ms, self.idempotency_window_ms)]
         for ids in _chunks(event_ids):
             for values in self._answers(await self._reads.ask(*(("HMGET", day, *ids) for day in days))):
                 found.update((event_id, _id_entry(value)) for event_id, value in zip(ids, values, strict=True) if value is not None)
@@ -315,14 +314,17 @@ class RedisLog:
         day = recorded_at_ms // DAY_MS
         keys: list[Argument] = [self._log_key, self._head_key, *self._work_keys.values(), f"{self._ids_prefix}{day}"]
         if check_ids:
-            keys += [f"{self._ids_prefix}{earlier}" for earlier in window_days(recorded_at_ms, self._window_ms) if earlier != day]
+            window = window_days(recorded_at_ms, self.idempotency_window_ms)
+            keys += [f"{self._ids_prefix}{earlier}" for earlier in window if earlier != day]
         stored: list[Argument] = []
         ids: list[Argument] = []
         for number, envelope, chain_hash, event_id, _, decision_number in entries:
             stored += (envelope, chain_hash)
             ids += (event_id, f"{number}:{decision_number}" if decision_number else number)
         flags = "".join([_FLAG_OF_WORK[entry.work] for entry in entries])
-        return keys, [self._genesis, FORMAT_VERSION, self._ids_seconds, flags, len(check_ids), *stored, *ids, *check_ids]
+        # An event_id may be written at the end of its day and is known until a day beyond the window.
+        ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
+        return keys, [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(check_ids), *stored, *ids, *check_ids]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:
         """The script's reply, then WAIT's if it was asked and came. The script is sent only to a Redis that does not know it."""
