@@ -191,6 +191,16 @@ class Sequencer:
             await future
         return self.replica.state
 
+    async def read_on(self) -> None:
+        """Bring the state up to what any server had committed before this call, as far as the log can be read."""
+        if self.replica.closing or self.replica.trouble is not None:
+            return
+        self.replica.behind = True
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._readers.append(future)
+        self._gathering.wake()
+        await future
+
     async def wait_for(self, sequence_number: int, timeout_ms: int) -> None:
         """Wait until the state has come so far. Raises ServiceError PROJECTION_BEHIND after `timeout_ms`."""
         if self.head.sequence_number >= sequence_number:

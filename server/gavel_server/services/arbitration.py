@@ -125,6 +125,7 @@ class Arbitration:
         override = await self._compiler.compile(request.rule_set_override, "rule_set_override") if request.rule_set_override else None
         envelope = request.envelope
         admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
+        await _inherit_trace(sequencer, envelope)
         known = await _references(sequencer, [envelope])
         state = await sequencer.settled()
         governing = None if override is None else _governing_with(state, override, envelope)
@@ -155,8 +156,11 @@ class Arbitration:
         for item in admitted:
             if isinstance(item, ServiceError):
                 response.results.append(PreflightResult(error=item.status()))
-            else:
+                continue
+            try:
                 response.results.append(PreflightResult(decision=_would_decide(state, item, known, now_ms, None)))
+            except ServiceError as error:
+                response.results.append(PreflightResult(error=refused(f"{SERVICE}/BatchPreflight", error).status()))
         return response.SerializeToString()
 
     def _later(self, name: str) -> Callable[[Any, Context], Awaitable[bytes]]:
@@ -193,12 +197,16 @@ def _would_decide(state: State, envelope: Envelope, known: Any, now_ms: int, gov
 
 
 async def _references(sequencer: Sequencer, envelopes: Iterable[Envelope]) -> Any:
-    """Return what the proposals cite, from memory or, where that has it no more, from the log."""
+    """Return what the proposals cite, from memory or, where that has it no more, from the log.
+
+    Where they speak of events that this server has not seen yet, it first reads on, as it does before it decides.
+    """
     lookup = sequencer.lookup
-    uncached: list[int] = []
-    for envelope in envelopes:
-        await _inherit_trace(sequencer, envelope)
-        uncached.extend(lookup.uncached(reference.sequence_number for reference in envelope.proposal.based_on_events))
+    proposals = [envelope.proposal for envelope in envelopes]
+    cited = [reference.sequence_number for proposal in proposals for reference in proposal.based_on_events]
+    if max([*cited, *(proposal.projection_version for proposal in proposals)], default=0) > sequencer.head.sequence_number:
+        await sequencer.read_on()
+    uncached = lookup.uncached(cited)
     if not uncached:
         return lookup.cited
     return {**lookup.cited, **await lookup.fetch_cited(uncached)}
