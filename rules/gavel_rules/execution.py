@@ -39,7 +39,8 @@ from gavel_rules.events import (
     timestamp,
 )
 from gavel_rules.evidence import STALE, Piece, gather
-from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, State
+from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, State
+from gavel_rules.records import LiveDecision
 
 _MESSAGES: Final = {
     reasons.STALE_FACT: "a fact that the approval rests on is no longer fresh; propose again with current facts",

@@ -4,8 +4,8 @@
 sets. `apply` moves it by one event and knows nothing but the event, so the same log always gives the same state (seeds
 002 §10). Every change is written to a journal first; a batch whose append failed is undone and leaves no trace.
 
-Records are immutable tuples: a change puts another record in place, which is what makes undoing a matter of putting the
-old one back. Nothing iterates over a dict in an order that matters: undoing may reorder keys.
+Records (`records.py`) are immutable tuples: a change puts another record in place, which is what makes undoing (`journal.py`)
+a matter of putting the old one back. Nothing iterates over a dict in an order that matters: undoing may reorder keys.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
-from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.fact_pb2 import CrossCheck, ObservedFrom
+from gavel.v1.fact_pb2 import CrossCheck
 from google.protobuf.json_format import MessageToDict
 from sortedcontainers import SortedList
 
 from gavel_rules import derivation
 from gavel_rules.events import FACT, OBSERVATION, milliseconds
+from gavel_rules.journal import Journal
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
+from gavel_rules.records import ActiveRuleSet, Candidate, DeployedRuleSet, LiveDecision, Review, ToolEvidence, Trace
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, compile_rule_set
 from gavel_rules.values import value_to_python
 
@@ -35,114 +36,11 @@ AWAITING_FACTS: Final = 3
 UNDER_REVIEW: Final = 4
 
 
-class Candidate(NamedTuple):
-    """The latest value that one source, at one tier, has stated for a key of a subject.
-
-    `claimed_at_ms` orders values of one source; `aged_from_ms` is where the age counts from: for an observation never
-    later than its evidence was recorded.
-    """
-
-    sequence_number: int
-    event_id: str
-    category: int
-    trust_tier: int
-    source: str
-    value: object
-    claimed_at_ms: int
-    aged_from_ms: int
-    max_age_ms: int
-    evidence_ref: str
-    evidence_hash: str
-    confidence: float
-    producer_type: ProducerType.ValueType
-    producer_id: str
-    producer_version: str
-    observed_from: ObservedFrom.ValueType
-    derivation_rule_id: str
-    derivation_rule_version: int
-
-
-class LiveDecision(NamedTuple):
-    """An approved decision that has not come to its end, with its proposal and its execution so far."""
-
-    decision_id: str
-    sequence_number: int
-    decision: Envelope
-    proposal: Envelope
-    conflict_key: str
-    phase: int
-    last_sequence_number: int
-    timer_due_ms: int = 0  # 0: no timer
-    attempt: int = 0
-    starts: int = 0  # STARTED events so far, renewals included
-    running: bool = False  # an attempt has started and not reported
-    execution_id: str = ""
-    executor_type: ProducerType.ValueType = common_pb2.PRODUCER_TYPE_UNSPECIFIED
-    executor_id: str = ""
-    executor_version: str = ""
-    holders: tuple[tuple[int, str], ...] = ()  # (type, id) of who held each attempt, from the first
-    lease_until_ms: int = 0
-    status: int = 0
-    status_event_id: str = ""
-    status_sequence_number: int = 0
-    awaited_facts: tuple[tuple[str, Envelope], ...] = ()  # (event_id of a derived fact, its EXECUTION), not yet in the log
-
-
-class Review(NamedTuple):
-    """Something that waits for a person."""
-
-    decision_id: str
-    sequence_number: int
-    decision: Envelope
-    approved_decision_id: str  # "": the review of a proposal
-
-
-class ToolEvidence(NamedTuple):
-    """What an observation may refer to: one TOOL_RESULT of its trace."""
-
-    execution_id: str
-    tool_name: str
-    content_hash: str
-    is_error: bool
-    recorded_at_ms: int
-
-
-class Trace(NamedTuple):
-    """What is remembered of a trace while it is alive."""
-
-    consecutive_rejections: int
-    last_event_ms: int
-    review: str = ""  # decision_id of its open review
-
-
-class DeployedRuleSet(NamedTuple):
-    """A rule set version in the log."""
-
-    rule_set: CompiledRuleSet
-    document: str
-    sequence_number: int
-    recorded_at_ms: int
-
-
-class ActiveRuleSet(NamedTuple):
-    """Which version of a rule set governs, and since when."""
-
-    version: int
-    sequence_number: int
-
-
-class _Missing:
-    """Marks a key that was not there."""
-
-
-_MISSING: Final = _Missing()
-Undo = Callable[[], None]
-
-
-class State:
+class State(Journal):
     """The decider's state of one bus at its head. Changed by `apply` alone."""
 
     def __init__(self, bus: str) -> None:
+        super().__init__()
         self.bus = bus
         self.head = 0
         self.recorded_at_ms = 0
@@ -163,8 +61,6 @@ class State:
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
         self._timers: SortedList = SortedList()  # (due_ms, sequence_number of the decision, decision_id)
         self._lapses: SortedList = SortedList()  # (last_event_ms, trace_id)
-        self._journal: list[Undo] = []
-        self._forgotten = 0  # how many entries of the journal commits have dropped: marks count from the first ever
 
     # Reading
 
@@ -207,77 +103,16 @@ class State:
         """Return all open reviews, oldest first."""
         return sorted(self.reviews.values(), key=lambda review: review.sequence_number)
 
-    # Undoing
-
-    @property
-    def position(self) -> int:
-        """Where the journal ends now: `commit` takes it."""
-        return self._forgotten + len(self._journal)
-
     def mark(self) -> int:
-        """Return a point to which `undo` can go back."""
+        """Return a point to which `undo` can go back, head and time included."""
+        position = self.position
         head, recorded_at_ms = self.head, self.recorded_at_ms
 
         def restore() -> None:
             self.head, self.recorded_at_ms = head, recorded_at_ms
 
-        position = self._forgotten + len(self._journal)
-        self._journal.append(restore)
+        self.on_undo(restore)
         return position
-
-    def undo(self, mark: int) -> None:
-        """Take back every change since the mark, latest first."""
-        keep = max(0, mark - self._forgotten)
-        while len(self._journal) > keep:
-            self._journal.pop()()
-
-    def commit(self, mark: int | None = None) -> None:
-        """Forget how to undo what came before the mark, or everything: it is in the log."""
-        drop = len(self._journal) if mark is None else mark - self._forgotten
-        del self._journal[:drop]
-        self._forgotten += drop
-
-    @property
-    def tentative(self) -> bool:
-        """Whether the state holds changes that may still be undone."""
-        return bool(self._journal)
-
-    def on_undo(self, action: Undo) -> None:
-        """Have `action` run if the changes since the last mark are undone."""
-        self._journal.append(action)
-
-    def _put(self, table: dict[Any, Any], key: object, value: object) -> None:
-        old = table.get(key, _MISSING)
-        if old is _MISSING:
-            self._journal.append(lambda: table.pop(key))
-        else:
-            self._journal.append(lambda: table.__setitem__(key, old))
-        table[key] = value
-
-    def _drop(self, table: dict[Any, Any], key: object) -> None:
-        old = table.pop(key, _MISSING)
-        if old is not _MISSING:
-            self._journal.append(lambda: table.__setitem__(key, old))
-
-    def _add_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
-        collection.add(item)
-        self._journal.append(lambda: collection.remove(item))
-
-    def _remove_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
-        collection.remove(item)
-        self._journal.append(lambda: collection.add(item))
-
-    def _set(self, name: str, value: object) -> None:
-        old = getattr(self, name)
-        self._journal.append(lambda: setattr(self, name, old))
-        setattr(self, name, value)
-
-    def _inner(self, table: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
-        inner = table.get(key)
-        if inner is None:
-            inner = {}
-            self._put(table, key, inner)
-        return inner
 
     # Changing
 

@@ -16,7 +16,8 @@ from gavel_rules.derivation import derive, is_derived
 from gavel_rules.emission import Emission, ahead_fault
 from gavel_rules.events import milliseconds, set_timestamp
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
-from gavel_rules.projection import State, ToolEvidence
+from gavel_rules.projection import State
+from gavel_rules.records import ToolEvidence
 
 _DERIVED_FIELDS: Final = (
     "event_id",

@@ -1,0 +1,85 @@
+"""How changes are undone: each one writes down how to take it back before the next is made.
+
+A batch is applied before it is in the log, so that its later commands see what its earlier ones did. If the append fails,
+undoing from the end back to where the batch began leaves no trace of it; once it is in, that part is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+
+class _Missing:
+    """Marks a key that was not there."""
+
+
+_MISSING: Final = _Missing()
+Undo = Callable[[], None]
+
+
+class Journal:
+    """Something that changes by `_put`, `_drop`, `_set` and the like alone, and can go back."""
+
+    def __init__(self) -> None:
+        self._journal: list[Undo] = []
+        self._forgotten = 0  # how many entries commits have dropped: positions count from the first ever
+
+    @property
+    def position(self) -> int:
+        """Where the journal ends now: `commit` takes it."""
+        return self._forgotten + len(self._journal)
+
+    def undo(self, mark: int) -> None:
+        """Take back every change since the mark, latest first."""
+        keep = max(0, mark - self._forgotten)
+        while len(self._journal) > keep:
+            self._journal.pop()()
+
+    def commit(self, mark: int | None = None) -> None:
+        """Forget how to undo what came before the mark, or everything: it is in the log."""
+        drop = len(self._journal) if mark is None else mark - self._forgotten
+        del self._journal[:drop]
+        self._forgotten += drop
+
+    @property
+    def tentative(self) -> bool:
+        """Whether the state holds changes that may still be undone."""
+        return bool(self._journal)
+
+    def on_undo(self, action: Undo) -> None:
+        """Have `action` run if the changes since the last mark are undone."""
+        self._journal.append(action)
+
+    def _put(self, table: dict[Any, Any], key: object, value: object) -> None:
+        old = table.get(key, _MISSING)
+        if old is _MISSING:
+            self._journal.append(lambda: table.pop(key))
+        else:
+            self._journal.append(lambda: table.__setitem__(key, old))
+        table[key] = value
+
+    def _drop(self, table: dict[Any, Any], key: object) -> None:
+        old = table.pop(key, _MISSING)
+        if old is not _MISSING:
+            self._journal.append(lambda: table.__setitem__(key, old))
+
+    def _add_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
+        collection.add(item)
+        self._journal.append(lambda: collection.remove(item))
+
+    def _remove_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
+        collection.remove(item)
+        self._journal.append(lambda: collection.add(item))
+
+    def _set(self, name: str, value: object) -> None:
+        old = getattr(self, name)
+        self._journal.append(lambda: setattr(self, name, old))
+        setattr(self, name, value)
+
+    def _inner(self, table: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
+        inner = table.get(key)
+        if inner is None:
+            inner = {}
+            self._put(table, key, inner)
+        return inner

@@ -1,0 +1,111 @@
+"""What the state is made of: immutable records, so that undoing a change is putting the old record back.
+
+They say what is and do nothing; `projection.State` alone puts others in their place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gavel.v1 import common_pb2
+from gavel.v1.common_pb2 import ProducerType
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import ObservedFrom
+
+from gavel_rules.ruleset import CompiledRuleSet
+
+
+class Candidate(NamedTuple):
+    """The latest value that one source, at one tier, has stated for a key of a subject.
+
+    `claimed_at_ms` orders values of one source; `aged_from_ms` is where the age counts from: for an observation never
+    later than its evidence was recorded.
+    """
+
+    sequence_number: int
+    event_id: str
+    category: int
+    trust_tier: int
+    source: str
+    value: object
+    claimed_at_ms: int
+    aged_from_ms: int
+    max_age_ms: int
+    evidence_ref: str
+    evidence_hash: str
+    confidence: float
+    producer_type: ProducerType.ValueType
+    producer_id: str
+    producer_version: str
+    observed_from: ObservedFrom.ValueType
+    derivation_rule_id: str
+    derivation_rule_version: int
+
+
+class LiveDecision(NamedTuple):
+    """An approved decision that has not come to its end, with its proposal and its execution so far."""
+
+    decision_id: str
+    sequence_number: int
+    decision: Envelope
+    proposal: Envelope
+    conflict_key: str
+    phase: int
+    last_sequence_number: int
+    timer_due_ms: int = 0  # 0: no timer
+    attempt: int = 0
+    starts: int = 0  # STARTED events so far, renewals included
+    running: bool = False  # an attempt has started and not reported
+    execution_id: str = ""
+    executor_type: ProducerType.ValueType = common_pb2.PRODUCER_TYPE_UNSPECIFIED
+    executor_id: str = ""
+    executor_version: str = ""
+    holders: tuple[tuple[int, str], ...] = ()  # (type, id) of who held each attempt, from the first
+    lease_until_ms: int = 0
+    status: int = 0
+    status_event_id: str = ""
+    status_sequence_number: int = 0
+    awaited_facts: tuple[tuple[str, Envelope], ...] = ()  # (event_id of a derived fact, its EXECUTION), not yet in the log
+
+
+class Review(NamedTuple):
+    """Something that waits for a person."""
+
+    decision_id: str
+    sequence_number: int
+    decision: Envelope
+    approved_decision_id: str  # "": the review of a proposal
+
+
+class ToolEvidence(NamedTuple):
+    """What an observation may refer to: one TOOL_RESULT of its trace."""
+
+    execution_id: str
+    tool_name: str
+    content_hash: str
+    is_error: bool
+    recorded_at_ms: int
+
+
+class Trace(NamedTuple):
+    """What is remembered of a trace while it is alive."""
+
+    consecutive_rejections: int
+    last_event_ms: int
+    review: str = ""  # decision_id of its open review
+
+
+class DeployedRuleSet(NamedTuple):
+    """A rule set version in the log."""
+
+    rule_set: CompiledRuleSet
+    document: str
+    sequence_number: int
+    recorded_at_ms: int
+
+
+class ActiveRuleSet(NamedTuple):
+    """Which version of a rule set governs, and since when."""
+
+    version: int
+    sequence_number: int
