@@ -19,6 +19,8 @@ from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
+from google.protobuf import text_format
+from google.protobuf.json_format import Error as JsonFormatError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
@@ -376,8 +378,16 @@ def decode(sequence_number: int, envelope_bytes: bytes) -> Envelope:
 
 
 def field_differences(recorded: Envelope, expected: Envelope) -> Iterator[FieldDifference]:
-    """Yield every field in which two envelopes differ, by path, with both values as JSON."""
-    yield from _differences("", _as_dict(recorded), _as_dict(expected))
+    """Yield every field in which two envelopes differ, by path, with both values as JSON.
+
+    What JSON cannot say, e.g. a time beyond the year 9999, only a forger writes: then the envelopes are given whole, as text.
+    """
+    try:
+        left, right = _as_dict(recorded), _as_dict(expected)
+    except JsonFormatError:
+        yield FieldDifference(path="envelope", recorded=_as_text(recorded), expected=_as_text(expected))
+        return
+    yield from _differences("", left, right)
 
 
 _ABSENT: Final = object()
@@ -397,6 +407,10 @@ def _differences(path: str, recorded: Any, expected: Any) -> Iterator[FieldDiffe
 
 def _as_dict(envelope: Envelope) -> dict[str, Any]:
     return MessageToDict(envelope, preserving_proto_field_name=True)
+
+
+def _as_text(envelope: Envelope) -> str:
+    return text_format.MessageToString(envelope, as_one_line=True)
 
 
 def _as_json(value: Any) -> str:

@@ -1,0 +1,42 @@
+"""Replaying what a forger wrote: whatever a re-chained log holds, the verdict is a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.replay import DivergedError
+
+from tests.unit.core.driver import BUS, Core, document, rechained, replayed
+
+
+def _late(envelope: Envelope) -> None:
+    envelope.decision.evaluated_at.seconds = 2**60
+
+
+def _fractional(envelope: Envelope) -> None:
+    envelope.occurred_at.nanos = -1
+
+
+def _infinite(envelope: Envelope) -> None:
+    envelope.decision.params.fields["amount"].number_value = float("inf")
+
+
+def _empty(envelope: Envelope) -> None:
+    envelope.decision.params.fields["amount"].Clear()
+
+
+@pytest.mark.parametrize("forge", [_late, _fractional, _infinite, _empty])
+def test_what_json_cannot_say_still_diverges(forge: Callable[[Envelope], None]) -> None:
+    """A value that has no JSON form is reported as a divergence at its event, with what was recorded and expected."""
+    core = Core(document())
+    number = core.approve().sequence_number
+    events = [Envelope.FromString(event.SerializeToString()) for event in core.events]
+    forge(events[number - 1])
+    with pytest.raises(DivergedError) as caught:
+        replayed(BUS, rechained(BUS, events))
+    divergence = caught.value.divergence
+    assert ("field-mismatch", number) == (divergence.kind, divergence.sequence_number)
+    assert divergence.differences
+    assert all(difference.recorded != difference.expected for difference in divergence.differences)
