@@ -47,6 +47,7 @@ class Replica:
         self.behind = False  # whether the log is known to have more
         self.closing = False
         self._trouble_for_good = False
+        self._astray = False  # whether the log is no longer what was followed here: then nothing more of it is applied
         self._checkpoint = checkpoint
         self._followers: list[tuple[int, asyncio.Future[None]]] = []
 
@@ -78,11 +79,14 @@ class Replica:
                 error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
                 f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {ARBITER_VERSION}: "
                 "serve it with a build that does, or upgrade the bus",
+                astray=False,
             )
 
     async def refresh(self) -> None:
         """Apply what other servers have appended. The state holds nothing tentative. Raises LogError."""
         self.behind = False
+        if self._astray:
+            return
         head = await self.log.head()
         if head != self.head:
             if self.head.sequence_number and not await self._has(self.head):
@@ -146,7 +150,7 @@ class Replica:
             metrics.HEAD.labels(self.bus).set(self.head.sequence_number)
             metrics.WRITABLE.labels(self.bus).set(self.unwritable() is None)
             try:
-                if not busy and not self.state.tentative and not self._trouble_for_good and await self._has_moved():
+                if not busy and not self.state.tentative and not self._astray and await self._has_moved():
                     self.behind = True
                     wake()
                 if loop.time() >= next_clock:
@@ -166,7 +170,8 @@ class Replica:
             self.take_log_error(error)
             return False
         # A log that came back is read on from where this process is, which also clears the trouble.
-        return self.trouble is not None or (head != known and known == self.head and not self.state.tentative)
+        came_back = self.trouble is not None and not self._trouble_for_good
+        return came_back or (head != known and known == self.head and not self.state.tentative)
 
     async def observe_clock(self) -> None:
         """Compare this host's clock with the store's."""
@@ -180,7 +185,7 @@ class Replica:
 
     async def save_checkpoint(self) -> None:
         """Note what is acknowledged. A disk that is full must not stop the bus: it is said, and tried again."""
-        if self._checkpoint is not None and self.head.sequence_number and not self._trouble_for_good:
+        if self._checkpoint is not None and self.head.sequence_number and not self._astray:
             try:
                 await self._checkpoint.save(self.bus, self.head)
             except OSError as error:
@@ -229,11 +234,12 @@ class Replica:
             self.trouble = ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
         return self.trouble
 
-    def give_up(self, reason: ErrorReason.ValueType, message: str) -> ServiceError:
-        """Refuse writes until an operator has looked and the server is started again."""
+    def give_up(self, reason: ErrorReason.ValueType, message: str, *, astray: bool = True) -> ServiceError:
+        """Refuse writes until an operator has looked and the server is started again. `astray`: follow the log no further either."""
         _LOG.error("bus.unwritable", bus=self.bus, problem=message)
         self.trouble = ServiceError(reason, message, retry_after_ms=5000)
         self._trouble_for_good = True
+        self._astray = self._astray or astray
         return self.trouble
 
     def recover(self) -> None:

@@ -173,6 +173,11 @@ async def test_an_upgrade_while_the_server_runs(servers: Servers) -> None:
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await tell(sequencer, servers.fact()))
     assert 2 == (await asyncio.wait_for(sequencer.settled(), 10)).arbiter_version
     assert 2 == len(await servers.events())
+    fact = servers.fact().envelope
+    await _write(servers, fact)
+    await asyncio.sleep(1)
+    assert ["order/1"] == list((await sequencer.settled()).evidence)
+    assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await tell(sequencer, servers.fact()))
 
 
 @scene
