@@ -39,6 +39,7 @@ from gavel_server.preparation import command_envelope, prepare
 from gavel_server.replica import Replica
 
 QUEUE_COMMANDS_MAX: Final = 10_000
+QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 # A batch that is decided while another one is appended hides the append; more, smaller batches hide more of it.
 BATCH_COMMANDS_MAX: Final = 128
 AHEAD_COMMANDS_MIN: Final = 32
@@ -72,6 +73,7 @@ class Sequencer:
         self.replica = Replica(log, clock, checkpoint)
         self._opening = OpenBus(new_event_id(), cross_check, idempotency_window_ms)
         self._queue: deque[Pending] = deque()
+        self._queued_bytes = 0
         self._gathering = Gathering(BATCH_COMMANDS_MAX)
         self._flight: Flight | None = None
         self._deciding: list[Pending] = []
@@ -127,7 +129,7 @@ class Sequencer:
     def submit(self, command: Command, done: Done, check_id: str = "", size_bytes: int = 0) -> None:
         """Queue a command; `done` hears what it came to once it is committed. Raises ServiceError if it cannot be queued.
 
-        `check_id` is the event_id where the producer chose it: an idempotency key. `size_bytes` counts against a batch.
+        `check_id` is the event_id where the producer chose it: an idempotency key. `size_bytes` counts against batch and queue.
         """
         self._enqueue(Pending(command, done, check_id, size_bytes))
 
@@ -159,7 +161,10 @@ class Sequencer:
             raise trouble
         if len(self._queue) >= QUEUE_COMMANDS_MAX:
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{QUEUE_COMMANDS_MAX} commands wait on bus {self.bus}; try again")
+        if self._queued_bytes > QUEUE_BYTES_MAX:
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{QUEUE_BYTES_MAX} bytes wait on bus {self.bus}; try again")
         self._queue.append(pending)
+        self._queued_bytes += pending.size_bytes
         self._gathering.arrived(len(self._queue))
 
     def _closed(self) -> ServiceError | None:
@@ -310,6 +315,7 @@ class Sequencer:
             pending = queue.popleft()
             size_bytes += pending.size_bytes
             batch.append(pending)
+        self._queued_bytes -= size_bytes
         self._gathering.took(len(batch))
         return batch
 
@@ -409,7 +415,10 @@ class Sequencer:
 
     def requeue(self, batch: Sequence[Pending]) -> None:
         """Put commands back to the front of the queue, in their order; those whose callers have been answered are dropped."""
-        self._queue.extendleft(pending for pending in reversed(batch) if not pending.answered)
+        for pending in reversed(batch):
+            if not pending.answered:
+                self._queue.appendleft(pending)
+                self._queued_bytes += pending.size_bytes
 
     async def land(self) -> bool:
         """Wait for the append under way, while a batch is prepared. Returns whether there was one; if it is not in, starts over."""
@@ -420,6 +429,7 @@ class Sequencer:
         return True
 
     def _refuse_queue(self, error: ServiceError) -> None:
+        self._queued_bytes = 0
         while self._queue:
             self._queue.popleft().answer(error)
 
