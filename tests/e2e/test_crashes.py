@@ -186,7 +186,7 @@ async def test_a_suspended_redis_leaves_no_doubt(server: Server) -> None:
             try:
                 # It needs Redis and is answered only when the server has lost its patience, with this as with the append before it.
                 with pytest.raises(GavelError) as waiting:
-                    await client.get_status(timeout_ms=6_000)
+                    await client.list_events(timeout_ms=6_000)
             finally:
                 os.kill(redis_process_id, signal.SIGCONT)
             assert waiting.value.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
