@@ -26,6 +26,7 @@ class Buses:
         self._open = opener
         self._sequencers: dict[str, Sequencer] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        self._stopping = False
 
     def opened(self, name: str) -> Sequencer | None:
         """Return a bus that is open already, without waiting: the hot path."""
@@ -43,10 +44,15 @@ class Buses:
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"this server serves {BUSES_MAX} buses already; use another server")
         async with self._opening.setdefault(name, asyncio.Lock()):
             if name not in self._sequencers:
+                if self._stopping:
+                    raise ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try another one")
                 try:
                     self._sequencers[name] = await self._open(name)
                 except LogError as error:
                     raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error)) from error
+                if self._stopping:
+                    # The others have been stopped meanwhile.
+                    await self._sequencers[name].stop()
         return self._sequencers[name]
 
     def all(self) -> list[Sequencer]:
@@ -54,5 +60,6 @@ class Buses:
         return [self._sequencers[name] for name in sorted(self._sequencers)]
 
     async def stop(self) -> None:
-        """Commit and answer what is queued on every bus, and end."""
+        """Commit and answer what is queued on every bus, and end. No bus is opened any more."""
+        self._stopping = True
         await asyncio.gather(*(sequencer.stop() for sequencer in self.all()))
