@@ -20,7 +20,21 @@ from gavel_client import GavelClient, GavelError, execution_envelope
 from google.protobuf.message import Message
 
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import COURIER, POLICY, Server, approve, open_bus, proposal, prove, publish_status, rule_set, seen, serving, until
+from tests.e2e.world import (
+    COURIER,
+    PATIENT_MS,
+    POLICY,
+    Server,
+    approve,
+    open_bus,
+    proposal,
+    prove,
+    publish_status,
+    rule_set,
+    seen,
+    serving,
+    until,
+)
 
 BUS = "default"
 PROPOSALS = 10_000
@@ -55,11 +69,11 @@ async def test_ten_thousand_proposals_and_a_restart(server: Server) -> None:
                 batch = [proposal(randomness.choice(facts), randomness.choice((1.0, 20.0, 50.0))) for _ in range(BATCH)]
                 results = (await client.batch_submit_proposals(batch)).results
                 outcomes.update(result.decision.decision.outcome for result in results)
-            before = await client.get_status(include_projection_digest=True)
+            before = await client.get_status(include_projection_digest=True, timeout_ms=PATIENT_MS)
         assert {decision_pb2.OUTCOME_APPROVED, decision_pb2.OUTCOME_REJECTED} == outcomes.keys()
         await restart(server)
         async with server.client() as client:
-            after = await client.get_status(include_projection_digest=True)
+            after = await client.get_status(include_projection_digest=True, timeout_ms=PATIENT_MS)
             assert (before.head_sequence_number, before.head_chain_hash) == (after.head_sequence_number, after.head_chain_hash)
             assert before.projection_digest == after.projection_digest
             verdict = await prove(client)
@@ -75,7 +89,7 @@ async def report(client: GavelClient, approval: Envelope, status: ExecutionStatu
 
 async def snapshot(client: GavelClient) -> list[Message]:
     """Return everything that a server says of its bus."""
-    status = await client.get_status(include_projection_digest=True)
+    status = await client.get_status(include_projection_digest=True, timeout_ms=PATIENT_MS)
     status.ClearField("consumers")  # they come and go with the processes
     projections = [await client.get_projection(f"parcel/{name}") for name in ("approved", "started", "failed", "partial", "done")]
     return [status, await client.list_pending_decisions(), await client.list_pending_reviews(), await client.list_rule_sets(), *projections]

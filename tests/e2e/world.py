@@ -35,6 +35,7 @@ GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 60.0
 WAIT_SECONDS_MAX: Final = 60.0
+PATIENT_MS: Final = 60_000
 
 POLICY: Final = "parcels"
 ACTION: Final = "parcel.send"
@@ -232,7 +233,7 @@ async def caught_up(clients: Iterable[GavelClient]) -> list[GetStatusResponse]:
     statuses: list[GetStatusResponse] = []
 
     async def alike() -> list[GetStatusResponse] | None:
-        statuses[:] = [await client.get_status(include_projection_digest=True) for client in clients]
+        statuses[:] = [await client.get_status(include_projection_digest=True, timeout_ms=PATIENT_MS) for client in clients]
         heads = {(status.head_sequence_number, status.head_chain_hash) for status in statuses}
         return statuses if len(heads) == 1 else None
 
