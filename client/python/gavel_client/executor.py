@@ -217,8 +217,9 @@ class Executor:
                 raise
             # It happened all the same. The refused report is not in the log, so its event_id is free.
             return await self._record(without_result(report, "; ".join(": ".join(violation) for violation in error.violations)))
-        status = ExecutionStatus.Name(execution.status)
-        _logger.info("decision=%s execution=%s ended: %s", execution.decision_id, execution.execution_id, status)
+        # The error as the log has it: whoever runs the executor sees why without asking the server.
+        ended = " ".join(filter(None, (ExecutionStatus.Name(execution.status), execution.error.code, execution.error.message)))
+        _logger.info("decision=%s execution=%s ended: %s", execution.decision_id, execution.execution_id, ended)
         return response.envelope
 
     async def _trim_for_ever(self) -> None:

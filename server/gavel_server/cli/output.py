@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 TEXT_WIDTH_MAX: Final = 100
 # A table that does not go to a terminal is as wide as it needs, unless COLUMNS says otherwise: a row is a line, for grep and awk.
 UNBOUNDED_WIDTH: Final = 100_000
+# A folded column narrower than this is no longer read.
+FOLDED_WIDTH_MIN: Final = 12
+# What stands between two columns.
+_GAP: Final = "  "
 
 
 def say(line: str) -> None:
@@ -66,23 +70,32 @@ def text_width() -> int:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", empty: str = "", fold: str | None = None
 ) -> None:
-    """Print a table; the column `fold`, else the last, is folded to fit, never cut. Without rows, the sentence `empty` instead."""
+    """Print a table; the column `fold`, else the last, is folded to fit, never cut. Without rows, the sentence `empty` instead.
+
+    Where the others alone would take nearly all of the width, every column is folded.
+    """
     from rich.box import SIMPLE
+    from rich.cells import cell_len
     from rich.table import Table
 
+    cells = list(rows)
+    if not cells:
+        if empty:
+            say(empty)
+        return
+    folded = len(columns) - 1 if fold is None else columns.index(fold)
+    widths = [max(map(cell_len, texts)) + len(_GAP) for texts in zip(columns, *cells, strict=True)]
+    cramped = sum(widths) - widths[folded] + FOLDED_WIDTH_MIN > console().width
     table = Table(box=SIMPLE, pad_edge=False, show_edge=False, collapse_padding=True)
-    for column in columns:
-        no_wrap = column != (fold or columns[-1])
+    for index, column in enumerate(columns):
+        no_wrap = index != folded and not cramped
         table.add_column(column, overflow="fold", no_wrap=no_wrap, justify="right" if column == "#" else "left")
-    for row in rows:
+    for row in cells:
         table.add_row(*row)
-    if table.row_count:
-        if title:
-            say("")
-            console().print(title, style="bold")
-        console().print(table)
-    elif empty:
-        say(empty)
+    if title:
+        say("")
+        console().print(title, style="bold")
+    console().print(table)
 
 
 def print_fields(rows: Iterable[tuple[str, str]]) -> None:

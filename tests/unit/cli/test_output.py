@@ -34,3 +34,16 @@ def test_columns_limit_the_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     output.print_table(("fact", "value"), [("order.status", "delivered " * 20)])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
     assert 40 == output.text_width()
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80])
+def test_nothing_is_cut(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a narrow terminal every column is folded rather than cut or left out."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    row = ("execution.refund.create.status", '"SUCCESS"', "#13", "fact-derivation-reactor", "2026-11-21T00:10:43Z")
+    names = ("fact", "value", "event", "said by", "occurred")
+    output.print_table(names, [row], fold="value")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    shown = "".join(lines).replace(" ", "").replace("─", "")
+    assert sorted("".join((*names, *row)).replace(" ", "")) == sorted(shown)
