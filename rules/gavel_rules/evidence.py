@@ -33,7 +33,7 @@ _NOTHING: Final[Mapping[str, tuple[Candidate, ...]]] = {}
 # By how many filters any candidate has passed.
 _UNMET: Final = (MISSING, WRONG_TYPE, TIER_TOO_LOW, STALE)
 
-# A trust tier that no evidence has: what a rule sees as `evidence.worst_trust` where there is no evidence at all.
+# What a rule sees as `evidence.worst_trust` where there is no evidence at all: the least trusted tier.
 NO_EVIDENCE_TRUST: Final = 3
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
 from gavel_rules import derivation
@@ -458,8 +458,8 @@ def _governing(state: State) -> dict[str, tuple[CompiledAction, ...]]:
     return governing_actions(state.rule_sets[policy_id, active.version].rule_set for policy_id, active in state.active.items())
 
 
-def _plain(message: Any) -> object:
-    return MessageToDict(message, preserving_proto_field_name=True)
+def _plain(message: Message) -> str:
+    return message.SerializeToString(deterministic=True).hex()
 
 
 def _plain_tuple(record: tuple[Any, ...]) -> list[object]:
