@@ -134,11 +134,17 @@ def _judge_governed(
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
         decision.warnings.append(DecisionWarning(code="CONFLICT_KEY", message="the action's conflict_key has no value for these params"))
         return
-    citations, sound = citations_of(envelope, known)
+    citations, unknown = citations_of(envelope, known)
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
     unmet.extend(superseded(pieces, citations))
-    reason_code = _first_refusal(state, envelope, citations, sound, pieces, unmet, conflict_key)
+    decision.warnings.extend(
+        DecisionWarning(
+            code=reasons.UNKNOWN_EVENT, message=f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
+        )
+        for reference in unknown
+    )
+    reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key)
     if reason_code:
         _refuse(decision, reason_code, hint(unmet, retryable=True))
         return
@@ -166,13 +172,13 @@ def _first_refusal(
     state: State,
     envelope: Envelope,
     citations: list[Cited],
-    sound: bool,
+    unknown: bool,
     pieces: list[Piece],
     unmet: list[Piece],
     conflict_key: str,
 ) -> str:
     """Return the reason code of the first of stages 6 to 13 that refuses, or ""."""
-    if not sound:
+    if unknown:
         return reasons.UNKNOWN_EVENT
     if not _cites_input(envelope, citations, pieces):
         return reasons.NO_FACT_INPUT

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gavel.v1 import decision_pb2
-from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
+from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION, EventReference
 from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
 
@@ -174,17 +174,17 @@ def hint(unmet: Sequence[Piece], *, retryable: bool) -> RetryHint:
     return answer
 
 
-def citations_of(proposal: Envelope, known: Mapping[int, Cited]) -> tuple[list[Cited], bool]:
-    """Return what the proposal cites, and whether every citation is a FACT or OBSERVATION of the log under both names."""
-    found = []
-    sound = True
+def citations_of(proposal: Envelope, known: Mapping[int, Cited]) -> tuple[list[Cited], list[EventReference]]:
+    """Return what the proposal cites, and what is no FACT or OBSERVATION of the log under both names."""
+    found: list[Cited] = []
+    unknown: list[EventReference] = []
     for reference in proposal.proposal.based_on_events:
         event = known.get(reference.sequence_number)
         if event is None or event.event_id != reference.event_id or not event.keys:
-            sound = False
+            unknown.append(reference)
         else:
             found.append(event)
-    return found, sound
+    return found, unknown
 
 
 def _fresh_until_ms(candidate: Candidate, max_age_ms: int) -> int:

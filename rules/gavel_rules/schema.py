@@ -92,10 +92,22 @@ class ParamsSchema:
     _validator: jsonschema_rs.Draft202012Validator
 
     def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
-        """Return (JSON pointer, keyword) of everything that does not fit, sorted; empty when all fits."""
+        """Return (JSON pointer, keyword) of everything that does not fit, sorted; empty when all fits.
+
+        A property that is missing, or not allowed, is what the pointer names.
+        """
         if self._validator.is_valid(params):
             return ()
-        found = {(_pointer(error.instance_path), str(error.kind.name)) for error in self._validator.iter_errors(params)}
+        found: set[tuple[str, str]] = set()
+        for error in self._validator.iter_errors(params):
+            kind = error.kind
+            names: list[str] = []
+            if isinstance(kind, jsonschema_rs.ValidationErrorKind.Required):
+                names = [kind.property]
+            elif isinstance(kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
+                names = kind.unexpected
+            places = [[*error.instance_path, name] for name in names] or [error.instance_path]
+            found.update((_pointer(place), str(kind.name)) for place in places)
         return tuple(sorted(found))
 
     def typed(self, params: dict[str, object]) -> dict[str, object]:

@@ -105,7 +105,7 @@ def producer_for_execution(producer: Producer) -> Producer:
 def _shape_violations(envelope: Envelope, bus: str, payload: str | None, payloads: frozenset[str]) -> Violations:
     found: Violations = []
     if payload is None:
-        found.append(("envelope.payload", f"is missing; send one of {', '.join(sorted(payloads))}"))
+        found.append(("envelope.payload", f"is missing; send {' or '.join(sorted(payloads))}"))
     elif payload not in payloads and payload != "decision":
         found.append((f"envelope.{payload}", f"is not taken by this call, which takes {', '.join(sorted(payloads))}"))
     if envelope.event_category:

@@ -102,6 +102,28 @@ def activate(
         output.say(f"{policy_id} version {version} is {'a shadow' if shadow else 'in force'} from event {response.sequence_number}")
 
 
+@rules.command()
+def deactivate(
+    policy_id: PolicyId,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Take a rule set out of force.
+
+    Its actions are refused with NO_ACTIVE_POLICY until another one governs them.
+    """
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.deactivate_rule_set(policy_id)
+    if as_json:
+        output.print_json(response)
+    else:
+        output.say(f"{policy_id} is out of force from event {response.sequence_number}")
+
+
 @rules.command("list")
 def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json = False, debug: Debug = False) -> None:
     """Print every deployed version."""

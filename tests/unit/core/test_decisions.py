@@ -189,7 +189,7 @@ def test_a_schema_violation_says_where_and_what() -> None:
     core = Core(document())
     decision = core.decide([core.fact("order.status", "delivered")], params={"amount": -1, "note": 7, "other": 1})
     assert (REJECTED, reasons.INVALID_PARAMS, True) == (decision.outcome, decision.reason_code, decision.retry_hint.retryable)
-    expected = ["/: additionalProperties", "/amount: exclusiveMinimum", "/note: type"]
+    expected = ["/amount: exclusiveMinimum", "/note: type", "/other: additionalProperties"]
     assert [("SCHEMA_VIOLATION", message) for message in expected] == [(warning.code, warning.message) for warning in decision.warnings]
     core.prove()
 
@@ -199,7 +199,7 @@ def test_a_schema_violation_says_where_and_what() -> None:
 
 @pytest.mark.parametrize("wrong", ["number", "id", "category", "ahead"])
 def test_citations_must_exist_under_both_names(wrong: str) -> None:
-    """An event is cited by id and number, both right, and must be a fact or observation that came before."""
+    """An event is cited by id and number, both right, and must be a fact or observation that came before; the wrong one is named."""
     core = Core(document())
     status = core.fact("order.status", "delivered")
     (reference,) = core.proposal([status]).envelope.proposal.based_on_events
@@ -212,7 +212,10 @@ def test_citations_must_exist_under_both_names(wrong: str) -> None:
         reference.event_id, reference.sequence_number = result.event_id, result.sequence_number
     else:
         reference.sequence_number = core.state.head + 2
-    assert reasons.UNKNOWN_EVENT == core.decide([status], references=[reference]).reason_code
+    decision = core.decide([status], references=[reference])
+    assert reasons.UNKNOWN_EVENT == decision.reason_code
+    message = f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
+    assert [("UNKNOWN_EVENT", message)] == [(warning.code, warning.message) for warning in decision.warnings]
     core.prove()
 
 

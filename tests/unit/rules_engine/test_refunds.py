@@ -67,7 +67,7 @@ def test_refund(
         ({"amount": 0.0}, (("/amount", "exclusiveMinimum"),)),
         ({"currency": "GBP"}, (("/currency", "enum"),)),
         ({"customer_id": ""}, (("/customer_id", "minLength"),)),
-        ({"surprise": 1.0}, (("", "additionalProperties"),)),
+        ({"surprise": 1.0}, (("/surprise", "additionalProperties"),)),
     ],
 )
 def test_params(refund: CompiledAction, change: dict[str, Any], expected: tuple[tuple[str, str], ...]) -> None:
