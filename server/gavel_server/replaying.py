@@ -140,9 +140,7 @@ async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: i
     head = (await log.head()).sequence_number
     last = to_sequence_number or head
     if not 0 <= from_sequence_number <= last <= head:
-        raise ReplayRangeError(
-            f"cannot replay from {from_sequence_number} to {last}: the log of bus {log.bus} holds events 1 to {head}"
-        )
+        raise ReplayRangeError(f"cannot replay from {from_sequence_number} to {last}: the log of bus {log.bus} holds events 1 to {head}")
     return head, last
 
 
