@@ -226,6 +226,10 @@ def test_life_of_a_rule_set(shop: Server, bus: str, tmp_path: Path) -> None:
     assert ["parcels", "2", "active"] in rows
     assert rule_set().rstrip("\n") + "\n" == gavel("rules", "get", "parcels", "1", "--bus", bus, server=shop).stdout
     assert "version: 2" in gavel("rules", "get", "parcels", "--bus", bus, server=shop).stdout
+    done = gavel("rules", "deactivate", "parcels", "--bus", bus, server=shop)
+    assert "parcels is out of force from event 6\n" == done.stdout
+    done = gavel("rules", "deactivate", "parcels", "--bus", bus, server=shop)
+    assert (1, True) == (done.returncode, "RULE_SET_NOT_FOUND" in done.stderr)
 
 
 def test_refused_rule_sets(shop: Server, bus: str, tmp_path: Path) -> None:
