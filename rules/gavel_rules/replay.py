@@ -323,6 +323,7 @@ class Impact:
         self._cited: dict[int, Cited] = {}
         self._simulated: dict[str, Decision] = {}
         self.decisions = 0
+        self.replaced = 0  # of these: while a version of the same rule set was in force
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> ChangedDecision | None:
         """Take the next record; return a first decision that would have come out otherwise."""
@@ -361,6 +362,7 @@ class Impact:
 
     def _difference(self, recorded: Envelope) -> ChangedDecision | None:
         self.decisions += 1
+        self.replaced += self._candidate.policy_id in self._state.active
         simulated = self._simulated.pop(recorded.decision.proposal_id)
         before, after = recorded.decision, simulated
         if (before.outcome, before.reason_code, before.rule_id) == (after.outcome, after.reason_code, after.rule_id):

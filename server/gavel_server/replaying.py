@@ -82,16 +82,17 @@ async def impact(
     async for number in _pages(log, last, lambda record: integrity.feed(*record)):
         yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
     simulation = Impact(log.bus, candidate)
-    decisions = 0
+    decisions = replaced = 0
     changed: list[ChangedDecision] = []
     transitions: Counter[str] = Counter()
 
     def feed(record: Record) -> None:
-        nonlocal decisions
-        decided = simulation.decisions
+        nonlocal decisions, replaced
+        before = simulation.decisions, simulation.replaced
         change = simulation.feed(record.sequence_number, record.envelope)
         if record.sequence_number >= from_sequence_number:
-            decisions += simulation.decisions - decided
+            decisions += simulation.decisions - before[0]
+            replaced += simulation.replaced - before[1]
             if change is not None:
                 changed.append(
                     ChangedDecision(recorded=change.recorded, simulated=change.simulated, sequence_number=change.sequence_number)
@@ -103,7 +104,8 @@ async def impact(
             yield SimulateRuleSetResponse(changed=change)
         changed.clear()
         yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-    yield SimulateRuleSetResponse(summary=SimulationSummary(decisions=decisions, changed=transitions.total(), transitions=transitions))
+    summary = SimulationSummary(decisions=decisions, changed=transitions.total(), transitions=transitions, replaced=replaced)
+    yield SimulateRuleSetResponse(summary=summary)
 
 
 def verdict_of(error: DamagedError | DivergedError | VersionNotImplementedError | LogCorruptError) -> ReplayVerdict:

@@ -272,6 +272,14 @@ async def test_impact_of_what_is_in_force() -> None:
     """The rule set that decided would change nothing."""
     responses = [response async for response in impact(await log_of(EVENTS), compile_rule_set(RULE_SET))]
     assert (PARCELS, 0) == (responses[-1].summary.decisions, responses[-1].summary.changed)
+    assert PARCELS == responses[-1].summary.replaced
+
+
+async def test_impact_of_what_replaces_nothing() -> None:
+    """A candidate of a name that was never in force replaces nothing, and the sum says so."""
+    stranger = compile_rule_set(STRICTER.replace("rule_set: parcels", "rule_set: parcel"))
+    responses = [response async for response in impact(await log_of(EVENTS), stranger)]
+    assert (PARCELS, 0) == (responses[-1].summary.decisions, responses[-1].summary.replaced)
 
 
 async def test_no_impact_on_a_log_that_is_not_intact() -> None:

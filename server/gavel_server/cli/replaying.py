@@ -247,6 +247,11 @@ async def _print_impact(
     _print_changes(changed)
     name = f"{candidate.policy_id} version {candidate.version}"
     output.say(f"{name} would change {summary.changed} of {summary.decisions} decisions")
+    if summary.decisions and not summary.replaced:
+        output.note(
+            f"gavel: no version of {candidate.policy_id} was in force for any of them: the candidate stood beside the rule sets that were. "
+            "Is its name right?"
+        )
     for transition, count in sorted(summary.transitions.items()):
         output.say(f"  {transition}: {count}")
 

@@ -190,6 +190,9 @@ def test_candidate_rule_set(log_copy: Path, tmp_path: Path) -> None:
     responses = [json.loads(line) for line in gavel("replay", "--data", log_copy, "--rules", candidate, "--json").stdout.splitlines()]
     assert ["6", "9"] == [response["changed"]["sequence_number"] for response in responses[:-1]]
     assert "2" == responses[-1]["summary"]["changed"]
+    candidate.write_text(rule_set().replace("rule_set: parcels", "rule_set: parcel"))
+    done = gavel("replay", "--data", log_copy, "--rules", candidate)
+    assert "no version of parcel was in force" in done.stderr
 
 
 def test_invalid_candidate(log_copy: Path, tmp_path: Path) -> None:

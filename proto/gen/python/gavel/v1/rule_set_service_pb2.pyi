@@ -604,10 +604,13 @@ class SimulationSummary(_message.Message):
     DECISIONS_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     TRANSITIONS_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
     decisions: _builtins.int
     """Decisions looked at."""
     changed: _builtins.int
     """Decisions that would change."""
+    replaced: _builtins.int
+    """Decisions made while a version of the same rule set was in force, in whose place the candidate was put."""
     @_builtins.property
     def transitions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """By transition, e.g. "APPROVED->REJECTED"."""
@@ -618,10 +621,11 @@ class SimulationSummary(_message.Message):
         decisions: _builtins.int = ...,
         changed: _builtins.int = ...,
         transitions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        replaced: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "decisions", b"decisions", "transitions", b"transitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "decisions", b"decisions", "replaced", b"replaced", "transitions", b"transitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
