@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic_core import ErrorDetails
 
 from gavel_rules.errors import GavelRulesError
+from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX
 from gavel_rules.reasons import RESERVED
 from gavel_rules.schema import suggestion
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
@@ -32,7 +33,6 @@ FACTS_PER_ACTION_MAX: Final = 64
 SOURCES_PER_FACT_MAX: Final = 32
 CONDITION_LENGTH_MAX: Final = 8 * 1024
 DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
-FACT_KEY_LENGTH_MAX: Final = 256
 DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
 ATTEMPTS_MAX: Final = 100
 REJECTION_LIMIT_MAX: Final = 1_000
@@ -56,6 +56,9 @@ class DocumentError(GavelRulesError):
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+# What an envelope can carry: an action or a key of another form could never be proposed or published.
+ActionType = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=ACTION_TYPE_LENGTH_MAX)]
+FactKey = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=FACT_KEY_LENGTH_MAX)]
 Milliseconds = Annotated[int, Field(gt=0, le=DURATION_MS_MAX)]
 Condition = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_LENGTH_MAX)]
 
@@ -67,7 +70,7 @@ class _Part(BaseModel):
 class FactPart(_Part):
     """A declared fact."""
 
-    key: Annotated[str, StringConstraints(pattern=r"^[!-~]+$", max_length=FACT_KEY_LENGTH_MAX)]
+    key: FactKey
     type: Literal["string", "number", "integer", "boolean"]
     min_trust: Annotated[int, Field(ge=1, le=3)] = 1
     max_age_ms: Milliseconds
@@ -100,7 +103,7 @@ class RulePart(_Part):
     """One rule."""
 
     id: Name
-    action: Name
+    action: ActionType
     priority: Annotated[int, Field(ge=1, le=65_535)]
     when: Condition
     effect: Literal["approve", "reject", "review"]
@@ -114,7 +117,7 @@ class RuleSetPart(_Part):
     rule_set: Name
     version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
     description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] = ""
-    actions: Annotated[dict[Name, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
+    actions: Annotated[dict[ActionType, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
     rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
 
 
@@ -241,7 +244,7 @@ def _report(details: ErrorDetails, model: type[_Part], source: Source, messages:
     if path and path[-1] == "[key]":
         path = path[:-1]
         place = source.key_place(path)
-        messages.add(place, "bad-name", f"{path[-1]!r} is not a name", "use 1 to 128 of A-Z a-z 0-9 _ . -")
+        messages.add(place, "bad-name", f"{path[-1]!r} is not an action", _NAMING["action"])
     elif code == "missing-key":
         messages.add(source.key_place(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
     elif code == "unknown-key":
@@ -257,7 +260,8 @@ def _report(details: ErrorDetails, model: type[_Part], source: Source, messages:
 _NAMING: Final = defaultdict(
     lambda: "use 1 to 128 of A-Z a-z 0-9 _ . -",
     reason_code="write it like ORDER_CANCELLED",
-    key="use printable ASCII characters without spaces, like order.status",
+    key="use lower-case letters, digits, _ and - in parts joined by dots, like order.status",
+    action="use lower-case letters, digits, _ and - in parts joined by dots, like refund.create",
 )
 
 

@@ -15,6 +15,9 @@ ACTION_TYPE_LENGTH_MAX = 128
 FACT_KEY_LENGTH_MAX = 256
 TEXT_BYTES_MAX = 64 * 1024
 
+# Fact keys and action types: parts of lower-case letters, digits, _ and - joined by dots, e.g. "order.status".
+DOTTED_NAME = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
+
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
 TRACE_EVENTS_MAX = 10_000

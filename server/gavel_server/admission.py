@@ -32,7 +32,7 @@ PROPOSALS: Final = frozenset({"proposal"})
 
 BUS: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
 SUBJECT: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}\Z")
-FACT_KEY: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*\Z")
+FACT_KEY: Final = re.compile(limits.DOTTED_NAME + r"\Z")
 UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 EXECUTION_ID: Final = re.compile(r"exec_[0-9a-f]{12}\Z")
 _TRACE_ID: Final = re.compile(r"[\x20-\x7e]{1,128}\Z")

@@ -77,6 +77,8 @@ def test_good(refusals: Refusals) -> None:
         ("    facts:\n", "    conflict_key: params.amount\n    facts:\n", [(7, 19, "not-string")]),
         ("      status:", "      in: {key: a, type: string, max_age_ms: 5}\n      status:", [(8, 7, "bad-name")]),
         ("      status: {key: order.status, ", "      status: {key: 'order status', ", [(8, 21, "bad-name")]),
+        ("      status: {key: order.status, ", "      status: {key: Order.Status, ", [(8, 21, "bad-name")]),
+        ("  thing.do:\n", "  Thing.Do:\n", [(5, 3, "bad-name"), (11, 25, "undeclared-action"), (12, 23, "undeclared-action")]),
         ("type: string, max_age_ms: 1000", "type: text, max_age_ms: 0, min_trust: 4", None),
         ("type: string, max_age_ms: 1000", "type: string", [(8, 7, "missing-key")]),
         ("params: {type: object,", "params: {type: array,", [(6, 13, "schema-not-object")]),
