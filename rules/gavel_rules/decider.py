@@ -42,7 +42,7 @@ from gavel_rules.commands import (
     Tick,
 )
 from gavel_rules.emission import Emission
-from gavel_rules.events import ARBITER_VERSION, SYSTEM_PRODUCER, derived_event_id
+from gavel_rules.events import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id
 from gavel_rules.projection import State
 from gavel_rules.publication import publish
 from gavel_rules.ruleset import CompiledAction, Verdict
@@ -293,20 +293,12 @@ def _system_fact(emission: Emission, event_id: str, name: str, subject: str, **s
         trace_id=event_id,
         producer=Producer(),
         subject=subject,
-        fact=Fact(key=_SYSTEM_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT, **system),
+        fact=Fact(key=SYSTEM_FACT_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT, **system),
     )
     envelope.producer.CopyFrom(SYSTEM_PRODUCER)
     emission.record(envelope)
     return envelope
 
-
-_SYSTEM_KEY: Final[Mapping[str, str]] = {
-    "BusOpened": "gavel.bus_opened",
-    "CrossCheckChanged": "gavel.cross_check_changed",
-    "RuleSetDeployed": "gavel.rule_set_deployed",
-    "RuleSetActivated": "gavel.rule_set_activated",
-    "RuleSetDeactivated": "gavel.rule_set_deactivated",
-}
 
 _HANDLERS: Final[Mapping[type, Callable[[Emission, Any, References, Engine.ValueType], Any]]] = {
     OpenBus: _open_bus,

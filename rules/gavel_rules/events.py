@@ -84,6 +84,15 @@ EXECUTION_NAME: Final[Mapping[ExecutionStatus.ValueType, str]] = {
     execution_pb2.EXECUTION_STATUS_ABORTED: "ExecutionAborted",
 }
 
+# Facts about Gavel itself: the name of the event and the key of the fact.
+SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
+    "BusOpened": "gavel.bus_opened",
+    "CrossCheckChanged": "gavel.cross_check_changed",
+    "RuleSetDeployed": "gavel.rule_set_deployed",
+    "RuleSetActivated": "gavel.rule_set_activated",
+    "RuleSetDeactivated": "gavel.rule_set_deactivated",
+}
+
 # Their version is the semantics, not the build: a replay by another build of the same semantics makes the same producer.
 ARBITRATOR_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=str(ARBITER_VERSION))
 SYSTEM_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id=GAVEL, version=str(ARBITER_VERSION))

@@ -13,12 +13,14 @@ from gavel.v1.common_pb2 import EventCategory, Producer, ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact, ObservedFrom
 from gavel_rules.derivation import is_derived
-from gavel_rules.events import CATEGORIES_OF_PRODUCER, DECISION, FACT_DERIVATION_REACTOR, GAVEL
+from gavel_rules.events import CATEGORIES_OF_PRODUCER, DECISION, DECISION_NAME, FACT_DERIVATION_REACTOR, GAVEL, SYSTEM_FACT_KEY
 
 from gavel_server.errors import ServiceError
 
 # Notices that only Gavel writes: an agent's note of the same name would pass for one.
 RESERVED_DIAGNOSTIC_KINDS: Final = frozenset({"NeedsHumanReview", "FactCollectionRequested", "LateExecutionReport", "NoFeasibleProposal"})
+# Names by which people find decisions and notices in the log: nothing else may look like one.
+RESERVED_EVENT_NAMES: Final = RESERVED_DIAGNOSTIC_KINDS | frozenset(DECISION_NAME.values()) | SYSTEM_FACT_KEY.keys()
 _RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution"})
 _CHANNELS: Final = frozenset(ObservedFrom.values()) - {fact_pb2.OBSERVED_FROM_UNSPECIFIED}
 _SENSES: Final = frozenset(
@@ -37,6 +39,8 @@ def check(producer: Producer, category: EventCategory.ValueType, envelope: Envel
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED,
             f"a producer of type {_name(producer.type)} may not publish a {EventCategory.Name(category).removeprefix('EVENT_CATEGORY_')}",
         )
+    if envelope.event_name in RESERVED_EVENT_NAMES:
+        raise _reserved(f"event_name {envelope.event_name} is the name of an event that only the server makes")
     if producer.id == GAVEL:
         raise ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, 'producer.id "gavel" is the server\'s own')
     match envelope.WhichOneof("payload"):

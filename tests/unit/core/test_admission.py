@@ -250,6 +250,9 @@ RESERVED: list[tuple[str, Callable[[], Envelope], Change]] = [
     ("human input", _fact, put("fact.observed_from", fact_pb2.OBSERVED_FROM_HUMAN_INPUT)),
     ("the reactor's name", _fact, put("producer", Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id="fact-derivation-reactor"))),
     ("a notice of Gavel's", _diagnostic, put("agent_diagnostic.kind", "NeedsHumanReview")),
+    ("a decision's name", _diagnostic, put("event_name", "DecisionApproved")),
+    ("a notice's name", _diagnostic, put("event_name", "NeedsHumanReview")),
+    ("a system fact's name", _fact, put("event_name", "RuleSetActivated")),
     ("a request for facts", _diagnostic, put("agent_diagnostic.fact_collection.decision_id", "x")),
     ("a late report", _diagnostic, put("agent_diagnostic.late_execution.executor_id", "x")),
 ]
