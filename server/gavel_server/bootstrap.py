@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import signal
 from collections.abc import AsyncIterator, Callable
 from typing import Final
@@ -152,11 +151,6 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     await server.start()
     for name in states.names:
         await states.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    # What start-up made lives as long as the process; the collector need not look at it again. Deciding makes many small
-    # objects and hardly any cycle: fewer looks cost 9 % less in all (docs/decisions/0010-hot-path.md).
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
     _log.info("server.ready", address=address, embedded_redis=settings.redis is None)
     who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
     _log.warning("authentication.none", note=f"producers are taken from requests; {who}")

@@ -136,8 +136,7 @@ class Sequencer:
     def propose(self, envelope: Envelope, done: Done, size_bytes: int) -> None:
         """Queue a proposal as it was sent; `done` hears its decision, or what is wrong with it. Raises as `submit` does.
 
-        It is checked when its batch is decided: the checks of many proposals in a row cost a third of as many checks each
-        between two other things (docs/decisions/0010-hot-path.md).
+        It is checked when its batch is decided, right before it, and not between two reads of the transport.
         """
         self._enqueue(Pending(SubmitProposal(envelope), done, "", size_bytes, unchecked=True))
 

@@ -77,8 +77,8 @@ class Plain(_Server):  # type: ignore[misc]  # so that it passes for a server
 def register(server: grpc.aio.Server, service_name: str, method_handlers: Mapping[str, Any]) -> None:
     """Register a service's methods as generic ones.
 
-    grpc.aio waits for each "registered" method with a future of its own and looks at all of them at every call, which costs
-    more than a decision (docs/decisions/0010-hot-path.md); generic methods are found by name.
+    grpc.aio keeps a future for each "registered" method and waits for all of them at every call; generic methods are found by
+    name. The difference is small (docs/decisions/0010-hot-path.md).
     """
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service_name, dict(method_handlers)),))
 
