@@ -83,19 +83,19 @@ _OF_KIND: Final = {"int": NUMBER, "double": NUMBER, "string": TEXT, "bool": FLAG
 _OF_LITERAL: Final = {"int64": NUMBER, "double": NUMBER, "string": TEXT, "bool": FLAG}
 
 
-def lower(condition: Condition, environment: Environment) -> Lowered:
-    """Return a condition lowered as far as is exact."""
+def lower(condition: Condition, environment: Environment, wanted: bool = True) -> Lowered:
+    """Return "the condition comes out as `wanted`", lowered as far as is exact."""
     whole = (0, len(condition.source))
     # CEL bounds the iterations of one evaluation: apart, two macros could pass where together they err.
     if macros(condition.tree) <= 1:
         work = _Lowering(condition, environment)
         try:
-            formula = work.lower(condition.tree, whole, True)
+            formula = work.lower(condition.tree, whole, wanted)
             return Lowered(formula, tuple(work.guards))
         except _TooLargeError:
             pass
     guard = Guard(condition.source, ())
-    return Lowered(((Atom("", Slot(GUARD, guard.source), "true"),),), (guard,))
+    return Lowered(_one("", Slot(GUARD, guard.source), _flag(wanted)), (guard,))
 
 
 class _Lowering:

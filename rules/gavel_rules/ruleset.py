@@ -103,6 +103,9 @@ class CompiledAction:
         self.action_type = action_type
         self.facts = checked.facts
         self.rules = tuple(rule for rule, _ in checked.rules)
+        self.conditions = tuple(condition for _, condition in checked.rules)  # of the rules, in their order
+        self.environment = checked.environment
+        self.params_schema = part.params
         self.decision_ttl_ms = part.decision_ttl_ms
         self.rejection_limit = part.rejection_limit
         self.retry = RetryPolicy(**part.retry.model_dump())
