@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cel_expr_python import cel
 
+from gavel_rules.cel_syntax import Node, decode
 from gavel_rules.schema import suggestion
 from gavel_rules.vocabulary import ValueType
 
@@ -32,7 +33,7 @@ TIME_FIELDS: Final = frozenset(
         "getMilliseconds",
     ]
 )
-_FUNCTIONS: Final = sorted(
+FUNCTIONS: Final = sorted(
     {"size", "startsWith", "endsWith", "contains", "matches", "timestamp", "duration", "int", "uint", "double", "string", "bytes"}
     | {"bool", "type", "dyn", "has", "all", "exists", "exists_one", "map", "filter"}
     | TIME_FIELDS
@@ -51,6 +52,16 @@ _NUMBERS: Final = ("int", "uint", "double")
 def library_config() -> Any:
     """Return the library's environment: its standard library with comparisons across number types, and nothing optional."""
     return cel.NewEnvConfigFromYaml("\n".join(_config_lines()))
+
+
+@cache
+def _bare() -> Any:
+    return cel.NewEnv(config=library_config())
+
+
+def parse(text: str) -> Node:
+    """Return the syntax tree of an expression, names unresolved; RuntimeError with the library's complaints."""
+    return decode(_bare().compile(text, disable_check=True).serialize())
 
 
 def _config_lines() -> Iterator[str]:
@@ -128,7 +139,7 @@ def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, rep
         name = undeclared.group(1)
         if not is_call:
             return None if reported else ("unknown-name", f"nothing is named {name}", "")
-        hint = f"{name} is a value: write it without parentheses" if name in scope else suggestion(name, _FUNCTIONS)
+        hint = f"{name} is a value: write it without parentheses" if name in scope else suggestion(name, FUNCTIONS)
         return "unknown-function", f"there is no function {name}", hint
     overload = _OVERLOAD.search(message)
     if overload is not None:

@@ -20,23 +20,28 @@ from cel_expr_python import cel
 from gavel_rules.cel_library import TIME_FIELDS, Report, library_config, report_complaint
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode
 from gavel_rules.schema import suggestion
-from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, ValueType, variables
+from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType, variables
 
 ERRORS_PER_CONDITION_MAX: Final = 20
 COMPREHENSIONS_MAX: Final = 8
 
 _FIXED_ZONE: Final = re.compile(r"UTC|[+-][0-9]{2}:[0-9]{2}")
-_TYPE_NAMES: Final = frozenset(["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type"])
 _ACCUMULATOR: Final = "@result"
+_NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A checked expression. `text` is the author's, `source` what the library is given; places in both are the same."""
+    """A checked expression.
+
+    `text` is what its author meant, with variables written out, `source` what the library is given; places in both are the
+    same. `written` is what stands in the document.
+    """
 
     text: str
     source: str
     tree: Node
+    written: str
 
 
 class Environment:
@@ -68,8 +73,21 @@ class Environment:
         analysis.visit(decode(self._library.compile(text, disable_check=True).serialize()), _NOTHING, {})
         return tuple(analysis.unguarded)
 
-    def check(self, text: str, report: Report, result: str = "BOOL") -> Condition | None:
-        """Return the checked expression, or None with everything that is wrong reported."""
+    def check(
+        self,
+        text: str,
+        report: Report,
+        result: str = "BOOL",
+        *,
+        written: str | None = None,
+        open_names: frozenset[str] = _NO_NAMES,
+        variables: frozenset[str] = _NO_NAMES,
+    ) -> Condition | None:
+        """Return the checked expression, or None with everything that is wrong reported.
+
+        `result` is the type that it should have, "" for any. `open_names` stand for something that could not be read: what
+        can be said without them is reported, and there is no answer. `variables` are the document's, for suggestions.
+        """
         reports = 0
 
         def note(offset: int, code: str, message: str, hint: str) -> None:
@@ -83,8 +101,10 @@ class Environment:
         except RuntimeError as error:
             report_complaint(self.scope, text, str(error), note, reported=False)
             return None
-        analysis = _Analysis(self.scope, note)
-        analysis.visit(parsed, frozenset(), {})
+        analysis = _Analysis(self.scope, note, variables)
+        analysis.visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
+        if open_names:
+            return None
         source = analysis.rewrite(text)
         try:
             compiled = self._library.compile(source)
@@ -92,12 +112,12 @@ class Environment:
             report_complaint(self.scope, source, str(error), note, reported=reports > 0)
             return None
         open_params = self.scope["params"].kind == "dyn"  # the schema is broken, so nothing can be said about this
-        if not reports and not open_params and compiled.return_type().name() != result:
-            given, wanted = compiled.return_type().name().lower(), result.lower()
-            note(0, f"not-{wanted}", f"the expression gives {given}, not {wanted}", "compare it with something" if wanted == "bool" else "")
+        given = compiled.return_type().name()
+        if result and not reports and not open_params and given != result:
+            note(0, *_wrong_result(given.lower(), result.lower()))
         if not reports and not self._nests(source):
             note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
-        return None if reports else Condition(text, source, decode(compiled.serialize()))
+        return None if reports else Condition(text, source, decode(compiled.serialize()), text if written is None else written)
 
     def _nests(self, source: str) -> bool:
         """Whether the expression still compiles inside the list and the guard that evaluation puts it in."""
@@ -106,6 +126,11 @@ class Environment:
         except RuntimeError:
             return False
         return True
+
+
+def _wrong_result(given: str, wanted: str) -> tuple[str, str, str]:
+    """Return (code, message, suggestion) for an expression of another type than its place asks for."""
+    return f"not-{wanted}", f"the expression gives {given}, not {wanted}", "compare it with something" if wanted == "bool" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +162,10 @@ _NOTHING: Final[_Known] = frozenset()
 class _Analysis:
     """One walk over a parsed expression: names, guards, functions with hidden input."""
 
-    def __init__(self, scope: Mapping[str, ValueType], note: Report) -> None:
+    def __init__(self, scope: Mapping[str, ValueType], note: Report, variables: frozenset[str] = _NO_NAMES) -> None:
         self._scope = scope
         self._report = note
+        self._variables = variables
         self._reports = 0
         self._comprehensions = 0
         self._presence_tests: set[int] = set()
@@ -258,7 +284,7 @@ class _Analysis:
             element = STRING
         inner = dict(names)
         for variable in filter(None, (node.variable, node.second_variable)):
-            if variable in self._scope or variable in PRESENCE_MAPS.values():
+            if variable in self._scope or variable in TYPE_NAMES or variable in PRESENCE_MAPS.values():
                 self._note(node.offset, "shadowed-name", f"{variable} already has a meaning", "name the macro's variable otherwise")
             inner[variable] = _Place((f"{variable}@{node.offset}",), element, (), node.offset)
         inner[node.accumulator] = _Place((_ACCUMULATOR,), DYN)
@@ -288,8 +314,8 @@ class _Analysis:
                     return names[name]
                 if name in self._scope:
                     return _Place((name,), self._scope[name], (), node.offset)
-                if complain and name not in _TYPE_NAMES:
-                    known = sorted({*self._scope, *(local for local in names if local != _ACCUMULATOR)})
+                if complain and name not in TYPE_NAMES:
+                    known = sorted({*self._scope, *self._variables, *(local for local in names if local != _ACCUMULATOR)})
                     self._note_unknown(node.offset, f"nothing is named {name}", name, known)
                     return _BROKEN
             case Select(operand, field_name, False):

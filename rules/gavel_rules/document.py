@@ -18,15 +18,17 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
+from gavel_rules.cel_library import FUNCTIONS
 from gavel_rules.errors import GavelRulesError
 from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX
 from gavel_rules.reasons import RESERVED
 from gavel_rules.schema import suggestion
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
 from gavel_rules.values import INTEGER_MAX
-from gavel_rules.vocabulary import spellable
+from gavel_rules.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, spellable
 
 RULES_MAX: Final = 2_000
+VARIABLES_MAX: Final = 200
 RULES_PER_ACTION_MAX: Final = 500
 ACTIONS_MAX: Final = 200
 FACTS_PER_ACTION_MAX: Final = 64
@@ -41,7 +43,7 @@ DECISION_TTL_MS_DEFAULT: Final = 60_000
 
 # Keys of the language that this build does not have, by where they would stand.
 _NOT_SUPPORTED: Final[Mapping[str, frozenset[str]]] = {
-    "document": frozenset({"derivations", "variables"}),
+    "document": frozenset({"derivations"}),
     "action": frozenset({"contest_window_ms", "score", "compensation", "on_version_mismatch", "versions", "rejection_limits"}),
     "fact": frozenset({"subject"}),
 }
@@ -119,6 +121,7 @@ class RuleSetPart(_Part):
     description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] = ""
     actions: Annotated[dict[ActionType, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
     rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
+    variables: Annotated[dict[str, Condition], Field(max_length=VARIABLES_MAX)] = {}
 
 
 def canonical_json(data: object) -> str:
@@ -173,6 +176,8 @@ class _Salvage:
             if place[0] not in below or len(place) == 1 or place[-1] == "[key]":
                 _report({**details, "loc": (*path, *place)}, model, self._source, self._messages)
         sound = {name: value for name, value in data.items() if name in model.model_fields and name not in bad and name not in below}
+        if model is RuleSetPart:
+            sound["variables"] = _sound_variables(data.get("variables"), found)
         for name, part_model in below.items():
             if name in data:
                 sound[name] = self._read_parts(part_model, data[name], (*path, name))
@@ -187,6 +192,12 @@ class _Salvage:
             return {}
         parts = {name: self.read(model, item, (*path, name)) for name, item in data.items()}
         return {name: part if part is not None else model.model_construct() for name, part in parts.items()}
+
+
+def _sound_variables(data: object, found: list[ErrorDetails]) -> dict[str, str]:
+    """Return the variables in which no mistake of form was found."""
+    bad = {details["loc"][1] for details in found if details["loc"][0] == "variables" and len(details["loc"]) > 1}
+    return {name: text for name, text in data.items() if name not in bad and isinstance(text, str)} if isinstance(data, dict) else {}
 
 
 def _named(path: Path) -> str:
@@ -279,8 +290,17 @@ def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
                     source.key_place(("actions", name, "facts", fact)),
                     "bad-name",
                     f"conditions cannot spell a fact named {fact!r}",
-                    "use 1 to 64 letters, digits and _, not starting with a digit, and no word of CEL itself",
+                    _SPELLING,
                 )
+    for name in getattr(part, "variables", {}):
+        place = source.key_place(("variables", name))
+        if not spellable(name):
+            messages.add(place, "bad-name", f"conditions cannot spell a variable named {name!r}", _SPELLING)
+        elif name in ROOTS or name in TYPE_NAMES or name in PRESENCE_MAPS.values() or name in FUNCTIONS:
+            messages.add(place, "shadowed-name", f"{name} already has a meaning", "name the variable otherwise")
+
+
+_SPELLING: Final = "use 1 to 64 letters, digits and _, not starting with a digit, and no word of CEL itself"
 
 
 def _check_rules(part: RuleSetPart, source: Source, messages: Messages) -> None:

@@ -31,8 +31,10 @@ def explain(policy_id: str, rule_id: str, condition: Condition, environment: Env
         except RuntimeError:
             continue  # not an expression by itself: a place in the tree that the text does not bear out
         value = _value(expression, source, values)
-        explanation.terms.append(ExplainedTerm(expression=condition.text[low:high].strip(), value=value))
-        if len(explanation.terms) == 1:
+        whole = not explanation.terms  # comes first
+        expression = condition.written if whole else condition.text[low:high]
+        explanation.terms.append(ExplainedTerm(expression=expression.strip(), value=value))
+        if whole:
             explanation.matched = value == "true"
     return explanation
 

@@ -28,6 +28,7 @@ from gavel_rules.document import (
     read_document,
 )
 from gavel_rules.explanation import explain
+from gavel_rules.expressions import Expressions
 from gavel_rules.lowering import Lowered, lower
 from gavel_rules.network import Document, LimitError, Network, NetworkPlan, plan
 from gavel_rules.reference import Program, condition_source, guard_source
@@ -233,16 +234,18 @@ def compile_rule_set(text: str) -> CompiledRuleSet:
     part = read_document(source, messages)
     if part is None:
         raise DocumentError(messages.sorted())
+    expressions = Expressions(part, source, messages)
     checked = {
-        name: _Checker(name, action, getattr(part, "rules", ()), source, messages).check()
+        name: _Checker(name, action, getattr(part, "rules", ()), source, messages, expressions).check()
         for name, action in getattr(part, "actions", {}).items()
     }
+    expressions.finish()
     complete = {name: action for name, action in checked.items() if action is not None}
     if len(messages):
         raise DocumentError(messages.sorted())
     canonical = canonical_json(source.data)
     identity = _DocumentIdentity(part.rule_set, part.version, digest_of(canonical), canonical)
-    return CompiledRuleSet(identity, text, part, complete, _warnings(complete, source))
+    return CompiledRuleSet(identity, text, part, complete, _warnings(complete, expressions, source))
 
 
 class _DocumentIdentity(NamedTuple):
@@ -268,12 +271,21 @@ class _CheckedAction(NamedTuple):
 class _Checker:
     """Checks one action and its rules. Goes on as far as it can: an author wants all mistakes at once."""
 
-    def __init__(self, name: str, part: ActionPart, rules: Iterable[RulePart | None], source: Source, messages: Messages) -> None:
+    def __init__(
+        self,
+        name: str,
+        part: ActionPart,
+        rules: Iterable[RulePart | None],
+        source: Source,
+        messages: Messages,
+        expressions: Expressions,
+    ) -> None:
         self._name = name
         self._part = part
         self._rules = [(index, rule) for index, rule in enumerate(rules) if rule is not None and getattr(rule, "action", None) == name]
         self._source = source
         self._messages = messages
+        self._expressions = expressions
 
     def check(self) -> _CheckedAction | None:
         before = len(self._messages)
@@ -287,6 +299,7 @@ class _Checker:
         # Where the schema is broken, params are taken as they come, so that the rest of each condition is still checked.
         params = schema.type if schema is not None else DYN
         environment = Environment(condition_scope(params, declared))
+        self._expressions.note_environment(environment)
         conflict_environment = Environment(conflict_key_scope(params))
         conflict_key = self._expression(
             conflict_environment, getattr(self._part, "conflict_key", "subject"), (*path, "conflict_key"), "STRING"
@@ -330,13 +343,7 @@ class _Checker:
         return compile_schema(params, report)
 
     def _expression(self, environment: Environment, text: str | None, path: Path, result: str) -> Condition | None:
-        if text is None:
-            return None  # reported with the document's form
-
-        def report(offset: int, code: str, message: str, suggestion: str) -> None:
-            self._messages.add(self._source.place_within(path, offset), code, message, suggestion)
-
-        return environment.check(text, report, result)
+        return self._expressions.check(environment, text, path, result, self._name)
 
 
 def _rule(part: RulePart) -> Rule:
@@ -347,8 +354,10 @@ def _declaration(name: str, part: FactPart) -> FactDeclaration:
     return FactDeclaration(name, part.key, part.type, part.min_trust, part.max_age_ms, frozenset(part.sources), part.optional)
 
 
-def _warnings(checked: Mapping[str, _CheckedAction], source: Source) -> Messages:
+def _warnings(checked: Mapping[str, _CheckedAction], expressions: Expressions, source: Source) -> Messages:
     warnings = Messages()
+    for name in expressions.unused():
+        warnings.add(source.key_place(("variables", name)), "variable-never-used", f"no expression uses {name}", "remove it")
     for name, action in checked.items():
         read = {read for _, condition in action.rules for read, _ in reads(condition.tree, action.environment.types)}
         read.update(path for _, condition in action.rules for path in presences(condition.tree))

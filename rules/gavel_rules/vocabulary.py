@@ -42,6 +42,10 @@ RESERVED_WORDS: Final = frozenset(
         "while",
     ]
 )
+# The names of CEL's own types, which are values in it.
+TYPE_NAMES: Final = frozenset(["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type"])
+# Every name that stands for something somewhere in a rule set.
+ROOTS: Final = frozenset(["params", "facts", "proposal", "subject", "producer", "evidence", "trace", "now", "execution", "decision"])
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 # The maps of what is present, by the root that they stand for. Of equal length: see `conditions`.

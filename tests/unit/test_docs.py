@@ -38,7 +38,7 @@ SERVICES: Final = (
     tool_service_pb2,
 )
 # Modules whose limits an author of rule sets can meet.
-LIMITS_OF_DOCUMENTS: Final = ("document", "source", "schema", "conditions", "ruleset")
+LIMITS_OF_DOCUMENTS: Final = ("document", "source", "schema", "conditions", "variables", "ruleset")
 # Named in the docs as not there yet.
 FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
 
