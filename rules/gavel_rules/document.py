@@ -247,11 +247,16 @@ _PARTS_OF: Final[Mapping[type[_Part], Mapping[str, type[_Part]]]] = {
 }
 
 
+def code_of_mistake(kind: str) -> str:
+    """Return our code for a mistake of form, by what pydantic calls it."""
+    return _CODES.get(kind, "wrong-type")
+
+
 def _report(details: ErrorDetails, model: type[_Part], source: Source, messages: Messages) -> None:
     path: Path = details["loc"]
     if path in source.broken:
         return
-    code = _CODES.get(details["type"], "wrong-type")
+    code = code_of_mistake(details["type"])
     if path and path[-1] == "[key]":
         path = path[:-1]
         place = source.key_place(path)

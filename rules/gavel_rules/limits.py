@@ -17,6 +17,10 @@ TEXT_BYTES_MAX = 64 * 1024
 
 # Fact keys and action types: parts of lower-case letters, digits, _ and - joined by dots, e.g. "order.status".
 DOTTED_NAME = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
+# Whose fact, and what a proposal is about: "type/id", e.g. "order/123".
+SUBJECT = r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}"
+# Who speaks, e.g. "orders-db".
+PRODUCER_ID = r"[A-Za-z0-9._:@/-]{1,128}"
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1000

@@ -1,0 +1,515 @@
+"""Test suites of rule sets, `*_test.yaml`: what an author says must be decided, case by case (docs/rule-tests.md).
+
+A case names its inputs as conditions do: `params`, `facts`, `proposal`, `subject`, `producer`, `trace`, `now`. Cases share
+what they have in common by patching: the suite's `defaults`, then a table, then the case or row, each a JSON Merge Patch
+(RFC 7386) on what came before. The merged case is checked as a whole, and whatever is wrong with it is reported where its
+author wrote it, be it three layers up. Reading a suite is a pure function of its text; what needs the rule set, such as
+whether a fact is declared, is looked at by `testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from gavel_rules import limits
+from gavel_rules.document import (
+    DURATION_MS_MAX,
+    REJECTION_LIMIT_MAX,
+    ActionType,
+    DocumentError,
+    FactKey,
+    Milliseconds,
+    code_of_mistake,
+)
+from gavel_rules.schema import suggestion
+from gavel_rules.source import DocumentMessage, Messages, Path, Source
+from gavel_rules.values import INTEGER_MAX, problems
+
+CASES_MAX: Final = 10_000
+EARLIER_MAX: Final = 32
+NOW_DEFAULT: Final = "2026-01-01T12:00:00Z"
+SUBJECT_DEFAULT: Final = "subject/1"
+SUITE_SUFFIXES: Final = ("_test.yaml", "_test.yml", "_test.json")
+
+Subject = Annotated[str, StringConstraints(pattern=f"^{limits.SUBJECT}$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\n]*$")]
+SourceName = Annotated[str, StringConstraints(pattern=f"^{limits.PRODUCER_ID}$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, StringConstraints(max_length=limits.TEXT_BYTES_MAX // 4)]
+Version = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]*$", max_length=limits.VERSION_LENGTH_MAX)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class FactCase(_Part):
+    """One piece of evidence in the log. A bare value stands for {value: …}; null: it is not there."""
+
+    value: Any = None
+    """What it says."""
+    age_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
+    """How old it is at `now`, in milliseconds: it is recorded that long before."""
+    key: FactKey | None = None
+    """The fact's key. Default: that of the declared fact of this name."""
+    subject: Subject | None = None
+    """Whose fact, "type/id". Default: the subject that the declaration asks about."""
+    source: SourceName | None = None
+    """Who says so. Default: a source that the declaration accepts."""
+    tier: Annotated[int, Field(ge=1, le=3)] | None = None
+    """1: a FACT. 2: an OBSERVATION with its tool result. 3: one without. Default: the declaration's min_trust."""
+    max_age_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
+    """The limit that a FACT sets for itself, in milliseconds; 0: none."""
+    retracted: bool = False
+    """The source takes the key back: a FACT of value null."""
+
+
+class ProducerCase(_Part):
+    """Who proposes: an agent."""
+
+    id: SourceName = "agent"
+    """Its name."""
+    version: Version = ""
+    """Its version."""
+
+
+class ProposalCase(_Part):
+    """What the agent says of its own proposal."""
+
+    risk: Share = 0.0
+    """From 0 to 1."""
+    cost: Annotated[float, Field(ge=0, le=INTEGER_MAX)] = 0.0
+    """In a unit that the rule set knows."""
+    confidence: Share = 1.0
+    """From 0 to 1."""
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
+    """Larger is more urgent."""
+    expected_outcome: Text = ""
+    """Free text."""
+    max_fact_age_ms: Milliseconds = DURATION_MS_MAX
+    """No older evidence may be used, in milliseconds."""
+    required_facts: Annotated[list[FactKey], Field(max_length=limits.REQUIRED_FACTS_MAX)] = []
+    """Keys that the proposal wants present besides those declared."""
+
+
+class TraceCase(_Part):
+    """What the trace has been through."""
+
+    consecutive_rejections: Annotated[int, Field(ge=0, le=REJECTION_LIMIT_MAX)] = 0
+    """So many proposals that cite nothing are made before this one, and refused."""
+
+
+class VersionBindingCase(_Part):
+    """The versions that the proposal was made with."""
+
+    execution_version: Version = ""
+    """Of the code that ran."""
+    planner_version: Version = ""
+    """Of the planner."""
+    tool_registry_version: Version = ""
+    """Of the set of tools."""
+    schema_version: Version = ""
+    """Of the schema of the producer's own state."""
+
+
+class EarlierCase(_Part):
+    """A proposal made just before, in a trace of its own. It patches the case's: what it does not say is as there."""
+
+    action: ActionType | None = None
+    """The action's type."""
+    subject: Subject = SUBJECT_DEFAULT
+    """What it is about."""
+    producer: ProducerCase = ProducerCase()
+    """Who proposes."""
+    params: dict[str, Any] = {}
+    """The action's parameters."""
+    proposal: ProposalCase = ProposalCase()
+    """What the agent says of it."""
+
+
+class HintCase(_Part):
+    """A row of the retry hint. What it does not name is not compared."""
+
+    key: FactKey
+    """The fact's key."""
+    state: Literal["MISSING", "STALE", "TIER_TOO_LOW", "SOURCE_NOT_ACCEPTED", "SUPERSEDED", "WRONG_TYPE"] | None = None
+    """What is wrong with it."""
+    subject: Subject | None = None
+    """Whose fact."""
+    sources: list[SourceName] | None = None
+    """Accepted sources, in any order."""
+
+
+class ExpectCase(_Part):
+    """What must be decided. What is not named is not compared."""
+
+    outcome: Literal["APPROVED", "REJECTED", "NEEDS_HUMAN_REVIEW"]
+    """What it comes to."""
+    reason_code: Annotated[str, StringConstraints(pattern=r"^([A-Z][A-Z0-9_]{0,127})?$")] | None = None
+    """The rule's, or one of Gavel's own. "": none."""
+    rule_id: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """The rule that decides. "": none."""
+    matched: list[str] | None = None
+    """Ids of all rules that match, in any order."""
+    hint: list[HintCase] | None = None
+    """All rows of the retry hint, in any order; an empty list: none."""
+    warnings: list[str] | None = None
+    """Codes of all warnings, in any order."""
+    terminal: bool | None = None
+    """Whether no proposal can succeed as things stand."""
+    conflict_key: str | None = None
+    """What the approval holds alone."""
+
+
+class CasePart(_Part):
+    """One case: a proposal, the evidence in the log, and what must be decided."""
+
+    description: Text = ""
+    """For people."""
+    now: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,3})?Z$")] = NOW_DEFAULT
+    """The time of the decision, RFC 3339 in UTC; quote it in YAML."""
+    action: ActionType | None = None
+    """The action's type. Default: the rule set's only one."""
+    subject: Subject = SUBJECT_DEFAULT
+    """What the proposal is about, "type/id"."""
+    producer: ProducerCase = ProducerCase()
+    """Who proposes."""
+    params: dict[str, Any] = {}
+    """The action's parameters."""
+    proposal: ProposalCase = ProposalCase()
+    """What the agent says of its own proposal."""
+    trace: TraceCase = TraceCase()
+    """What the trace has been through."""
+    version_binding: VersionBindingCase = VersionBindingCase()
+    """The versions that the proposal was made with."""
+    facts: dict[str, FactCase] = {}
+    """The evidence, by the names that the action declares, or by any name with a key."""
+    cites: list[str] | None = None
+    """Names of the facts that the proposal cites. Default: all of them."""
+    earlier: Annotated[list[EarlierCase], Field(max_length=EARLIER_MAX)] = []
+    """Proposals made just before this one."""
+    expect: ExpectCase
+    """What must be decided."""
+
+
+class SuiteCase(NamedTuple):
+    """A case with everything that it inherits, and where its parts were written."""
+
+    name: str
+    part: CasePart
+    path: Path  # of the case or row in the document
+    origins: Mapping[Path, Path]  # of every part of the merged case
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the decision, in milliseconds since the epoch."""
+        return instant_ms(self.part.now)
+
+    def origin(self, path: Path) -> Path:
+        """Return where in the document a part of the case was written, or the nearest part around it."""
+        while path and path not in self.origins:
+            path = path[:-1]
+        return self.origins.get(path, self.path)
+
+
+class Suite(NamedTuple):
+    """A suite as its author wrote it."""
+
+    tests: str  # the rule set's file, relative to the suite's
+    description: str
+    cases: tuple[SuiteCase, ...]
+    source: Source
+
+
+def instant_ms(text: str) -> int:
+    """Return an RFC 3339 time in UTC as milliseconds since the epoch; ValueError for a day that no calendar has."""
+    moment = datetime.fromisoformat(text).astimezone(UTC)
+    return round(moment.timestamp() * 1000)
+
+
+def read_suite(text: str) -> Suite:
+    """Return the suite of a document, YAML or JSON; DocumentError with every mistake of it, sorted by place."""
+    messages = Messages()
+    source = Source(text, messages)
+    suite = _Reading(source, messages).read()
+    if len(messages) or suite is None:
+        raise DocumentError(messages.sorted())
+    return suite
+
+
+def suite_error(source: Source, path: Path, code: str, message: str, hint: str = "") -> DocumentError:
+    """Return the error of a suite that fits no rule set: one mistake, at a place of the document."""
+    return DocumentError((DocumentMessage(*source.key_place(path), code, message, hint),))
+
+
+_SUITE_KEYS: Final = ("gavel", "tests", "description", "defaults", "cases", "tables")
+_TABLE_KEYS: Final = ("name", "columns", "rows")
+_TEXTS: Final = ("tests", "description")
+_Merged = tuple[dict[str, Any], dict[Path, Path]]
+
+
+class _Reading:
+    """Reads one suite. Goes on as far as it can: an author wants all mistakes at once."""
+
+    def __init__(self, source: Source, messages: Messages) -> None:
+        self._source = source
+        self._messages = messages
+        self._names: dict[str, Path] = {}
+        self._cases: list[SuiteCase] = []
+
+    def read(self) -> Suite | None:
+        data = self._source.data
+        if not isinstance(data, dict):
+            if not len(self._messages):
+                self._add((), "wrong-type", "a test suite is a mapping", "start with `gavel: v1`")
+            return None
+        self._check_keys(data, _SUITE_KEYS, ())
+        if "gavel" in data and data["gavel"] != "v1":
+            self._add(("gavel",), "unknown-value", "gavel: the version of this format is v1", "write `gavel: v1`", value=True)
+        for name in ("gavel", "tests"):
+            if name not in data:
+                self._add((), "missing-key", f"the key {name} is missing", "add it")
+        for name in _TEXTS:
+            if not isinstance(data.get(name, ""), str):
+                self._add((name,), "wrong-type", f"{name}: input should be a valid string", "quote it", value=True)
+        defaults = self._mapping(data.get("defaults"), ("defaults",))
+        base: _Merged = ({}, {})
+        for name, item in defaults.items():
+            _apply(base, (name,), item, ("defaults", name))
+        for index, case in enumerate(self._list(data.get("cases"), ("cases",))):
+            self._read_case(case, base, ("cases", index))
+        for index, table in enumerate(self._list(data.get("tables"), ("tables",))):
+            self._read_table(table, base, ("tables", index))
+        if not self._cases and not len(self._messages):
+            self._add((), "no-cases", "the suite has no cases", "write one under `cases` or `tables`")
+        if len(self._messages):
+            return None
+        return Suite(data["tests"], data.get("description", ""), tuple(self._cases), self._source)
+
+    def _read_case(self, data: object, base: _Merged, path: Path) -> None:
+        case = self._mapping(data, path)
+        if not case:
+            return
+        merged = _copy(base)
+        for name, item in case.items():
+            if name != "name":
+                _apply(merged, (name,), item, (*path, name))
+        if "name" not in case:
+            self._add(path, "missing-key", "the key name is missing", "say in a few words what must hold")
+        else:
+            self._finish(case["name"], merged, path, (*path, "name"))
+
+    def _read_table(self, data: object, base: _Merged, path: Path) -> None:
+        table = self._mapping(data, path)
+        if not table:
+            return
+        for name in _TABLE_KEYS:
+            if name not in table:
+                self._add(path, "missing-key", f"the key {name} is missing", "a table has a name, columns and rows")
+        shared = _copy(base)
+        for name, item in table.items():
+            if name not in _TABLE_KEYS:
+                _apply(shared, (name,), item, (*path, name))
+        before = len(self._messages)
+        columns = [
+            self._column(column, (*path, "columns", index))
+            for index, column in enumerate(self._list(table.get("columns"), (*path, "columns")))
+        ]
+        if len(self._messages) > before or "name" not in table:
+            return
+        for index, row in enumerate(self._list(table.get("rows"), (*path, "rows"))):
+            self._read_row(row, columns, shared, str(table["name"]), (*path, "rows", index))
+
+    def _read_row(self, data: object, columns: list[tuple[str, ...]], shared: _Merged, table: str, path: Path) -> None:
+        cells = self._list(data, path)
+        if len(cells) != len(columns):
+            self._add(
+                path,
+                "wrong-row",
+                f"the row has {len(cells)} cells, the table {len(columns)} columns",
+                "write null where a cell says nothing",
+            )
+            return
+        merged = _copy(shared)
+        name = f"row {int(path[-1]) + 1}"
+        for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
+            if column == ("name",):
+                name = cell if isinstance(cell, str) else name
+            else:
+                _apply(merged, column, cell, (*path, index))
+        self._finish(f"{table}: {name}", merged, path, path)
+
+    def _column(self, column: object, path: Path) -> tuple[str, ...]:
+        """Return the path of a column in a case, with what is wrong with it reported."""
+        if not isinstance(column, str):
+            self._add(path, "wrong-type", "a column is a dotted name", "write it like params.amount")
+            return ()
+        steps = tuple(column.split("."))
+        if steps == ("name",):
+            return steps
+        known = sorted({"name", *CasePart.model_fields})
+        model: type[BaseModel] | None = CasePart
+        for depth, step in enumerate(steps):
+            if model is None:
+                break
+            if step not in model.model_fields:
+                names = known if depth == 0 else sorted(f"{'.'.join(steps[:depth])}.{name}" for name in model.model_fields)
+                self._add(path, "unknown-column", f"a case has no {column}", suggestion(".".join(steps[: depth + 1]), names))
+                return ()
+            model = _PARTS.get(step) if depth == 0 else None
+        return steps
+
+    def _finish(self, name: object, merged: _Merged, path: Path, place: Path) -> None:
+        """Check a merged case and keep it."""
+        data, origins = _with_earlier(merged)
+        if not isinstance(name, str) or not name or len(name) > 200 or "\n" in name:
+            self._add(place, "wrong-type", "a name is a line of 1 to 200 characters", "say in a few words what must hold", value=True)
+            return
+        if name in self._names:
+            self._add(place, "duplicate-name", f"another case is named {name!r}", "names are unique in a suite", value=True)
+            return
+        self._names[name] = place
+        if len(self._names) == CASES_MAX + 1:
+            self._add(place, "too-many-cases", f"the suite has more than {CASES_MAX} cases", "split it")
+        try:
+            case = SuiteCase(name, CasePart.model_validate(data), path, origins)
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                self._report(details["type"], details["loc"], details["msg"], SuiteCase(name, _NO_CASE, path, origins))
+            return
+        if self._sound(case):
+            self._cases.append(case)
+
+    def _sound(self, case: SuiteCase) -> bool:
+        before = len(self._messages)
+        part = case.part
+        try:
+            now_ms = case.now_ms
+        except ValueError:
+            self._add(case.origin(("now",)), "wrong-type", f"now: {part.now} is no time", "write it like 2026-01-31T12:00:00Z", value=True)
+            return False
+        for name, fact in part.facts.items():
+            for path, problem in problems(fact.value, f"facts.{name}"):
+                self._add(case.origin(("facts", name, "value")), "out-of-range", f"{path} {problem}", "no event can carry it", value=True)
+            if fact.value is None and not fact.retracted:
+                self._add(case.origin(("facts", name)), "missing-key", f"facts.{name} has no value", "add value, or retracted: true")
+            if fact.age_ms >= now_ms:
+                self._add(
+                    case.origin(("facts", name, "age_ms")), "out-of-range", f"facts.{name} would be from before 1970", "make it younger"
+                )
+        for path, problem in problems(part.params, "params"):
+            self._add(case.origin(("params",)), "out-of-range", f"{path} {problem}", "no event can carry it")
+        for index, name in enumerate(part.cites or ()):
+            if name not in part.facts:
+                place = case.origin(("cites",))
+                self._add((*place, index), "unknown-name", f"the case has no fact {name}", suggestion(name, sorted(part.facts)))
+        return len(self._messages) == before
+
+    def _report(self, kind: str, found: tuple[str | int, ...], message: str, case: SuiteCase) -> None:
+        """Report what pydantic found wrong with a merged case where its author wrote it."""
+        at = tuple(step for step in found if step != "[key]")
+        code = code_of_mistake(kind)
+        named = ".".join(map(str, at))
+        if code == "missing-key":
+            self._add(case.origin(at[:-1]), code, f"the key {named} is missing", "add it")
+        elif code == "unknown-key":
+            model: type[BaseModel] = _PARTS.get(str(at[0]), CasePart) if len(at) > 1 else CasePart
+            self._add(case.origin(at), code, f"no such key here: {at[-1]}", suggestion(str(at[-1]), sorted(model.model_fields)))
+        elif code == "bad-name":
+            self._add(case.origin(at), code, f"{named} is not written as it should be", _WRITING.get(str(at[-1]), ""), value=True)
+        else:
+            self._add(case.origin(at), code, f"{named}: {message[:1].lower()}{message[1:]}", "", value=True)
+
+    def _check_keys(self, data: Mapping[str, object], known: tuple[str, ...], path: Path) -> None:
+        for name in data:
+            if name not in known:
+                self._add((*path, name), "unknown-key", f"no such key here: {name}", suggestion(name, list(known)))
+
+    def _mapping(self, data: object, path: Path) -> dict[str, Any]:
+        if data is None or isinstance(data, dict):
+            return data or {}
+        self._add(path, "wrong-type", f"{'.'.join(map(str, path))} must be a mapping", "", value=True)
+        return {}
+
+    def _list(self, data: object, path: Path) -> list[Any]:
+        if data is None or isinstance(data, list):
+            return data or []
+        self._add(path, "wrong-type", f"{'.'.join(map(str, path))} must be a list", "", value=True)
+        return []
+
+    def _add(self, path: Path, code: str, message: str, hint: str, *, value: bool = False) -> None:
+        if path in self._source.broken:
+            return
+        place = self._source.place(path) if value else self._source.key_place(path)
+        self._messages.add(place, code, message, hint)
+
+
+_PARTS: Final[Mapping[str, type[BaseModel]]] = {
+    "producer": ProducerCase,
+    "proposal": ProposalCase,
+    "trace": TraceCase,
+    "version_binding": VersionBindingCase,
+    "expect": ExpectCase,
+}
+_WRITING: Final = {
+    "now": 'write it in UTC, quoted, like "2026-01-31T12:00:00Z"',
+    "subject": "write it like order/123",
+    "key": "write it like order.status",
+    "action": "write it like refund.create",
+    "reason_code": "write it like ORDER_CANCELLED",
+}
+_NO_CASE: Final = CasePart(expect=ExpectCase(outcome="REJECTED"))
+
+
+def _apply(merged: _Merged, path: tuple[str, ...], item: object, origin: Path) -> None:
+    """Patch a merged case at `path` with what stands at `origin` of the document (RFC 7386)."""
+    data, origins = merged
+    if len(path) == 2 and path[0] == "facts" and item is not None and not isinstance(item, dict):
+        path = (*path, "value")  # a bare value: what else is known of the fact stays
+    for depth, step in enumerate(path[:-1]):
+        if not isinstance(data.get(step), dict):
+            data[step] = {}
+            origins[path[: depth + 1]] = origin
+        data = data[step]
+    last = path[-1]
+    if item is None:
+        data.pop(last, None)
+        return
+    origins[path] = origin
+    if not isinstance(item, dict):
+        data[last] = item
+        return
+    if not isinstance(data.get(last), dict):
+        data[last] = {}
+    for name, inner in item.items():
+        _apply(merged, (*path, name), inner, (*origin, name))
+
+
+def _with_earlier(merged: _Merged) -> _Merged:
+    """Return a merged case whose earlier proposals say in full what they patch."""
+    data, origins = merged
+    patches = data.get("earlier")
+    if not isinstance(patches, list):
+        return merged
+    shared = {name: data[name] for name in EarlierCase.model_fields if name in data}
+    full: list[object] = []
+    for index, patch in enumerate(patches):
+        earlier: _Merged = (_copied(shared), {})
+        if isinstance(patch, dict):
+            for name, item in patch.items():
+                _apply(earlier, (name,), item, (*origins["earlier",], index, name))
+        origins.update({("earlier", index, *path): origin for path, origin in earlier[1].items()})
+        full.append(earlier[0] if isinstance(patch, dict) else patch)
+    return {**data, "earlier": full}, origins
+
+
+def _copy(merged: _Merged) -> _Merged:
+    return _copied(merged[0]), dict(merged[1])
+
+
+def _copied(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: _copied(item) if isinstance(item, dict) else item for name, item in data.items()}

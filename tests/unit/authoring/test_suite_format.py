@@ -1,0 +1,160 @@
+"""Test suites are read as docs/rule-tests.md says: layers, defaults, tables, and every mistake at its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from gavel_rules.ruleset import DocumentError
+from gavel_rules.suite import (
+    CasePart,
+    ExpectCase,
+    FactCase,
+    ProducerCase,
+    ProposalCase,
+    Suite,
+    TraceCase,
+    read_suite,
+)
+
+PAGE: Final = (Path(__file__).parents[3] / "docs/rule-tests.md").read_text(encoding="utf-8")
+HEAD: Final = "gavel: v1\ntests: rules.yaml\n"
+
+
+def sample() -> str:
+    """The suite at the top of the page."""
+    found = re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def parts(suite: Suite) -> dict[str, CasePart]:
+    """The merged cases by name."""
+    return {case.name: case.part for case in suite.cases}
+
+
+def mistakes(text: str) -> list[str]:
+    """Everything that is wrong with a suite, without the suggestions."""
+    with pytest.raises(DocumentError) as caught:
+        read_suite(text)
+    return [f"{one.line}:{one.column}: {one.code}: {one.message}" for one in caught.value.messages]
+
+
+def test_sample() -> None:
+    """The page's sample gives its three cases and three rows, and the rule set that it tests."""
+    suite = read_suite(sample())
+    assert "refunds.yaml" == suite.tests
+    assert [
+        "a refund of a delivered order is approved",
+        "a status of over a minute ago does not count",
+        "nothing is refunded while the total is unknown",
+        "what the status says: delivered",
+        "what the status says: cancelled",
+        "what the status says: in transit",
+    ] == [case.name for case in suite.cases]
+
+
+def test_patches() -> None:
+    """A bare value keeps the fact's other details, null removes, a cell patches what its table says."""
+    found = parts(read_suite(sample()))
+    status = found["what the status says: cancelled"].facts["order_status"]
+    assert ("cancelled", 10_000) == (status.value, status.age_ms)
+    stale = found["a status of over a minute ago does not count"].facts["order_status"]
+    assert ("delivered", 60_001) == (stale.value, stale.age_ms)
+    assert ["order_status", "order_customer"] == list(found["nothing is refunded while the total is unknown"].facts)
+    assert "" == found["what the status says: delivered"].expect.reason_code
+
+
+def test_layers_do_not_mix() -> None:
+    """What one case changes is not seen by the next."""
+    text = HEAD + (
+        "defaults: {params: {a: {b: 1}}, expect: {outcome: APPROVED}}\n"
+        "cases: [{name: x, params: {a: {c: 2}}, facts: {f: {key: a.b, value: 1}}}, {name: y}]\n"
+    )
+    found = parts(read_suite(text))
+    assert {"a": {"b": 1, "c": 2}} == found["x"].params
+    assert ({"a": {"b": 1}}, {}) == (found["y"].params, found["y"].facts)
+
+
+def test_earlier_proposals_patch_the_case() -> None:
+    """An earlier proposal says what is different; the rest is as in the case."""
+    text = HEAD + (
+        "defaults: {subject: order/1, params: {a: 1, b: 2}, proposal: {risk: 0.5}, expect: {outcome: APPROVED}}\n"
+        "cases: [{name: x, earlier: [{params: {a: 3}}, {subject: order/2, proposal: {cost: 1}}]}]\n"
+    )
+    first, second = parts(read_suite(text))["x"].earlier
+    assert ("order/1", {"a": 3, "b": 2}, 0.5) == (first.subject, first.params, first.proposal.risk)
+    assert ("order/2", {"a": 1, "b": 2}, 0.5, 1.0) == (second.subject, second.params, second.proposal.risk, second.proposal.cost)
+
+
+def test_json() -> None:
+    """A suite may be JSON."""
+    suite = read_suite('{"gavel": "v1", "tests": "a.yaml", "cases": [{"name": "x", "expect": {"outcome": "APPROVED"}}]}')
+    assert ["x"] == [case.name for case in suite.cases]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("tests: refunds.yaml", "tests: 7", "2:8: wrong-type: tests: input should be a valid string"),
+        ("gavel: v1", "gavel: v2", "1:8: unknown-value: gavel: the version of this format is v1"),
+        ("defaults:", "default:", "4:1: unknown-key: no such key here: default"),
+        ("{age_ms: 60001}", "{age: 60001}", "18:28: unknown-key: no such key here: age"),
+        ("order_total: 200", "order_total: {age_ms: 1}", "10:5: missing-key: facts.order_total has no value"),
+        ("age_ms: 10000", "age_ms: -1", "9:46: out-of-range: facts.order_status.age_ms: input should be greater than or equal to 0"),
+        ("outcome: APPROVED,", "outcome: APROVED,", "15:23: unknown-value: expect.outcome: input should be 'APPROVED', 'REJECTED' or"),
+        ("subject: order/1", "subject: order", "6:12: bad-name: subject is not written as it should be"),
+        ("facts.order_status, expect", "facts.order_status, expct", "31:41: unknown-column: a case has no expct.outcome"),
+        ("[delivered, delivered, APPROVED", "[delivered, APPROVED", "33:9: wrong-row: the row has 4 cells, the table 5 columns"),
+        ("[cancelled, cancelled", "[delivered, cancelled", "34:9: duplicate-name: another case is named"),
+        ("[delivered, delivered", "[delivered, [1, .nan]", "33:25: bad-number: the number .nan is not written as a plain decimal"),
+        ("    facts: {order_total: null}", "    cites: [order_sum]", "26:13: unknown-name: the case has no fact order_sum"),
+    ],
+)
+def test_mistakes(old: str, new: str, expected: str) -> None:
+    """A mistake is named where its author made it, in whichever layer that is."""
+    assert old in sample()
+    found = mistakes(sample().replace(old, new, 1))
+    assert [one for one in found if one.startswith(expected)] == found[:1], found
+
+
+def test_all_mistakes_at_once() -> None:
+    """Mistakes of several layers are reported together, each once, sorted by place."""
+    text = sample().replace("age_ms: 60001", "age: 60001").replace("order_total: 200", "order_total: {valu: 200}")
+    text = text.replace("rule_id: delivered}", "rule: delivered}")
+    places = [one.split(": ")[0] for one in mistakes(text)]
+    assert ["10:19", "15:33", "18:28"] == places
+
+
+def test_no_calendar_has_this_day() -> None:
+    """A time that looks right and is none is a mistake, as is a fact from before 1970."""
+    case = 'cases: [{name: x, now: "2026-02-30T12:00:00Z", expect: {outcome: APPROVED}}]\n'
+    assert ["3:24: wrong-type: now: 2026-02-30T12:00:00Z is no time"] == mistakes(HEAD + case)
+    case = (
+        'cases: [{name: x, now: "1970-01-02T00:00:00Z", facts: {a: {key: b, value: 1, age_ms: 86400000}}, expect: {outcome: APPROVED}}]\n'
+    )
+    assert ["3:78: out-of-range: facts.a would be from before 1970"] == mistakes(HEAD + case)
+
+
+def test_suite_without_cases() -> None:
+    """A suite that tests nothing is a mistake, not a success."""
+    assert ["1:1: no-cases: the suite has no cases"] == mistakes(HEAD)
+    assert ["1:1: wrong-type: a test suite is a mapping"] == mistakes("[]")
+
+
+@pytest.mark.parametrize("model", [CasePart, ProposalCase, FactCase, ExpectCase], ids=lambda model: model.__name__)
+def test_keys_are_documented(model: Any) -> None:
+    """Every key of a case stands in a table of the page."""
+    cells = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| `")]
+    documented = set(re.findall(r"`([a-z_]+)`", " ".join(cells)))
+    assert sorted(set(model.model_fields) - documented) == []
+
+
+def test_defaults_are_documented() -> None:
+    """The defaults that the page names are those of the format."""
+    assert f'`"{CasePart.model_fields["now"].default}"`' in PAGE
+    assert f"`{CasePart.model_fields['subject'].default}`" in PAGE
+    assert f'`{{id: {ProducerCase().id}, version: ""}}`' in PAGE
+    assert f"`{{consecutive_rejections: {TraceCase().consecutive_rejections}}}`" in PAGE
