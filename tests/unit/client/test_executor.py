@@ -637,12 +637,16 @@ async def test_concurrency_limit(executions: FakeExecutions, queue: Queue, make:
         executions.add(approved(number, bus))
         await queue.add(approved(number, bus))
     active, most = 0, 0
+    full = asyncio.Event()
 
     async def count(_: ExecutionContext) -> HandlerResult:
         nonlocal active, most
         active += 1
         most = max(most, active)
-        await asyncio.sleep(0.005)
+        if active == 3:
+            full.set()
+        await full.wait()
+        await asyncio.sleep(0.005)  # time for one too many to begin
         active -= 1
         return HandlerResult.success()
 
