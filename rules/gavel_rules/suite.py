@@ -9,7 +9,7 @@ whether a fact is declared, is looked at by `testing`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from gavel_rules.document import (
     code_of_mistake,
 )
 from gavel_rules.schema import suggestion
-from gavel_rules.source import DocumentMessage, Messages, Path, Source
+from gavel_rules.source import Messages, Path, Source
 from gavel_rules.values import INTEGER_MAX, problems
 
 CASES_MAX: Final = 10_000
@@ -215,6 +215,10 @@ class SuiteCase(NamedTuple):
             path = path[:-1]
         return self.origins.get(path, self.path)
 
+    def says(self, path: Path) -> bool:
+        """Whether the case itself, and not only what it inherits, says something of a part."""
+        return any(merged[: len(path)] == path and origin[: len(self.path)] == self.path for merged, origin in self.origins.items())
+
 
 class Suite(NamedTuple):
     """A suite as its author wrote it."""
@@ -241,9 +245,12 @@ def read_suite(text: str) -> Suite:
     return suite
 
 
-def suite_error(source: Source, path: Path, code: str, message: str, hint: str = "") -> DocumentError:
-    """Return the error of a suite that fits no rule set: one mistake, at a place of the document."""
-    return DocumentError((DocumentMessage(*source.key_place(path), code, message, hint),))
+def mistaken(source: Source, mistakes: Iterable[tuple[Path, str, str, str]]) -> DocumentError:
+    """Return the error of a suite that does not fit its rule set: (path, code, message, suggestion) of each mistake."""
+    messages = Messages()
+    for path, code, message, hint in mistakes:
+        messages.add(source.key_place(path), code, message, hint)
+    return DocumentError(messages.sorted())
 
 
 _SUITE_KEYS: Final = ("gavel", "tests", "description", "defaults", "cases", "tables")

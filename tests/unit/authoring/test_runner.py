@@ -1,0 +1,223 @@
+"""The runner of rule tests: cases come about as docs/rule-tests.md says, are decided by the real core, and compared in full."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gavel_rules.ruleset import CompiledRuleSet, DocumentError
+from gavel_rules.suite import read_suite
+from gavel_rules.testing import CaseResult, run_cases
+
+from tests.unit.core.driver import FACTS, PARAMS, RULES, compiled, document
+
+DELIVERED = {"status": "delivered"}
+
+
+def suite(*cases: dict[str, Any], **defaults: Any) -> str:
+    """A suite of cases, named by their place; each expects an approval unless it says otherwise."""
+    named = [{"name": f"case {index}", **case} for index, case in enumerate(cases)]
+    shared = {"params": {"amount": 50}, "facts": DELIVERED, "expect": {"outcome": "APPROVED"}, **defaults}
+    return json.dumps({"gavel": "v1", "tests": "rules.json", "defaults": shared, "cases": named})
+
+
+def rule_set(**changes: Any) -> CompiledRuleSet:
+    """The rule set that these suites test."""
+    return compiled(document(**changes))
+
+
+def run(*cases: dict[str, Any], rules: CompiledRuleSet | None = None, **defaults: Any) -> list[CaseResult]:
+    """What the cases come to."""
+    return list(run_cases(read_suite(suite(*cases, **defaults)), rules or rule_set()))
+
+
+def test_what_conditions_see() -> None:
+    """Params, facts, proposal, subject, producer, trace and now reach the conditions as a case gives them."""
+    condition = (
+        'params.amount == 7.0 && facts.status == "sent" && proposal.risk == 0.5 && proposal.cost == 2.0 && proposal.confidence == 0.25 '
+        '&& proposal.priority == 3 && proposal.expected_outcome == "x" && subject == "order/9" && producer.type == "AGENT" '
+        '&& producer.id == "buyer" && producer.version == "2" && trace.consecutive_rejections == 2 && evidence.count == 1 '
+        '&& evidence.oldest_age_ms == 5 && now == timestamp("2026-03-01T08:00:00Z")'
+    )
+    rules = rule_set(rules=[{"id": "all", "when": condition, "effect": "approve"}])
+    case = {
+        "now": "2026-03-01T08:00:00Z",
+        "subject": "order/9",
+        "params": {"amount": 7},
+        "facts": {"status": {"value": "sent", "age_ms": 5}},
+        "proposal": {"risk": 0.5, "cost": 2, "confidence": 0.25, "priority": 3, "expected_outcome": "x"},
+        "producer": {"id": "buyer", "version": "2"},
+        "trace": {"consecutive_rejections": 2},
+    }
+    (result,) = run(case, rules=rules)
+    assert () == result.differences
+
+
+@pytest.mark.parametrize(
+    ("fact", "reason_code", "state"),
+    [
+        ({"age_ms": 60_000}, "", None),
+        ({"age_ms": 60_001}, "STALE_FACTS", "STALE"),
+        ({"age_ms": 10, "max_age_ms": 9}, "STALE_FACTS", "STALE"),
+        ({"tier": 2}, "INSUFFICIENT_EVIDENCE_TIER", "TIER_TOO_LOW"),
+        ({"source": "elsewhere"}, "NEED_MORE_FACTS", "SOURCE_NOT_ACCEPTED"),
+        ({"subject": "order/2"}, "NO_FACT_INPUT", "MISSING"),
+        ({"value": 7}, "FACT_TYPE_MISMATCH", "WRONG_TYPE"),
+        ({"retracted": True}, "NEED_MORE_FACTS", "MISSING"),
+        (None, "NO_FACT_INPUT", "MISSING"),
+    ],
+)
+def test_details_of_a_fact(fact: Any, reason_code: str, state: str | None) -> None:
+    """Age, tier, source, subject, value and retraction of a fact are what the selection of evidence sees."""
+    hint = [{"key": "order.status", "state": state, "sources": ["orders-copy", "orders-db"]}] if state else []
+    expect = {"outcome": "REJECTED" if reason_code else "APPROVED", "reason_code": reason_code, "hint": hint}
+    fact = {"value": "delivered", **fact} if fact else None
+    (result,) = run({"facts": {"status": fact}, "expect": expect})
+    assert () == result.differences
+
+
+@pytest.mark.parametrize(("tier", "count"), [(1, 2), (2, 2), (3, 0)])
+def test_tiers(tier: int, count: int) -> None:
+    """A tier 2 observation is proved by its tool result; one of tier 3 is not, and does not pass for more."""
+    rules = rule_set(rules=[{"id": "two", "when": f"evidence.count == 2 && evidence.worst_trust == {tier}", "effect": "approve"}])
+    expect = {"outcome": "APPROVED"} if count else {"outcome": "REJECTED", "reason_code": "INSUFFICIENT_EVIDENCE_TIER"}
+    (result,) = run({"facts": {"score": {"value": 0.1, "tier": tier}}, "expect": expect}, rules=rules)
+    assert () == result.differences
+
+
+def test_evidence_of_a_name_that_nobody_declares() -> None:
+    """With a key, a fact of any name is in the log; it takes source and tier from the declaration of its key, if there is one."""
+    newer = {"newer": {"key": "order.status", "value": "cancelled"}}
+    older = {"status": {"age_ms": 1}}
+    (result,) = run({"facts": {**older, **newer}, "expect": {"outcome": "REJECTED", "rule_id": "cancelled"}})
+    assert () == result.differences
+    cites = {"cites": ["status"], "expect": {"outcome": "REJECTED", "reason_code": "FACT_SUPERSEDED", "hint": [{"key": "order.status"}]}}
+    (result,) = run({"facts": {**older, **newer}, **cites})
+    assert () == result.differences
+
+
+def test_citing_nothing() -> None:
+    """A proposal that cites nothing is no decision's ground, though the facts are there."""
+    (result,) = run({"cites": [], "expect": {"outcome": "REJECTED", "reason_code": "NO_FACT_INPUT", "hint": []}})
+    assert () == result.differences
+
+
+def test_earlier_proposals() -> None:
+    """An earlier approval holds the conflict key; one about another subject does not."""
+    held = {"earlier": [{}], "expect": {"outcome": "REJECTED", "reason_code": "CONFLICTING_DECISION", "conflict_key": "subject/1"}}
+    other = {"facts": {"second": {"key": "order.status", "value": "delivered", "subject": "order/2"}}, "earlier": [{"subject": "order/2"}]}
+    assert [(), ()] == [result.differences for result in run(held, other)]
+
+
+def test_rejections_before() -> None:
+    """The rejections before this one count towards the limit, which calls a person."""
+    rules = rule_set(rejection_limit=3)
+    case = {"facts": {"status": "cancelled"}, "trace": {"consecutive_rejections": 2}}
+    expect = {"outcome": "NEEDS_HUMAN_REVIEW", "reason_code": "REJECTION_LIMIT", "warnings": ["ORDER_CANCELLED"], "rule_id": ""}
+    (result,) = run({**case, "expect": expect}, rules=rules)
+    assert () == result.differences
+    assert 3 == result.decision.consecutive_rejections
+
+
+def test_required_facts_and_limits_of_the_proposal() -> None:
+    """What the proposal asks for besides is required, at most as old as it says."""
+    case = {"proposal": {"required_facts": ["order.weight"], "max_fact_age_ms": 10}}
+    found = {"key": "order.weight", "state": "MISSING", "subject": "subject/1", "sources": []}
+    expect = {"outcome": "REJECTED", "reason_code": "NEED_MORE_FACTS", "hint": [found]}
+    stale = {"outcome": "REJECTED", "reason_code": "STALE_FACTS", "hint": [{"key": "order.weight", "state": "STALE"}]}
+    weight = {"weight": {"key": "order.weight", "value": 3, "age_ms": 11}}
+    assert [(), ()] == [result.differences for result in run({**case, "expect": expect}, {**case, "facts": weight, "expect": stale})]
+
+
+def test_differences() -> None:
+    """Everything that is expected is compared, and what differs is shown with both values."""
+    expect = {
+        "outcome": "REJECTED",
+        "reason_code": "NO",
+        "rule_id": "",
+        "matched": [],
+        "hint": [{"key": "a.b", "state": "STALE", "subject": "c/d", "sources": ["x"]}],
+        "warnings": ["W"],
+        "terminal": True,
+        "conflict_key": "other",
+    }
+    (result,) = run({"expect": expect})
+    assert [
+        ("outcome", "REJECTED", "APPROVED"),
+        ("reason_code", "NO", '""'),
+        ("rule_id", '""', "delivered"),
+        ("conflict_key", "other", "subject/1"),
+        ("terminal", "true", "false"),
+        ("matched", "[]", "[delivered]"),
+        ("warnings", "[W]", "[]"),
+        ("hint", "[a.b STALE of c/d from x]", "[]"),
+    ] == list(result.differences)
+
+
+def test_hint_rows_are_paired() -> None:
+    """Rows may stand in any order, and none may be left over on either side."""
+    facts = {"status": {"source": "elsewhere", "value": "x"}, "score": {"value": 0.5, "age_ms": 30_001}}
+    rows = [{"key": "order.score", "state": "STALE"}, {"key": "order.status"}]
+    cases = [{"facts": facts, "expect": {"outcome": "REJECTED", "hint": hint}} for hint in (rows, rows[::-1], rows[:1], [*rows, rows[0]])]
+    assert [True, True, False, False] == [result.passed for result in run(*cases)]
+
+
+def test_cases_do_not_touch_each_other() -> None:
+    """A case comes to the same alone, after others, and again."""
+    cases: list[dict[str, Any]] = [{"earlier": [{}]}, {}, {"facts": {"status": "cancelled"}}, {}]
+    together = [result.decision for result in run(*cases)]
+    assert together == [run(case)[0].decision for case in cases]
+
+
+def test_explanations() -> None:
+    """Each result says how every rule came out, by falling priority; without being asked for, none does."""
+    (result,) = run({})
+    assert [("cancelled", False), ("suspicious", False), ("delivered", True)] == [
+        (rule.rule_id, rule.matched) for rule in result.explanations
+    ]
+    (bare,) = run_cases(read_suite(suite({})), rule_set(), explained=False)
+    assert ((), result.decision) == (bare.explanations, bare.decision)
+
+
+def test_several_actions() -> None:
+    """A default for a fact that only another action declares is left out; what a case says itself must be declared."""
+    more = {"refund.note": {"params": PARAMS, "facts": {"note": {"key": "order.note", "type": "string", "max_age_ms": 1_000}}}}
+    note = {"id": "note", "action": "refund.note", "priority": 1, "when": "evidence.count == 1", "effect": "approve"}
+    rules = rule_set(rules=[*RULES, note], more_actions=more)
+    facts = {**DELIVERED, "note": "fine"}
+    noting = {"action": "refund.note", "expect": {"rule_id": "note"}}
+    refunding = {"action": "refund.create", "expect": {"rule_id": "delivered"}}
+    assert [(), ()] == [result.differences for result in run(noting, refunding, rules=rules, facts=facts)]
+    with pytest.raises(DocumentError, match=r"refund\.note declares no fact status"):
+        run({"action": "refund.note", "facts": {"status": "x"}}, rules=rules)
+    with pytest.raises(DocumentError, match="missing-key: the key action is missing"):
+        run({}, rules=rules)
+
+
+def test_what_the_rule_set_does_not_know() -> None:
+    """Actions and facts that are not the rule set's are mistakes of the suite, all at once, each where it stands."""
+    text = (
+        "gavel: v1\ntests: rules.json\ndefaults:\n  facts: {statu: delivered}\n  expect: {outcome: APPROVED}\n"
+        "cases:\n  - {name: x, action: refund.craete}\n  - {name: y}\n  - {name: z}\n"
+    )
+    with pytest.raises(DocumentError) as caught:
+        list(run_cases(read_suite(text), rule_set()))
+    assert [
+        "4:11: unknown-name: refund.create declares no fact statu (did you mean status?)",
+        "7:15: undeclared-action: the rule set does not govern refund.craete (did you mean refund.create?)",
+    ] == [message.format("").lstrip(":") for message in caught.value.messages]
+
+
+def test_declared_facts_have_their_keys() -> None:
+    """A bare value is evidence as its declaration wants it: key, source and tier."""
+    (result,) = run(
+        {
+            "facts": {"score": 0.95},
+            "expect": {"outcome": "NEEDS_HUMAN_REVIEW", "rule_id": "suspicious", "matched": ["delivered", "suspicious"]},
+        }
+    )
+    assert () == result.differences
+    pins = {fact.key: fact for fact in run({"facts": {"score": 0.5}})[0].decision.pinned_facts}
+    assert [FACTS["score"]["key"], FACTS["status"]["key"]] == sorted(pins)
+    assert (2, 1) == (pins["order.score"].trust_tier, pins["order.status"].trust_tier)
