@@ -39,6 +39,39 @@ def explain(policy_id: str, rule_id: str, condition: Condition, environment: Env
     return explanation
 
 
+def branches(condition: Condition, environment: Environment) -> tuple[str, ...]:
+    """Return the operands of a condition's logic that have no logic of their own, as `explain` names them, each once."""
+    found: dict[str, str] = {}
+    for low, high in _leaves(condition.tree, (0, len(condition.source)), condition.source):
+        source = condition.source[low:high].strip()
+        text = condition.written if (low, high) == (0, len(condition.source)) else condition.text[low:high]
+        if source not in found and _compiles(environment, source):
+            found[source] = text.strip()
+    return tuple(found.values())
+
+
+def _compiles(environment: Environment, source: str) -> bool:
+    try:
+        environment.compile(source)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _leaves(node: Node, span: Span, source: str) -> Iterator[Span]:
+    """Yield where the operands of a condition's logic stand that are no logic themselves, literals aside."""
+    match node:
+        case Call("!_", None, (operand,)):
+            yield from _leaves(operand, (node.offset + 1, span[1]), source)
+        case Call("_&&_" | "_||_", None, (left, right)):
+            yield from _leaves(left, (span[0], node.offset), source)
+            yield from _leaves(right, (node.offset + 2, span[1]), source)
+        case Constant():
+            return
+        case _:
+            yield span if span == (0, len(source)) else own_span(source, span)
+
+
 def _spans(node: Node, span: Span, source: str) -> Iterator[Span]:
     """Yield where the parts of a condition stand: itself, the operands of its logic, and what its comparisons compare."""
     yield span if span == (0, len(source)) else own_span(source, span)
