@@ -134,6 +134,14 @@ def _judge_governed(
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
         decision.warnings.append(DecisionWarning(code="CONFLICT_KEY", message="the action's conflict_key has no value for these params"))
         return
+    unnamed = [declared for view in governed for declared in view.evidence.unnamed]
+    if unnamed:
+        _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
+        decision.warnings.extend(
+            DecisionWarning(code="FACT_SUBJECT", message=f"the subject of {key} has no value, or none of the form type/id")
+            for key in dict.fromkeys(declared.key for declared in unnamed)
+        )
+        return
     citations, unknown = citations_of(envelope, known)
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
@@ -147,6 +155,11 @@ def _judge_governed(
     reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key)
     if reason_code:
         _refuse(decision, reason_code, hint(unmet, retryable=True))
+        unresolved = dict.fromkeys(declared.key for view in governed for declared in view.evidence.unresolved)
+        decision.warnings.extend(
+            DecisionWarning(code="SUBJECT_UNRESOLVED", message=f"whose {key} is needed depends on facts that are not as required")
+            for key in unresolved
+        )
         return
     decision.conflict_key = conflict_key
     holder = state.holds.get(conflict_key)

@@ -45,7 +45,6 @@ DECISION_TTL_MS_DEFAULT: Final = 60_000
 _NOT_SUPPORTED: Final[Mapping[str, frozenset[str]]] = {
     "document": frozenset({"derivations"}),
     "action": frozenset({"contest_window_ms", "score", "compensation", "on_version_mismatch", "versions", "rejection_limits"}),
-    "fact": frozenset({"subject"}),
 }
 
 
@@ -73,6 +72,7 @@ class FactPart(_Part):
     """A declared fact."""
 
     key: FactKey
+    subject: Condition | None = None
     type: Literal["string", "number", "integer", "boolean"]
     min_trust: Annotated[int, Field(ge=1, le=3)] = 1
     max_age_ms: Milliseconds
@@ -218,11 +218,7 @@ def _without_unsupported(source: Source, messages: Messages) -> dict[str, object
     assert isinstance(data, dict)  # noqa: S101  # read_document has looked
     actions = data.get("actions")
     if isinstance(actions, dict):
-        data["actions"] = stripped = {name: strip(action, "action", ("actions", name)) for name, action in actions.items()}
-        for name, action in stripped.items():
-            if isinstance(action, dict) and isinstance(action.get("facts"), dict):
-                facts = action["facts"]
-                action["facts"] = {fact: strip(of, "fact", ("actions", name, "facts", fact)) for fact, of in facts.items()}
+        data["actions"] = {name: strip(action, "action", ("actions", name)) for name, action in actions.items()}
     return data
 
 

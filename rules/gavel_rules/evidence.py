@@ -19,6 +19,7 @@ from gavel_rules.events import TIME_MS_MAX, fact_keys
 from gavel_rules.projection import State
 from gavel_rules.records import Candidate
 from gavel_rules.ruleset import CompiledAction, FactDeclaration
+from gavel_rules.values import struct_to_dict
 
 FINE: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
 MISSING: Final = decision_pb2.FACT_REQUIREMENT_STATE_MISSING
@@ -66,6 +67,8 @@ class Evidence(NamedTuple):
     present: int
     worst_trust: int
     oldest_age_ms: int
+    unresolved: tuple[FactDeclaration, ...] = ()  # whose fact each is depends on another one that is not as required
+    unnamed: tuple[FactDeclaration, ...] = ()  # their subject templates give no "type/id"
 
 
 def cited(envelope: Envelope) -> Cited:
@@ -74,20 +77,36 @@ def cited(envelope: Envelope) -> Cited:
 
 
 def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int) -> Evidence:
-    """Return what speaks at `now_ms` for everything that an action's rule set declares and the proposal asks for."""
+    """Return what speaks at `now_ms` for everything that an action's rule set declares and the proposal asks for.
+
+    The proposal's params fit the action's schema.
+    """
     proposal = envelope.proposal
-    subject = envelope.subject
+    own_subject = envelope.subject
     limit_ms = proposal.max_fact_age_ms
     declarations = action.facts
     if proposal.required_facts:
         declarations = (*declarations, *_asked(declarations, proposal.required_facts, limit_ms))
-    of_subject = state.evidence.get(subject, _NOTHING)
+    of_own_subject = state.evidence.get(own_subject, _NOTHING)
     pieces: list[Piece] = []
     facts: dict[str, object] = {}
     worst_trust = 0
     oldest_age_ms = 0
     present = 0
+    unresolved: list[FactDeclaration] = []
+    unnamed: list[FactDeclaration] = []
     for declared in declarations:
+        subject, of_subject = own_subject, of_own_subject
+        if declared.subject:
+            template = action.subject_templates[declared.subject]
+            if not _settled(template.needs, facts, pieces):
+                unresolved.append(declared)
+                continue
+            named = template.subject(action.typed_params(struct_to_dict(proposal.params)), facts, own_subject)
+            if named is None:
+                unnamed.append(declared)
+                continue
+            subject, of_subject = named, state.evidence.get(named, _NOTHING)
         max_age_ms = declared.max_age_ms if declared.max_age_ms < limit_ms else limit_ms
         piece = _select(of_subject.get(declared.key, ()), declared, subject, max_age_ms, now_ms)
         pieces.append(piece)
@@ -98,15 +117,24 @@ def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int
             oldest_age_ms = max(oldest_age_ms, now_ms - candidate.aged_from_ms)
             if declared.name:
                 facts[declared.name] = candidate.value
-    return Evidence(pieces, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms)
+    return Evidence(pieces, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms, tuple(unresolved), tuple(unnamed))
+
+
+def _settled(needs: Sequence[str], facts: Mapping[str, object], pieces: Sequence[Piece]) -> bool:
+    """Whether every fact that a subject template takes is there, or is an optional one of which the log has nothing."""
+    return all(need in facts or any(piece.declared.name == need and not piece.state for piece in pieces) for need in needs)
 
 
 def _asked(declarations: Sequence[FactDeclaration], keys: Iterable[str], limit_ms: int) -> Iterable[FactDeclaration]:
-    """Return declarations for keys that the proposal asks for and no rule set requires: any type, any source, tier 2."""
+    """Return declarations for keys that the proposal asks for and no rule set requires: any type, any source, tier 2.
+
+    Whose fact: the proposal's subject's, or of whom an optional declaration of the key says.
+    """
     known = {declared.key for declared in declarations if not declared.optional}
     for key in dict.fromkeys(keys):
         if key not in known:
-            yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
+            for subject in {declared.subject: None for declared in declarations if declared.key == key} or ("",):
+                yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False, subject)
 
 
 def _select(candidates: Sequence[Candidate], declared: FactDeclaration, subject: str, max_age_ms: int, now_ms: int) -> Piece:

@@ -38,7 +38,7 @@ from gavel_rules.events import (
     set_timestamp,
     timestamp,
 )
-from gavel_rules.evidence import STALE, Piece, gather
+from gavel_rules.evidence import STALE, Evidence, gather
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, State
 from gavel_rules.records import LiveDecision
 
@@ -252,37 +252,40 @@ def _emit_later(
 def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     """Return STALE_FACT or FACT_SUPERSEDED if what an approval rests on no longer holds, else "".
 
-    The selection is repeated exactly as when it was made: every pinned key must yield the same version, still fresh, and
-    no optional fact that was absent may have appeared.
+    The selection is repeated exactly as when it was made, subject templates included: every pinned key must yield the same
+    version, still fresh, and no optional fact that was absent may have appeared.
     """
     decision = live.decision.decision
+    was_absent = {(fact.key, fact.subject) for fact in decision.absent_facts}
     pinned = {(pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts}
     selected: set[tuple[str, str, str]] = set()
     absent: set[tuple[str, str]] = set()
     stale = False
-    for piece in _pieces(state, live, now_ms):
-        key, subject = piece.declared.key, piece.subject
-        if piece.candidate is not None:
-            selected.add((key, subject, piece.candidate.event_id))
-        elif not piece.state:
-            absent.add((key, subject))
-        elif piece.state == STALE and _still_latest(state, pinned, key, subject):
-            stale = True
-        else:
-            return reasons.FACT_SUPERSEDED
-    if not selected <= pinned or absent != {(fact.key, fact.subject) for fact in decision.absent_facts}:
+    for evidence in _evidence(state, live, now_ms):
+        for piece in evidence.pieces:
+            key, subject = piece.declared.key, piece.subject
+            if piece.candidate is not None:
+                selected.add((key, subject, piece.candidate.event_id))
+            elif not piece.state:
+                absent.add((key, subject))
+            elif piece.state == STALE and _still_latest(state, pinned, key, subject):
+                stale = True
+            else:
+                return reasons.FACT_SUPERSEDED
+    if not selected <= pinned or not absent <= was_absent:
         return reasons.FACT_SUPERSEDED
+    # Whose fact a template means cannot be said while one that it takes is stale: then not all pieces are there to compare.
     if stale:
         return reasons.STALE_FACT
-    return reasons.FACT_SUPERSEDED if selected != pinned else ""
+    return reasons.FACT_SUPERSEDED if selected != pinned or absent != was_absent else ""
 
 
-def _pieces(state: State, live: LiveDecision, now_ms: int) -> Iterable[Piece]:
+def _evidence(state: State, live: LiveDecision, now_ms: int) -> Iterable[Evidence]:
     """Return what speaks now for everything that the rule sets that decided had required of the proposal."""
     decision = live.decision.decision
     for reference in decision.active_rule_sets:
         action = state.rule_sets[reference.policy_id, reference.version].rule_set.actions[decision.action_type]
-        yield from gather(state, action, live.proposal, now_ms).pieces
+        yield gather(state, action, live.proposal, now_ms)
 
 
 def _still_latest(state: State, pinned: set[tuple[str, str, str]], key: str, subject: str) -> bool:

@@ -34,8 +34,21 @@ from gavel_rules.network import Document, LimitError, Network, NetworkPlan, plan
 from gavel_rules.reference import Program, condition_source, guard_source
 from gavel_rules.schema import ParamsSchema, compile_schema
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
+from gavel_rules.subjects import SubjectTemplate, in_order, needs_of
 from gavel_rules.values import number_problem
-from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, PRESENCE_MAPS, STRING, Field, ValueType, condition_scope, conflict_key_scope
+from gavel_rules.vocabulary import (
+    BOOL,
+    DOUBLE,
+    DYN,
+    INT,
+    PRESENCE_MAPS,
+    STRING,
+    Field,
+    ValueType,
+    condition_scope,
+    conflict_key_scope,
+    subject_scope,
+)
 
 __all__ = [
     "CompiledAction",
@@ -73,6 +86,7 @@ class FactDeclaration(NamedTuple):
     max_age_ms: int
     sources: frozenset[str]  # empty: any
     optional: bool
+    subject: str = ""  # the template of whose fact it is, as written; empty: the proposal's subject's
 
     def accepts(self, value: object) -> bool:
         """Whether a value is of the declared type. An integer may come as a float without a fraction, as the wire has it."""
@@ -103,6 +117,9 @@ class CompiledAction:
         self.digest = document.digest
         self.action_type = action_type
         self.facts = checked.facts
+        self.subject_templates = {
+            condition.written: SubjectTemplate(checked.subject_environment, condition) for condition in checked.subjects.values()
+        }
         self.rules = tuple(rule for rule, _ in checked.rules)
         self.conditions = tuple(condition for _, condition in checked.rules)  # of the rules, in their order
         self.environment = checked.environment
@@ -266,6 +283,8 @@ class _CheckedAction(NamedTuple):
     plan: NetworkPlan
     conflict_environment: Environment
     conflict_key: Condition
+    subject_environment: Environment
+    subjects: Mapping[str, Condition]  # templates by the declared fact's name
 
 
 class _Checker:
@@ -308,6 +327,11 @@ class _Checker:
             (rule, self._expression(environment, getattr(rule, "when", None), ("rules", index, "when"), "BOOL"))
             for index, rule in self._rules
         ]
+        # A fact that rests on itself is a mistake of its own, with words of its own, so all of them may be named here.
+        templated = [name for name, fact in facts.items() if getattr(fact, "subject", None) is not None]
+        subject_environment = Environment(subject_scope(params, declared)) if templated else conflict_environment
+        subjects = self._subjects(subject_environment, templated)
+        order = self._fact_order(subject_environment, subjects)
         if len(self._messages) > before or schema is None or conflict_key is None:
             return None
         checked = [(rule, condition) for rule, condition in rules if condition is not None and getattr(rule, "priority", None) is not None]
@@ -322,14 +346,37 @@ class _Checker:
             return None  # here or elsewhere: the document is refused, and parts of it may be missing
         return _CheckedAction(
             schema,
-            tuple(_declaration(name, fact) for name, fact in facts.items()),
+            tuple(_declaration(name, facts[name]) for name in order),
             environment,
             tuple((_rule(rule), condition) for rule, condition in checked),
             lowered,
             network_plan,
             conflict_environment,
             conflict_key,
+            subject_environment,
+            subjects,
         )
+
+    def _subjects(self, environment: Environment, names: Iterable[str]) -> dict[str, Condition]:
+        """Return the sound subject templates among those of the facts named."""
+        subjects = {}
+        for name in names:
+            path: Path = ("actions", self._name, "facts", name, "subject")
+            subject = self._expression(environment, self._part.facts[name].subject, path, "STRING")
+            if subject is not None:
+                subjects[name] = subject
+        return subjects
+
+    def _fact_order(self, environment: Environment, subjects: Mapping[str, Condition]) -> list[str]:
+        """Return the declared facts by name, each after those that its subject takes; report whose subject takes itself."""
+        needs = {name: needs_of(environment, subject) for name, subject in subjects.items()}
+        order, circular = in_order(sorted(getattr(self._part, "facts", {})), needs)
+        for name in circular:
+            place = self._source.place(("actions", self._name, "facts", name, "subject"))
+            named = ", ".join(f"facts.{need}" for need in needs[name])
+            message = f"the subject of facts.{name} rests on itself: it takes {named}"
+            self._messages.add(place, "subject-cycle", message, "take it from facts whose subject is known without this one")
+        return order
 
     def _schema(self, path: Path) -> ParamsSchema | None:
         params = getattr(self._part, "params", None)
@@ -351,7 +398,9 @@ def _rule(part: RulePart) -> Rule:
 
 
 def _declaration(name: str, part: FactPart) -> FactDeclaration:
-    return FactDeclaration(name, part.key, part.type, part.min_trust, part.max_age_ms, frozenset(part.sources), part.optional)
+    return FactDeclaration(
+        name, part.key, part.type, part.min_trust, part.max_age_ms, frozenset(part.sources), part.optional, part.subject or ""
+    )
 
 
 def _warnings(checked: Mapping[str, _CheckedAction], expressions: Expressions, source: Source) -> Messages:
@@ -361,6 +410,7 @@ def _warnings(checked: Mapping[str, _CheckedAction], expressions: Expressions, s
     for name, action in checked.items():
         read = {read for _, condition in action.rules for read, _ in reads(condition.tree, action.environment.types)}
         read.update(path for _, condition in action.rules for path in presences(condition.tree))
+        read.update(f"facts.{need}" for subject in action.subjects.values() for need in needs_of(action.subject_environment, subject))
         for fact in action.facts:
             if f"facts.{fact.name}" not in read:
                 place = source.key_place(("actions", name, "facts", fact.name))

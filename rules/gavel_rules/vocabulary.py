@@ -126,6 +126,11 @@ def conflict_key_scope(params: ValueType) -> Mapping[str, ValueType]:
     return {"params": _params(params), "subject": _SUBJECT, "producer": _PRODUCER}
 
 
+def subject_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[str, ValueType]:
+    """Return what the subject template of a declared fact may name."""
+    return {"params": _params(params), "facts": ValueType("scope", fields=facts), "subject": _SUBJECT}
+
+
 def _params(type_: ValueType) -> ValueType:
     return type_ if type_.kind == "dyn" else ValueType("scope", fields=type_.fields)
 

@@ -76,7 +76,6 @@ def test_good(refusals: Refusals) -> None:
         ("    facts:\n", "    on_version_mismatch: ignore\n    facts:\n", [(7, 5, "not-supported")]),
         ("    facts:\n", "    versions: {}\n    facts:\n", [(7, 5, "not-supported")]),
         ("    facts:\n", "    rejection_limits: {}\n    facts:\n", [(7, 5, "not-supported")]),
-        ("max_age_ms: 1000}", "max_age_ms: 1000, subject: '\"a/b\"'}", [(8, 67, "not-supported")]),
         ("    facts:\n", "    rejection_limit: 0\n    facts:\n", [(7, 22, "out-of-range")]),
         ("    facts:\n", "    decision_ttl_ms: 1.5\n    facts:\n", [(7, 22, "wrong-type")]),
         ("    facts:\n", "    retry: {max_attempts: 0, wait: 3}\n    facts:\n", [(7, 27, "out-of-range"), (7, 30, "unknown-key")]),
@@ -211,8 +210,8 @@ def test_attributes() -> None:
         ("small", 10, "approve", "", "params.amount < 5"),
     ]
     assert action.facts == (
-        FactDeclaration("status", "order.status", "string", 1, 1000, frozenset(), optional=False),
         FactDeclaration("score", "order.score", "number", 1, 1000, frozenset(), optional=True),
+        FactDeclaration("status", "order.status", "string", 1, 1000, frozenset(), optional=False),
     )
     assert action.decision_ttl_ms == 60_000
     assert action.rejection_limit is None
