@@ -7,7 +7,7 @@ cannot be evaluated is refused.
     1  UNDER_REVIEW            6  UNKNOWN_EVENT          12  STALE_FACTS
     3  NO_ACTIVE_POLICY        7  NO_FACT_INPUT          13  FACT_SUPERSEDED
     4  INVALID_PARAMS          8  PROJECTION_CHANGED     15  CONFLICTING_DECISION
-                              10  NEED_MORE_FACTS,       16  the rules
+    5  VERSION_MISMATCH       10  NEED_MORE_FACTS,       16  the rules
                                   FACT_TYPE_MISMATCH
                               11  INSUFFICIENT_EVIDENCE_TIER
 """
@@ -142,6 +142,8 @@ def _judge_governed(
             for key in dict.fromkeys(declared.key for declared in unnamed)
         )
         return
+    if _versions_refuse(decision, envelope, actions):
+        return
     citations, unknown = citations_of(envelope, known)
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
@@ -171,6 +173,22 @@ def _judge_governed(
     _ask_rules(decision, state, envelope, now_ms, judge, governed)
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
         _bind(decision, now_ms, governed, pieces)
+
+
+def _versions_refuse(decision: Decision, envelope: Envelope, actions: tuple[CompiledAction, ...]) -> bool:
+    """Warn of every version that is not as a rule set requires it; refuse if one of them says so. The strictest speaks."""
+    failed = False
+    messages: dict[str, None] = {}
+    for action in actions:
+        for name, accepted in action.required_versions:
+            version = getattr(envelope.version_binding, name)
+            if version not in accepted:
+                messages[f"{name} is {version or 'not given'}; {action.policy_id} requires {' or '.join(accepted)}"] = None
+                failed = failed or action.on_version_mismatch == "fail"
+    decision.warnings.extend(DecisionWarning(code=reasons.VERSION_MISMATCH, message=message) for message in messages)
+    if failed:
+        _refuse(decision, reasons.VERSION_MISMATCH, RetryHint())
+    return failed
 
 
 def _conflict_key(governed: list[_Governed], state: State, envelope: Envelope, now_ms: int) -> str | None:

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from gavel_rules.cel_library import FUNCTIONS
 from gavel_rules.errors import GavelRulesError
-from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX
+from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX, VERSION_LENGTH_MAX
 from gavel_rules.reasons import RESERVED
 from gavel_rules.schema import suggestion
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
@@ -37,6 +37,7 @@ CONDITION_LENGTH_MAX: Final = 8 * 1024
 DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
 DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
 ATTEMPTS_MAX: Final = 100
+VERSIONS_MAX: Final = 32
 REJECTION_LIMIT_MAX: Final = 1_000
 
 DECISION_TTL_MS_DEFAULT: Final = 60_000
@@ -44,7 +45,7 @@ DECISION_TTL_MS_DEFAULT: Final = 60_000
 # Keys of the language that this build does not have, by where they would stand.
 _NOT_SUPPORTED: Final[Mapping[str, frozenset[str]]] = {
     "document": frozenset({"derivations"}),
-    "action": frozenset({"contest_window_ms", "score", "compensation", "on_version_mismatch", "versions", "rejection_limits"}),
+    "action": frozenset({"contest_window_ms", "score", "compensation", "rejection_limits"}),
 }
 
 
@@ -61,6 +62,21 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 ActionType = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=ACTION_TYPE_LENGTH_MAX)]
 FactKey = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=FACT_KEY_LENGTH_MAX)]
 Milliseconds = Annotated[int, Field(gt=0, le=DURATION_MS_MAX)]
+# What a VersionBinding can carry; one version, or all that will do.
+Version = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]+$", min_length=1, max_length=VERSION_LENGTH_MAX)]
+Versions = Annotated[
+    list[Version],
+    Field(min_length=1, max_length=VERSIONS_MAX),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": VERSION_LENGTH_MAX},
+                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": VERSION_LENGTH_MAX}, "minItems": 1},
+            ]
+        }
+    ),
+]
 Condition = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_LENGTH_MAX)]
 
 
@@ -90,6 +106,15 @@ class RetryPart(_Part):
     human_takeover_after_ms: Milliseconds = 600_000
 
 
+class VersionsPart(_Part):
+    """Versions that a proposal has to be bound to (seeds 000 §3.1); a field without one is not looked at."""
+
+    execution_version: Versions | None = None
+    planner_version: Versions | None = None
+    tool_registry_version: Versions | None = None
+    schema_version: Versions | None = None
+
+
 class ActionPart(_Part):
     """An action that the rule set governs."""
 
@@ -99,6 +124,8 @@ class ActionPart(_Part):
     decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
     rejection_limit: Annotated[int, Field(ge=1, le=REJECTION_LIMIT_MAX)] | None = None
     retry: RetryPart = RetryPart()
+    on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None
+    versions: VersionsPart = VersionsPart()
 
 
 class RulePart(_Part):
@@ -184,8 +211,8 @@ class _Salvage:
         return model.model_construct(_fields_set=set(data), **sound)
 
     def _read_parts(self, model: type[_Part], data: object, path: Path) -> object:
-        if model is RetryPart:
-            return self.read(model, data, path) or RetryPart()
+        if model in (RetryPart, VersionsPart):
+            return self.read(model, data, path) or model.model_construct()
         if model is RulePart:
             return [self.read(model, item, (*path, index)) for index, item in enumerate(data)] if isinstance(data, list) else []
         if not isinstance(data, dict):
@@ -239,7 +266,7 @@ _CODES: Final[Mapping[str, str]] = {
 }
 _PARTS_OF: Final[Mapping[type[_Part], Mapping[str, type[_Part]]]] = {
     RuleSetPart: {"actions": ActionPart, "rules": RulePart},
-    ActionPart: {"facts": FactPart, "retry": RetryPart},
+    ActionPart: {"facts": FactPart, "retry": RetryPart, "versions": VersionsPart},
 }
 
 
@@ -263,7 +290,8 @@ def _report(details: ErrorDetails, model: type[_Part], source: Source, messages:
         known = sorted(model.model_fields)
         messages.add(source.key_place(path), code, f"no such key here: {path[-1]}", suggestion(str(path[-1]), known))
     elif code == "bad-name":
-        messages.add(source.place(path), code, f"{details['input']!r} is not a valid {path[-1]}", _NAMING[str(path[-1])])
+        name = str(next(step for step in reversed(path) if isinstance(step, str)))
+        messages.add(source.place(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
     else:
         hint = "quote it" if details["type"] == "string_type" else ""
         messages.add(source.place(path), code, f"{_named(path)}: {_lower(details['msg'])}", hint)
@@ -274,6 +302,7 @@ _NAMING: Final = defaultdict(
     reason_code="write it like ORDER_CANCELLED",
     key="use lower-case letters, digits, _ and - in parts joined by dots, like order.status",
     action="use lower-case letters, digits, _ and - in parts joined by dots, like refund.create",
+    **dict.fromkeys(VersionsPart.model_fields, "use printable ASCII characters"),
 )
 
 

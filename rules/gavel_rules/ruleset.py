@@ -23,6 +23,7 @@ from gavel_rules.document import (
     FactPart,
     RulePart,
     RuleSetPart,
+    VersionsPart,
     canonical_json,
     digest_of,
     read_document,
@@ -127,6 +128,8 @@ class CompiledAction:
         self.decision_ttl_ms = part.decision_ttl_ms
         self.rejection_limit = part.rejection_limit
         self.retry = RetryPolicy(**part.retry.model_dump())
+        self.on_version_mismatch = part.on_version_mismatch or "fail"
+        self.required_versions = _required_versions(part)
         self.conflict_key_is_subject = part.conflict_key.strip() == "subject"
         self._checked = checked
         self._conflict_reader = Reader(
@@ -262,7 +265,7 @@ def compile_rule_set(text: str) -> CompiledRuleSet:
         raise DocumentError(messages.sorted())
     canonical = canonical_json(source.data)
     identity = _DocumentIdentity(part.rule_set, part.version, digest_of(canonical), canonical)
-    return CompiledRuleSet(identity, text, part, complete, _warnings(complete, expressions, source))
+    return CompiledRuleSet(identity, text, part, complete, _warnings(part, complete, expressions, source))
 
 
 class _DocumentIdentity(NamedTuple):
@@ -393,6 +396,14 @@ class _Checker:
         return self._expressions.check(environment, text, path, result, self._name)
 
 
+def _required_versions(part: ActionPart) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return (field of VersionBinding, versions that will do) of everything that is to be compared, by field."""
+    if part.on_version_mismatch == "ignore":
+        return ()
+    required = ((name, getattr(part.versions, name)) for name in sorted(VersionsPart.model_fields))
+    return tuple((name, tuple(versions)) for name, versions in required if versions)
+
+
 def _rule(part: RulePart) -> Rule:
     return Rule(part.id, part.priority, part.effect, part.reason_code or "", part.when)
 
@@ -403,7 +414,7 @@ def _declaration(name: str, part: FactPart) -> FactDeclaration:
     )
 
 
-def _warnings(checked: Mapping[str, _CheckedAction], expressions: Expressions, source: Source) -> Messages:
+def _warnings(part: RuleSetPart, checked: Mapping[str, _CheckedAction], expressions: Expressions, source: Source) -> Messages:
     warnings = Messages()
     for name in expressions.unused():
         warnings.add(source.key_place(("variables", name)), "variable-never-used", f"no expression uses {name}", "remove it")
@@ -417,6 +428,9 @@ def _warnings(checked: Mapping[str, _CheckedAction], expressions: Expressions, s
                 warnings.add(
                     place, "fact-never-read", f"no rule reads facts.{fact.name}", "it is still required as evidence, unless optional"
                 )
+        if part.actions[name].on_version_mismatch in ("warn", "fail") and not _required_versions(part.actions[name]):
+            place = source.key_place(("actions", name, "on_version_mismatch"))
+            warnings.add(place, "no-versions", f"{name} requires no version that could mismatch", "name them under `versions`")
         if not any(rule.effect == "approve" for rule, _ in action.rules):
             place = source.key_place(("actions", name))
             warnings.add(place, "never-approves", f"no rule approves {name}", "every proposal of it will be refused")

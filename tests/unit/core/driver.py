@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
-from gavel.v1.common_pb2 import EventReference, Producer, ProducerType
+from gavel.v1.common_pb2 import EventReference, Producer, ProducerType, VersionBinding
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
@@ -394,6 +394,7 @@ def proposal_envelope(
     causation_id: str = "",
     event_id: str = "",
     producer: Producer = AGENT,
+    version_binding: VersionBinding | None = None,
     **changes: Any,
 ) -> Envelope:
     """A proposal as an agent sends it. `changes` go into the payload."""
@@ -402,7 +403,15 @@ def proposal_envelope(
         **{"action_type": action_type, "max_fact_age_ms": 3_600_000, "confidence": 0.9, "based_on_events": based, **changes}
     )
     proposal.params.CopyFrom(python_to_value({"amount": amount} if params is None else dict(params)).struct_value)
-    return Envelope(event_id=event_id, subject=subject, trace_id=trace_id, causation_id=causation_id, producer=producer, proposal=proposal)
+    return Envelope(
+        event_id=event_id,
+        subject=subject,
+        trace_id=trace_id,
+        causation_id=causation_id,
+        producer=producer,
+        version_binding=version_binding,
+        proposal=proposal,
+    )
 
 
 def replayed(

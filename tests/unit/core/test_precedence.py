@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gavel.v1 import decision_pb2
-from gavel.v1.common_pb2 import EventReference
+from gavel.v1.common_pb2 import EventReference, VersionBinding
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reasons
 
@@ -30,12 +30,13 @@ RULES: list[dict[str, Any]] = [
     {"id": "ask", "action": "other.ask", "priority": 1, "when": "true", "effect": "review", "reason_code": "PLEASE_LOOK"},
     {"id": "never", "action": "other.ask", "priority": 2, "when": "false", "effect": "approve"},
 ]
-TEXT = document(FACTS, RULES, more_actions={"other.hold": OTHER, "other.ask": OTHER})
+TEXT = document(FACTS, RULES, versions={"planner_version": "7"}, more_actions={"other.hold": OTHER, "other.ask": OTHER})
 
 REFUSALS = {
     "under-review": reasons.UNDER_REVIEW,
     "ungoverned": reasons.NO_ACTIVE_POLICY,
     "params": reasons.INVALID_PARAMS,
+    "versions": reasons.VERSION_MISMATCH,
     "unknown-event": reasons.UNKNOWN_EVENT,
     "no-input": reasons.NO_FACT_INPUT,
     "projection": reasons.PROJECTION_CHANGED,
@@ -93,7 +94,9 @@ def decide(obstacles: frozenset[str]) -> Decision:
     if "params" in obstacles:
         params["surprise"] = True
     strange = [EventReference(event_id=event_id(999), sequence_number=999)] if "unknown-event" in obstacles else []
-    decision = core.decide([unrelated if "no-input" in obstacles else based_on], params=params, references=strange, **changes)
+    binding = VersionBinding(planner_version="6" if "versions" in obstacles else "7")
+    cited = [unrelated if "no-input" in obstacles else based_on]
+    decision = core.decide(cited, params=params, references=strange, version_binding=binding, **changes)
     core.prove()
     return decision
 
@@ -148,7 +151,7 @@ def test_the_hint_summarises_its_rows() -> None:
     assert [["b", "z"], ["b", "c"]] == [list(row.sources) for row in decision.retry_hint.fact_requirements]
 
 
-@pytest.mark.parametrize("obstacle", ["under-review", "ungoverned", "params"])
+@pytest.mark.parametrize("obstacle", ["under-review", "ungoverned", "params", "versions"])
 def test_before_the_evidence_there_is_no_hint_of_it(obstacle: str) -> None:
     """A refusal before stage 6 says nothing of evidence: what it would be selected for is not known."""
     assert [] == list(decide(frozenset({obstacle}) | EVIDENCE.keys()).retry_hint.fact_requirements)
