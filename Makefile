@@ -10,15 +10,18 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # signed overflow. The last one records them in the library, where tests/unit/test_packaging.py reads them. Such a wheel is never
 # taken from pip's cache (--no-cache-dir), which does not know with which flags it was built.
 DURABLE_RULES_FLAGS := CPPFLAGS="-O2 -fwrapv -frecord-gcc-switches"
+# Puts the compiled tree before what is installed.
+COMPILED := PYTHONPATH="$(CURDIR)/build/compiled"
 # Where `make proto` puts the generated code; .ci/contract generates elsewhere to compare.
 GENERATED ?= proto/gen/python
 # Arguments of `make bench`, e.g. BENCH="--gate --json build/bench.json".
 BENCH ?=
+COMPILE ?= true
 GHZ_VERSION := v0.120.0
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
 
-.PHONY: setup demo test serve check bench proto image wheels lock
+.PHONY: setup demo test test-compiled serve serve-compiled compiled check bench proto image wheels lock
 
 setup: $(STAMP)
 
@@ -28,10 +31,23 @@ demo: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/gavel serve
 
+# The same server, several parts of it as machine code: for speed. It prints which build it is as its log begins.
+serve-compiled: compiled
+	$(COMPILED) $(BIN)/gavel serve
+
+# The hot path compiled by mypyc, as an importable tree in build/compiled; built again only when a source has changed.
+compiled: $(STAMP)
+	$(BIN)/python server/hatch_build.py
+
 # The fast tests speak first; everything else under tests/ follows.
 test: $(STAMP)
 	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
 	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract
+
+# The tests of everything that decides, on the compiled build; tests/conftest.py makes sure that they run on it.
+test-compiled: compiled
+	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
+	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests/simulation tests/e2e
 
 check: $(STAMP)
 	$(BIN)/ruff check
@@ -63,11 +79,12 @@ image:
 	elif command -v buildah >/dev/null; then buildah build --format docker $(IMAGE_FLAGS) --tag gavel:latest .; \
 	else echo "gavel: make image needs a running docker, or buildah" >&2; exit 1; fi
 
-# Every locked package and Gavel itself as wheels; the image installs from them.
+# Every locked package and Gavel itself as wheels, Gavel's hot path compiled; the image installs from them. COMPILE=false makes
+# Gavel's wheel one of Python alone, for every platform.
 wheels: $(STAMP)
 	rm -rf build/wheels
 	$(DURABLE_RULES_FLAGS) $(PIP) wheel --no-cache-dir --require-hashes --use-pep517 --no-build-isolation --requirement requirements.lock --wheel-dir build/wheels
-	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=$(COMPILE) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
 
 # Rewrites the lock file from pyproject.toml. Needs uv; only for those who change dependencies.
 lock:

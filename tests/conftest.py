@@ -1,13 +1,34 @@
-"""Fixtures that many tests share: a real Redis for the whole run, and a bus of one's own on it."""
+"""Which build the tests run on, and fixtures that many share: a real Redis for the whole run, and a bus of one's own on it."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import runpy
 import uuid
 from collections.abc import AsyncIterator
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from typing import Final
 
+import gavel_rules
 import pytest
 import pytest_asyncio
 from gavel_server.embedded import EmbeddedRedis
+
+ROOT: Final = Path(__file__).parents[1]
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test another build than TEST_BUILD says: `compiled`, or `interpreted`, which is the default."""
+    builder = runpy.run_path(str(ROOT / "server/hatch_build.py"))
+    wanted = os.environ.get("TEST_BUILD", "interpreted")
+    loaded = {name: importlib.import_module(name).__spec__ for name in builder["module_names"]()}
+    kinds = {"compiled" if isinstance(spec and spec.loader, ExtensionFileLoader) else "interpreted" for spec in loaded.values()}
+    if {wanted} != kinds:
+        pytest.exit(f"TEST_BUILD is {wanted}, and what is imported is {' and '.join(sorted(kinds))}; use make test-compiled", returncode=3)
+    if wanted == "compiled" and not builder["is_current"](Path(gavel_rules.__file__).parents[1]):
+        pytest.exit("the compiled tree was built from other source than there is now; use make test-compiled", returncode=3)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -16,7 +16,7 @@ from gavel_rules.errors import CaseError
 from gavel_rules.values import INTEGER_MAX, problems
 from gavel_rules.vocabulary import PRESENCE_MAPS, ValueType
 
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 _INFINITE: Final = float("inf")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

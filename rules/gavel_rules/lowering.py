@@ -226,8 +226,8 @@ def _literal(constant: Constant, kind: str) -> str | None:
     return None
 
 
-def number_json(number: float) -> str:
-    """Return a finite number as JSON that the network's parser takes: an exponent needs a fraction before it."""
+def number_json(number: int | float) -> str:
+    """Return a finite number as JSON that the network's parser takes: an exponent needs a fraction before it. An integer has none."""
     text = repr(number)
     if "e" in text and "." not in text:
         text = text.replace("e", ".0e")

@@ -5,7 +5,7 @@ They say what is and do nothing; `projection.State` alone puts others in their p
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gavel.v1 import common_pb2
 from gavel.v1.common_pb2 import ProducerType
@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     category: int
     trust_tier: int
     source: str
-    value: object
+    value: Any  # mypyc cannot compile `object` here
     claimed_at_ms: int
     aged_from_ms: int
     max_age_ms: int

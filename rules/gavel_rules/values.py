@@ -93,11 +93,11 @@ def text_problem(text: str) -> str:
     return ""
 
 
-def number_problem(number: float) -> str:
-    """Return what is wrong with a number, or ""."""
+def number_problem(number: int | float) -> str:
+    """Return what is wrong with a number, or "". An integer is judged as it is: as a float it would be rounded first."""
     if number != number or number in (float("inf"), float("-inf")):
         return "is not a finite number"
-    if abs(number) > INTEGER_MAX and number == int(number):
+    if not -INTEGER_MAX <= number <= INTEGER_MAX and number == int(number):
         return "is an integer beyond 2^53, which a double does not hold exactly"
     return ""
 

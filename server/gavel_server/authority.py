@@ -20,7 +20,7 @@ from gavel_server.errors import ServiceError
 # Notices that only Gavel writes: an agent's note of the same name would pass for one.
 RESERVED_DIAGNOSTIC_KINDS: Final = frozenset({"NeedsHumanReview", "FactCollectionRequested", "LateExecutionReport", "NoFeasibleProposal"})
 # Names by which people find decisions and notices in the log: nothing else may look like one.
-RESERVED_EVENT_NAMES: Final = RESERVED_DIAGNOSTIC_KINDS | frozenset(DECISION_NAME.values()) | SYSTEM_FACT_KEY.keys()
+RESERVED_EVENT_NAMES: Final = RESERVED_DIAGNOSTIC_KINDS.union(DECISION_NAME.values(), SYSTEM_FACT_KEY)
 _RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution"})
 _CHANNELS: Final = frozenset(ObservedFrom.values()) - {fact_pb2.OBSERVED_FROM_UNSPECIFIED}
 _SENSES: Final = frozenset(

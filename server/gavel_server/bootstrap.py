@@ -37,6 +37,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from gavel_server import metrics, telemetry
+from gavel_server.build import build
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.checkpoint import Checkpoint, CheckpointError
 from gavel_server.clock import GuardedClock
@@ -157,7 +158,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
-    _log.info("server.ready", address=address, embedded_redis=settings.redis is None)
+    _log.info("server.ready", address=address, embedded_redis=settings.redis is None, build=build())
     who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
     _log.warning("authentication.none", note=f"producers are taken from requests; {who}")
     ready(address)

@@ -31,8 +31,10 @@ class Known(NamedTuple):
 class Lookup:
     """The recent past of one bus, with the log behind it."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, *, cited_max: int = CITED_MAX, known_max: int = KNOWN_MAX) -> None:
         self._log = log
+        self.cited_max = cited_max
+        self._known_max = known_max
         # Ordered: a plain dict searches ever longer for its oldest key while that is the one that goes.
         self._cited: OrderedDict[int, Cited] = OrderedDict()
         self._known: OrderedDict[str, Known] = OrderedDict()
@@ -47,8 +49,8 @@ class Lookup:
             if proposal is not None:
                 self._known[proposal_id] = Known(proposal.sequence_number, number, proposal.trace_id)
         self.cite(envelope)
-        _bound(self._cited, CITED_MAX)
-        _bound(self._known, KNOWN_MAX)
+        _bound(self._cited, self.cited_max)
+        _bound(self._known, self._known_max)
 
     def cite(self, envelope: Envelope) -> None:
         """Let proposals cite an event that is applied but not committed yet; `uncite` it if it is undone."""

@@ -110,7 +110,8 @@ def test_reason_codes_are_explained() -> None:
 
 def test_stages_are_those_of_the_code() -> None:
     """The table of stages has the numbers and codes that the arbitration module lists, in its order."""
-    listed = re.findall(r"(?<!\S)(\d+)  ([A-Z][A-Z_]+)", arbitration.__doc__ or "")
+    theory = ast.get_docstring(ast.parse((ROOT / "rules/gavel_rules/arbitration.py").read_text(encoding="utf-8")))
+    listed = re.findall(r"(?<!\S)(\d+)  ([A-Z][A-Z_]+)", theory or "")
     table = [(cells[0], re.findall(r"`([A-Z_]+)`", cells[2])) for cells in _rows(_text("arbitration.md")) if cells[0].isdigit()]
     assert [number for number, _ in table] == sorted({number for number, _ in listed} | {"16"}, key=int)
     for number, code in listed:
@@ -153,7 +154,7 @@ def test_limits_of_documents_are_listed_with_their_values() -> None:
     expected = {}
     for name in LIMITS_OF_DOCUMENTS:
         module = importlib.import_module(f"gavel_rules.{name}")
-        own = re.findall(r"^([A-Z_]+_MAX): Final", Path(str(module.__file__)).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        own = re.findall(r"^([A-Z_]+_MAX): Final", (ROOT / f"rules/gavel_rules/{name}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
         expected.update({limit: f"{getattr(module, limit):,}" for limit in own})
     assert {name: documented.get(name) for name in expected} == expected
 

@@ -29,13 +29,17 @@ def _version(value: bool) -> None:
     if value:
         from importlib.metadata import version
 
-        print(f"{PROGRAM} {version(PROGRAM)}")
+        from gavel_server.build import build
+
+        print(f"{PROGRAM} {version(PROGRAM)} ({build()})")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and whether it is the compiled build.")
+    ] = False,
 ) -> None:
     """Deterministic arbitration for systems of LLM agents."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from gavel_client import GavelError, Violation
+from gavel_server.build import build
 from gavel_server.cli import options
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.main import run
@@ -115,9 +117,9 @@ def test_bugs_are_said_to_be_bugs(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """Help and version are exit status 0."""
+    """Help and version are exit status 0; the version says which build it is."""
     assert 0 == run(["--version"])
-    assert capsys.readouterr().out.startswith("gavel ")
+    assert f"gavel {version('gavel')} ({build()})\n" == capsys.readouterr().out
     assert 0 == run(["log", "tail", "--help"])
     assert "--follow" in capsys.readouterr().out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.evidence import cited
-from gavel_server import lookup as lookup_module
 from gavel_server.log import Entry, Head, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.lookup import Known, Lookup
@@ -72,12 +71,10 @@ async def test_what_may_be_cited() -> None:
     assert [10_000] == lookup.uncached([next(iter(expected)), 10_000])
 
 
-async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_bounded() -> None:
     """The oldest is forgotten first, and found in the log."""
-    monkeypatch.setattr(lookup_module, "CITED_MAX", 3)
-    monkeypatch.setattr(lookup_module, "KNOWN_MAX", 5)
     core = told()
-    lookup = Lookup(await log_of(core))
+    lookup = Lookup(await log_of(core), cited_max=3, known_max=5)
     for event in core.events:
         lookup.note(event)
     citable = [event.sequence_number for event in core.events if event.HasField("fact") or event.HasField("observation")]

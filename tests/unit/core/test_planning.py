@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.common_pb2 import EventReference
+from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.commands import BeginExecution, Command, Fault, PublishEvent, Recorded, References, SubmitProposal
 from gavel_server.errors import ServiceError
@@ -94,7 +95,7 @@ def test_a_bug_in_one_command_leaves_nothing_behind() -> None:
     core = Core(document())
     core.approve()
     core.pass_time(10_000)
-    strange = cast(Command, object())
+    strange = PublishEvent(Envelope())  # no payload: admission would have refused it
     decided = planned(core, strange, fact(core))
     (_, broken), (_, fine) = decided.answers
     assert isinstance(broken, Fault)

@@ -10,7 +10,6 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, NotStarted, SubmitProposal
 from gavel_rules.events import FACT, SYSTEM_PRODUCER
-from gavel_server import lookup as lookup_module
 from gavel_server import planning, preparation
 from gavel_server import sequencer as sequencer_module
 from gavel_server.admission import admit
@@ -93,13 +92,12 @@ def test_a_bug_in_deciding_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
     async def main() -> None:
         servers = Servers()
         sequencer, _ = await servers.start()
-        entries = planning._entries
 
         def broken(*arguments: Any) -> Any:
-            monkeypatch.setattr(planning, "_entries", entries)
+            monkeypatch.setattr(planning, "Entry", Entry)
             raise RuntimeError("a bug in planning")
 
-        monkeypatch.setattr(planning, "_entries", broken)
+        monkeypatch.setattr(planning, "Entry", broken)
         assert "INTERNAL" == reason(await tell(sequencer, servers.fact()))
         assert 1 == (await asyncio.wait_for(sequencer.settled(), 10)).head
         await recorded(sequencer, servers.fact())
@@ -125,7 +123,7 @@ def test_a_bug_that_repeats_itself_leaves_time_for_others(monkeypatch: pytest.Mo
                 monkeypatch.undo()
             raise RuntimeError("a bug in planning")
 
-        monkeypatch.setattr(planning, "_entries", broken)
+        monkeypatch.setattr(planning, "Entry", broken)
         await asyncio.sleep(20)
         assert 0 < tries < 1_000
         monkeypatch.undo()
@@ -241,7 +239,7 @@ def test_a_citation_is_not_forgotten_while_its_batch_is_prepared(monkeypatch: py
         servers = Servers()
         sequencer, log = await servers.governed()
         fact = await recorded(sequencer, servers.fact())
-        monkeypatch.setattr(lookup_module, "CITED_MAX", 5)
+        sequencer.lookup.cited_max = 5
         log.pause_seconds = 0.01
         sequencer._gathering.limit = 5
         causes = [servers.fact(subject=f"order/other-{number}") for number in range(5)]
