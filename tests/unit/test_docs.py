@@ -20,7 +20,7 @@ from gavel.v1 import (
     rule_set_service_pb2,
     tool_service_pb2,
 )
-from gavel_rules import arbitration, limits, reasons
+from gavel_rules import limits, reasons
 from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
 from gavel_server.cli.main import app
 from gavel_server.config import Settings
