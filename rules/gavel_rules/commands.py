@@ -87,21 +87,23 @@ class DeployRuleSet:
 
 @dataclass(slots=True)
 class ActivateRuleSet:
-    """Put a deployed version in force. `expected_active_version` None: whatever is active; 0: nothing is."""
+    """Put a deployed version in force, or let it watch. `expected_active_version` None: whatever is in force; 0: nothing is."""
 
     event_id: str
     policy_id: str
     version: int
     expected_active_version: int | None
+    shadow: bool = False
 
 
 @dataclass(slots=True)
 class DeactivateRuleSet:
-    """Take a rule set out of force."""
+    """Take a rule set out of force, or end its shadow."""
 
     event_id: str
     policy_id: str
     expected_active_version: int | None
+    shadow: bool = False
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
 
-from gavel_rules import execution, reasons
+from gavel_rules import execution, reasons, shadow
 from gavel_rules.arbitration import Judge, arbitrate
 from gavel_rules.case import Case
 from gavel_rules.commands import (
@@ -45,6 +45,7 @@ from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id
 from gavel_rules.projection import State
 from gavel_rules.publication import publish
+from gavel_rules.records import DeployedRuleSet
 from gavel_rules.ruleset import CompiledAction, Verdict
 
 _TIMERS_UNBOUNDED: Final = 1 << 62
@@ -105,7 +106,9 @@ def _submit_proposal(emission: Emission, command: SubmitProposal, references: Re
     sequence_number = state.head + 1
     decided = Envelope()
     decision = decided.decision
-    arbitrate(state, envelope, references.cited, emission.now_ms, judge(state, sequence_number, engine), into=decision)
+    asking = judge(state, sequence_number, engine)
+    arbitrate(state, envelope, references.cited, emission.now_ms, asking, into=decision)
+    differences = shadow.differences(state, envelope, references.cited, emission.now_ms, asking, decision) if state.shadowing else ()
     recorded = emit_decision(emission, decided, envelope)
     if decision.reason_code == reasons.REJECTION_LIMIT:
         _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
@@ -118,6 +121,9 @@ def _submit_proposal(emission: Emission, command: SubmitProposal, references: Re
                 fact_collection=FactCollection(decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements),
             ),
         )
+    for ordinal, difference in enumerate(differences):
+        difference.decision_id = decision.decision_id
+        _notify(emission, recorded, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), ordinal)
     return Recorded(recorded)
 
 
@@ -145,10 +151,10 @@ def _lacks_tier(decision: Decision) -> bool:
     )
 
 
-def _notify(emission: Emission, decision: Envelope, diagnostic: AgentDiagnostic) -> None:
+def _notify(emission: Emission, decision: Envelope, diagnostic: AgentDiagnostic, ordinal: int = 0) -> None:
     emission.diagnose(
         diagnostic,
-        event_id=derived_event_id(decision.event_id, decision.sequence_number, diagnostic.kind),
+        event_id=derived_event_id(decision.event_id, decision.sequence_number, diagnostic.kind, ordinal),
         causation_id=decision.event_id,
         trace_id=decision.trace_id,
         subject=decision.subject,
@@ -206,11 +212,11 @@ def _deploy(emission: Emission, command: DeployRuleSet, references: References, 
     policy_id, version = rule_set.policy_id, rule_set.version
     deployed = emission.state.rule_sets.get((policy_id, version))
     if deployed is not None:
-        if deployed.rule_set.digest == rule_set.digest:
+        if deployed.digest == rule_set.digest:
             return RuleSetAt(policy_id, version, rule_set.digest, deployed.sequence_number)
         return Fault(
             error_pb2.ERROR_REASON_VERSION_REUSED,
-            f"version {version} of rule set {policy_id} is deployed with digest {deployed.rule_set.digest}; "
+            f"version {version} of rule set {policy_id} is deployed with digest {deployed.digest}; "
             f"this document has {rule_set.digest}: give it a new version",
         )
     event = _system_fact(
@@ -240,10 +246,32 @@ def _activate(emission: Emission, command: ActivateRuleSet, references: Referenc
     raced = _raced(policy_id, active_version, command.expected_active_version)
     if raced is not None:
         return raced
-    digest = deployed.rule_set.digest
-    if active is not None and active.version == version:
-        return RuleSetAt(policy_id, version, digest, active.sequence_number)
-    for action_type in deployed.rule_set.actions:
+    before = state.shadows.get(policy_id) if command.shadow else active
+    if before is not None and before.version == version:
+        return RuleSetAt(policy_id, version, deployed.digest, before.sequence_number)
+    fault = _in_force_already(policy_id, version, active_version) if command.shadow else _governed_already(state, policy_id, deployed)
+    if fault is not None:
+        return fault
+    activated = RuleSetActivated(
+        policy_id=policy_id,
+        version=version,
+        digest=deployed.digest,
+        mode=fact_pb2.ACTIVATION_MODE_SHADOW if command.shadow else fact_pb2.ACTIVATION_MODE_ACTIVE,
+        previous_version=before.version if before else 0,
+    )
+    event = _system_fact(emission, command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
+    return RuleSetAt(policy_id, version, deployed.digest, event.sequence_number)
+
+
+def _in_force_already(policy_id: str, version: int, active_version: int) -> Fault | None:
+    if version != active_version:
+        return None
+    message = f"version {version} of rule set {policy_id} is in force: as a shadow it would decide the same; name another version"
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+
+
+def _governed_already(state: State, policy_id: str, deployed: DeployedRuleSet) -> Fault | None:
+    for action_type in deployed.action_types:
         for action in state.governing.get(action_type, ()):
             if action.policy_id != policy_id:
                 return Fault(
@@ -251,15 +279,7 @@ def _activate(emission: Emission, command: ActivateRuleSet, references: Referenc
                     f"action {action_type} is governed by active rule set {action.policy_id} version {action.version}; "
                     "this release allows one rule set per action: deactivate that one first",
                 )
-    activated = RuleSetActivated(
-        policy_id=policy_id,
-        version=version,
-        digest=digest,
-        mode=fact_pb2.ACTIVATION_MODE_ACTIVE,
-        previous_version=active_version,
-    )
-    event = _system_fact(emission, command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
-    return RuleSetAt(policy_id, version, digest, event.sequence_number)
+    return None
 
 
 def _deactivate(emission: Emission, command: DeactivateRuleSet, references: References, engine: Engine.ValueType) -> RuleSetAt | Fault:
@@ -269,12 +289,15 @@ def _deactivate(emission: Emission, command: DeactivateRuleSet, references: Refe
     raced = _raced(policy_id, active.version if active else 0, command.expected_active_version)
     if raced is not None:
         return raced
-    if active is None:
-        return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} is not active")
-    deactivated = RuleSetDeactivated(policy_id=policy_id, version=active.version)
+    ended = state.shadows.get(policy_id) if command.shadow else active
+    if ended is None:
+        problem = "has no shadow" if command.shadow else "is not active"
+        return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} {problem}")
+    deactivated = RuleSetDeactivated(policy_id=policy_id, version=ended.version)
+    if command.shadow:
+        deactivated.mode = fact_pb2.ACTIVATION_MODE_SHADOW
     event = _system_fact(emission, command.event_id, "RuleSetDeactivated", f"rule-set/{policy_id}", rule_set_deactivated=deactivated)
-    digest = state.rule_sets[policy_id, active.version].rule_set.digest
-    return RuleSetAt(policy_id, active.version, digest, event.sequence_number)
+    return RuleSetAt(policy_id, ended.version, ended.rule_set.digest, event.sequence_number)
 
 
 def _raced(policy_id: str, active_version: int, expected: int | None) -> Fault | None:

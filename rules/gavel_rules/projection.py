@@ -22,11 +22,22 @@ from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
 from gavel_rules import derivation
+from gavel_rules.document import digest_of
 from gavel_rules.events import FACT, OBSERVATION, milliseconds
 from gavel_rules.journal import Journal
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
-from gavel_rules.records import ActiveRuleSet, Candidate, DeployedRuleSet, LiveDecision, Review, ToolEvidence, Trace
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, compile_rule_set
+from gavel_rules.records import (
+    ActiveRuleSet,
+    Candidate,
+    DeployedRuleSet,
+    LiveDecision,
+    Review,
+    Shadowing,
+    ShadowRuleSet,
+    ToolEvidence,
+    Trace,
+)
+from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.values import value_to_python
 
 # Phases of an approved decision; PendingPhase of the contract.
@@ -50,6 +61,8 @@ class State(Journal):
         self.rule_sets: dict[tuple[str, int], DeployedRuleSet] = {}
         self.active: dict[str, ActiveRuleSet] = {}
         self.governing: dict[str, tuple[CompiledAction, ...]] = {}
+        self.shadows: dict[str, ShadowRuleSet] = {}
+        self.shadowing: dict[str, tuple[Shadowing, ...]] = {}  # by action type
         self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}
         self.open_proposals: dict[str, Envelope] = {}
         self.decisions: dict[str, LiveDecision] = {}
@@ -144,6 +157,10 @@ class State(Journal):
             review = decision.decision_id
             self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, ""))
         self._count(envelope.trace_id, decision.consecutive_rejections, review)
+        if self.shadowing:
+            for shadow in self.shadowing.get(decision.action_type, ()):
+                watching = self.shadows[shadow.policy_id]
+                self._put(self.shadows, shadow.policy_id, watching._replace(decisions=watching.decisions + 1))
 
     def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
         decision = envelope.decision
@@ -378,7 +395,13 @@ class State(Journal):
             self._put_trace(trace_id, Trace(0, self.recorded_at_ms))
 
     def _apply_diagnostic(self, envelope: Envelope) -> None:
-        """Diagnostics decide nothing."""
+        """Count what shadows would have decided otherwise; diagnostics decide nothing."""
+        diagnostic = envelope.agent_diagnostic
+        if diagnostic.WhichOneof("detail") == "shadow_difference":
+            policy_id = diagnostic.shadow_difference.policy_id
+            shadow = self.shadows.get(policy_id)
+            if shadow is not None:
+                self._put(self.shadows, policy_id, shadow._replace(differences=shadow.differences + 1))
 
     # Facts about Gavel itself
 
@@ -396,19 +419,42 @@ class State(Journal):
 
     def _apply_rule_set_deployed(self, envelope: Envelope) -> None:
         deployed = envelope.fact.rule_set_deployed
+        canonical_json = deployed.canonical_json
         record = DeployedRuleSet(
-            compile_rule_set(deployed.canonical_json), deployed.document, envelope.sequence_number, self.recorded_at_ms
+            digest_of(canonical_json),
+            tuple(sorted(json.loads(canonical_json)["actions"])),
+            deployed.document,
+            canonical_json,
+            envelope.sequence_number,
+            self.recorded_at_ms,
         )
         self._put(self.rule_sets, (deployed.policy_id, deployed.version), record)
 
     def _apply_rule_set_activated(self, envelope: Envelope) -> None:
         activated = envelope.fact.rule_set_activated
-        self._put(self.active, activated.policy_id, ActiveRuleSet(activated.version, envelope.sequence_number))
-        self._set("governing", _governing(self))
+        policy_id, version = activated.policy_id, activated.version
+        rule_set = self.rule_sets[policy_id, version].rule_set
+        shadow = self.shadows.get(policy_id)
+        if activated.mode == fact_pb2.ACTIVATION_MODE_SHADOW:
+            watching = ShadowRuleSet(version, envelope.sequence_number, activated.previous_version, rule_set)
+            self._put(self.shadows, policy_id, watching)
+        else:
+            active = ActiveRuleSet(version, envelope.sequence_number, activated.previous_version, rule_set)
+            self._put(self.active, policy_id, active)
+            if shadow is not None and shadow.version == version:
+                self._drop(self.shadows, policy_id)
+        self._govern()
 
     def _apply_rule_set_deactivated(self, envelope: Envelope) -> None:
-        self._drop(self.active, envelope.fact.rule_set_deactivated.policy_id)
-        self._set("governing", _governing(self))
+        deactivated = envelope.fact.rule_set_deactivated
+        of_shadow = deactivated.mode == fact_pb2.ACTIVATION_MODE_SHADOW
+        self._drop(self.shadows if of_shadow else self.active, deactivated.policy_id)
+        self._govern()
+
+    def _govern(self) -> None:
+        in_force = {policy_id: active.rule_set for policy_id, active in self.active.items()}
+        self._set("governing", governing_actions(in_force.values()))
+        self._set("shadowing", _shadowing(in_force, self.shadows))
 
     # The whole, for comparison
 
@@ -421,10 +467,11 @@ class State(Journal):
             "cross_check": _plain(self.cross_check),
             "idempotency_window_ms": self.idempotency_window_ms,
             "rule_sets": [
-                (policy, version, deployed.rule_set.digest, deployed.sequence_number)
+                (policy, version, deployed.digest, deployed.sequence_number)
                 for (policy, version), deployed in sorted(self.rule_sets.items())
             ],
-            "active": sorted(self.active.items()),
+            "active": {policy_id: (*active[:3], active.rule_set.digest) for policy_id, active in self.active.items()},
+            "shadows": {policy_id: (*shadow[:3], shadow.rule_set.digest, *shadow[4:]) for policy_id, shadow in self.shadows.items()},
             "evidence": {subject: {key: sorted(candidates) for key, candidates in keys.items()} for subject, keys in self.evidence.items()},
             "open_proposals": {key: _plain(value) for key, value in self.open_proposals.items()},
             "decisions": {key: _plain_tuple(value) for key, value in self.decisions.items()},
@@ -454,8 +501,17 @@ def governing_actions(rule_sets: Iterable[CompiledRuleSet]) -> dict[str, tuple[C
     return governing
 
 
-def _governing(state: State) -> dict[str, tuple[CompiledAction, ...]]:
-    return governing_actions(state.rule_sets[policy_id, active.version].rule_set for policy_id, active in state.active.items())
+def _shadowing(in_force: Mapping[str, CompiledRuleSet], shadows: Mapping[str, ShadowRuleSet]) -> dict[str, tuple[Shadowing, ...]]:
+    """Return the shadows by action type: of the actions that they govern, and those that the version in force does."""
+    shadowing: dict[str, tuple[Shadowing, ...]] = {}
+    for policy_id, shadow in sorted(shadows.items()):
+        rule_set = shadow.rule_set
+        governing = governing_actions({**in_force, policy_id: rule_set}.values())
+        replaced = in_force[policy_id].actions if policy_id in in_force else {}
+        for action_type in sorted(rule_set.actions.keys() | replaced.keys()):
+            watching = Shadowing(policy_id, shadow.version, rule_set.digest, governing.get(action_type, ()))
+            shadowing[action_type] = (*shadowing.get(action_type, ()), watching)
+    return shadowing
 
 
 def _plain(message: Message) -> str:

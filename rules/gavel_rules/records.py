@@ -12,7 +12,8 @@ from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ObservedFrom
 
-from gavel_rules.ruleset import CompiledRuleSet
+from gavel_rules import library
+from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 
 
 class Candidate(NamedTuple):
@@ -96,16 +97,45 @@ class Trace(NamedTuple):
 
 
 class DeployedRuleSet(NamedTuple):
-    """A rule set version in the log."""
+    """A rule set version in the log, as text: most versions are never used again."""
 
-    rule_set: CompiledRuleSet
+    digest: str
+    action_types: tuple[str, ...]
     document: str
+    canonical_json: str
     sequence_number: int
     recorded_at_ms: int
 
+    @property
+    def rule_set(self) -> CompiledRuleSet:
+        """The version compiled, which takes a while if it has not been used lately (`library`)."""
+        return library.compiled(self.digest, self.canonical_json)
+
 
 class ActiveRuleSet(NamedTuple):
-    """Which version of a rule set governs, and since when."""
+    """Which version of a rule set governs, since when, and in place of which (0: none)."""
 
     version: int
     sequence_number: int
+    previous_version: int
+    rule_set: CompiledRuleSet
+
+
+class ShadowRuleSet(NamedTuple):
+    """Which version of a rule set watches, since when, in place of which shadow (0: none), and what it has seen since."""
+
+    version: int
+    sequence_number: int
+    previous_version: int
+    rule_set: CompiledRuleSet
+    decisions: int = 0
+    differences: int = 0
+
+
+class Shadowing(NamedTuple):
+    """What watches the proposals of an action: a shadow, and what would govern if it were in force."""
+
+    policy_id: str
+    version: int
+    digest: str
+    governing: tuple[CompiledAction, ...]

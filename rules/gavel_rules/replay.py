@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from gavel.v1 import common_pb2, decision_pb2, execution_pb2
+from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import RuleSetActivated, RuleSetDeactivated
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
 from google.protobuf import text_format
 from google.protobuf.json_format import Error as JsonFormatError
@@ -48,6 +49,7 @@ from gavel_rules.events import ARBITER_VERSION, CATEGORIES_OF_PRODUCER, GAVEL, P
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.projection import State, governing_actions
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
+from gavel_rules.shadow import same_verdict
 
 
 class DamagedError(Exception):
@@ -160,13 +162,22 @@ class Integrity:
 class Recomputation:
     """The second pass: the decider again. Feed every record from number 1 in order, then call `finish`.
 
-    What comes before `compare_from` builds the state and is not compared.
+    What comes before `compare_from` builds the state and is not compared. `compiled` stands in for `compile_rule_set`: a caller
+    may have compiled beforehand what comes next.
     """
 
-    def __init__(self, bus: str, *, engine: Engine.ValueType = decision_pb2.ENGINE_RETE, compare_from: int = 1) -> None:
+    def __init__(
+        self,
+        bus: str,
+        *,
+        engine: Engine.ValueType = decision_pb2.ENGINE_RETE,
+        compare_from: int = 1,
+        compiled: Callable[[str], CompiledRuleSet] = compile_rule_set,
+    ) -> None:
         self.state = State(bus)
         self._engine = engine
         self._compare_from = compare_from
+        self._compiled = compiled
         self._expected: deque[Envelope] = deque()
         self._cited: dict[int, Cited] = {}
         self._input: Envelope | None = None
@@ -231,7 +242,7 @@ class Recomputation:
         copy.ClearField("recorded_at")
         match recorded.WhichOneof("payload"):
             case "fact" if recorded.fact.WhichOneof("system") is not None:
-                return _system_command(recorded), References()
+                return _system_command(recorded, self._compiled), References()
             case "agent_diagnostic" if _is_late_report(recorded):
                 return self._late_report_command(recorded), References()
             case "decision" if recorded.decision.reason_code == reasons.RETRY_FACTS_CHANGED:
@@ -318,7 +329,7 @@ class Impact:
     """What past proposals would have been decided under a candidate rule set, everything else exactly as it was."""
 
     def __init__(self, bus: str, candidate: CompiledRuleSet) -> None:
-        self._state = State(bus)
+        self.state = State(bus)
         self._candidate = candidate
         self._cited: dict[int, Cited] = {}
         self._simulated: dict[str, Decision] = {}
@@ -334,15 +345,15 @@ class Impact:
                 self._simulate(recorded)
             case "decision" if not recorded.decision.previous_decision_id:
                 changed = self._difference(recorded)
-        self._state.apply(recorded)
-        self._state.commit()
+        self.state.apply(recorded)
+        self.state.commit()
         citation = cited(recorded)
         if citation.keys:
             self._cited[sequence_number] = citation
         return changed
 
     def _simulate(self, proposal: Envelope) -> None:
-        state = self._state
+        state = self.state
         governing = self._governing().get(proposal.proposal.action_type, ())
         self._simulated[proposal.event_id] = arbitrate(
             state,
@@ -354,20 +365,16 @@ class Impact:
         )
 
     def _governing(self) -> Mapping[str, tuple[CompiledAction, ...]]:
-        rule_sets = {
-            policy_id: self._state.rule_sets[policy_id, active.version].rule_set for policy_id, active in self._state.active.items()
-        }
-        rule_sets[self._candidate.policy_id] = self._candidate
-        return governing_actions(rule_sets.values())
+        in_force = {policy_id: active.rule_set for policy_id, active in self.state.active.items()}
+        return governing_actions({**in_force, self._candidate.policy_id: self._candidate}.values())
 
     def _difference(self, recorded: Envelope) -> ChangedDecision | None:
         self.decisions += 1
-        self.replaced += self._candidate.policy_id in self._state.active
+        self.replaced += self._candidate.policy_id in self.state.active
         simulated = self._simulated.pop(recorded.decision.proposal_id)
-        before, after = recorded.decision, simulated
-        if (before.outcome, before.reason_code, before.rule_id) == (after.outcome, after.reason_code, after.rule_id):
+        if same_verdict(recorded.decision, simulated):
             return None
-        return ChangedDecision(recorded.sequence_number, before, after)
+        return ChangedDecision(recorded.sequence_number, recorded.decision, simulated)
 
 
 def decode(sequence_number: int, envelope_bytes: bytes) -> Envelope:
@@ -419,7 +426,7 @@ def _as_json(value: Any) -> str:
     return "(absent)" if value is _ABSENT else json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def _system_command(recorded: Envelope) -> Command | None:
+def _system_command(recorded: Envelope, compiled: Callable[[str], CompiledRuleSet]) -> Command | None:
     """Return the command behind a fact about Gavel itself."""
     fact = recorded.fact
     match fact.WhichOneof("system"):
@@ -429,9 +436,15 @@ def _system_command(recorded: Envelope) -> Command | None:
             return ChangeCrossCheck(recorded.event_id, fact.cross_check_changed.cross_check)
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
-            return DeployRuleSet(recorded.event_id, compile_rule_set(deployed.document), deployed.document)
+            return DeployRuleSet(recorded.event_id, compiled(deployed.document), deployed.document)
         case "rule_set_activated":
-            return ActivateRuleSet(recorded.event_id, fact.rule_set_activated.policy_id, fact.rule_set_activated.version, None)
+            activated = fact.rule_set_activated
+            return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, _is_shadow(activated))
         case "rule_set_deactivated":
-            return DeactivateRuleSet(recorded.event_id, fact.rule_set_deactivated.policy_id, None)
+            deactivated = fact.rule_set_deactivated
+            return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated))
     return None
+
+
+def _is_shadow(event: RuleSetActivated | RuleSetDeactivated) -> bool:
+    return event.mode == fact_pb2.ACTIVATION_MODE_SHADOW

@@ -18,10 +18,12 @@ from gavel_rules.events import CATEGORIES_OF_PRODUCER, DECISION, DECISION_NAME, 
 from gavel_server.errors import ServiceError
 
 # Notices that only Gavel writes: an agent's note of the same name would pass for one.
-RESERVED_DIAGNOSTIC_KINDS: Final = frozenset({"NeedsHumanReview", "FactCollectionRequested", "LateExecutionReport", "NoFeasibleProposal"})
+RESERVED_DIAGNOSTIC_KINDS: Final = frozenset(
+    {"NeedsHumanReview", "FactCollectionRequested", "LateExecutionReport", "NoFeasibleProposal", "ShadowDifference"}
+)
 # Names by which people find decisions and notices in the log: nothing else may look like one.
 RESERVED_EVENT_NAMES: Final = RESERVED_DIAGNOSTIC_KINDS.union(DECISION_NAME.values(), SYSTEM_FACT_KEY)
-_RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution"})
+_RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution", "shadow_difference"})
 _CHANNELS: Final = frozenset(ObservedFrom.values()) - {fact_pb2.OBSERVED_FROM_UNSPECIFIED}
 _SENSES: Final = frozenset(
     {fact_pb2.OBSERVED_FROM_DB, fact_pb2.OBSERVED_FROM_API, fact_pb2.OBSERVED_FROM_WEBHOOK, fact_pb2.OBSERVED_FROM_SENSOR}

@@ -52,7 +52,7 @@ from gavel_server.services.boundary import Guard, Plain
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
 from gavel_server.services.projection import ProjectionServicer
-from gavel_server.services.replay import ReplayServicer
+from gavel_server.services.replay import Replays, ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
 
@@ -216,12 +216,13 @@ class _Health:
 def _register(server: grpc.aio.Server, buses: Buses) -> _Health:
     guard = Guard(server)
     compiler = Compiler()
+    replays = Replays()
     Arbitration(buses, compiler).register(server)
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventServicer(buses), guard)
     execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionServicer(buses), guard)
-    rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses, compiler), guard)
+    rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses, compiler, replays), guard)
     projection_service_pb2_grpc.add_ProjectionServiceServicer_to_server(ProjectionServicer(buses), guard)
-    replay_service_pb2_grpc.add_ReplayServiceServicer_to_server(ReplayServicer(buses), guard)
+    replay_service_pb2_grpc.add_ReplayServiceServicer_to_server(ReplayServicer(buses, replays), guard)
     tool_service_pb2_grpc.add_ToolServiceServicer_to_server(ToolServicer(), guard)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, Plain(server))

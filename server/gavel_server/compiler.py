@@ -1,8 +1,9 @@
 """Compiling rule set documents without trusting them: first in a child process with limits, then in the server.
 
 The child (`compile_worker`) has a time limit and a memory limit and may die; the server then answers COMPILE_LIMIT_EXCEEDED
-and goes on. Only what the child has answered for is compiled in the server. How many children run at once is limited,
-because each takes a processor, and so is how many callers wait for one.
+and goes on. Only what the child has answered for is compiled in the server, once per version (`gavel_rules.library`), and in a
+thread: the event loop goes on deciding. How many children run at once is limited, because each takes a processor, and so is
+how many callers wait for one.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import signal
 import subprocess
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetResponse
+from gavel_rules import library
 from gavel_rules.limits import MESSAGE_BYTES_MAX
+from gavel_rules.records import DeployedRuleSet
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
 from gavel_server.compile_worker import EXIT_MEMORY, MEMORY_BYTES_MAX
@@ -32,6 +36,8 @@ COMPLAINT_BYTES_MAX: Final = 4 * 1024
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.compile_worker")
 _log = structlog.get_logger("gavel.compiler")
+# One thread: two that compile would only take the interpreter from each other, and from the event loop.
+_thread: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
 
 
 class Compiler:
@@ -63,7 +69,9 @@ class Compiler:
             self._callers -= 1
 
     async def compile(self, document: str, field: str = "document") -> CompiledRuleSet:
-        """Return the rule set of a document that has passed `check`; `field` is where the request has the document.
+        """Return the rule set of a document that has passed `check`, as it will decide: compiled from its canonical text.
+
+        `field` is where the request has the document.
 
         Raises ServiceError: what `check` raises, and INVALID_RULE_SET with every mistake.
         """
@@ -73,7 +81,7 @@ class Compiler:
             place, description = violations[0]
             more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
             raise ServiceError(error_pb2.ERROR_REASON_INVALID_RULE_SET, f"{place}: {description}{more}", violations)
-        return compile_rule_set(document)
+        return library.find(report.digest) or library.keep(await compile_in_thread(document, canonically=True))
 
     async def _run_child(self, document: bytes) -> ValidateRuleSetResponse:
         # `subprocess` starts the child by vfork, which runs no fork handlers; the event loop's own way would run gRPC's, in a
@@ -91,6 +99,23 @@ class Compiler:
         except subprocess.TimeoutExpired:
             raise _limit_exceeded(f"took longer than {self._time_limit_ms} ms to compile") from None
         return _report(child.returncode, child.stdout, child.stderr)
+
+
+async def ready(deployed: DeployedRuleSet) -> CompiledRuleSet:
+    """Compile a deployed version beside the event loop if it is not at hand, so that whoever activates it next does not have to.
+
+    Hold on to the answer until then.
+    """
+    return library.find(deployed.digest) or library.keep(await compile_in_thread(deployed.canonical_json))
+
+
+async def compile_in_thread(text: str, *, canonically: bool = False) -> CompiledRuleSet:
+    """Compile a document, or `canonically` its canonical text, beside the event loop. Raises DocumentError."""
+    return await asyncio.get_running_loop().run_in_executor(_thread, _compile_canonically if canonically else compile_rule_set, text)
+
+
+def _compile_canonically(document: str) -> CompiledRuleSet:
+    return compile_rule_set(compile_rule_set(document).canonical_json)
 
 
 def _report(status: int, answer: bytes, said: bytes) -> ValidateRuleSetResponse:

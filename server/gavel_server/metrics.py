@@ -12,13 +12,16 @@ from typing import Final
 import structlog
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
-from gavel_rules.events import DECISION
+from gavel_rules.events import AGENT_DIAGNOSTIC, DECISION
 from prometheus_client import Counter, Gauge, start_http_server
 
 EVENTS: Final = Counter("gavel_events", "Events that this server has committed.", ["bus"])
 HEAD: Final = Gauge("gavel_head_sequence_number", "The last committed event that this server knows.", ["bus"])
 WRITABLE: Final = Gauge("gavel_writable", "1 if this server accepts writes to the bus, else 0.", ["bus"])
 DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])
+SHADOW_DIFFERENCES: Final = Counter(
+    "gavel_shadow_differences", "Decisions that a shadow would have made otherwise, by its rule set.", ["bus", "policy_id"]
+)
 
 ALARMING: Final = frozenset({reasons.ENGINE_DISAGREEMENT, reasons.EVALUATION_ERROR})
 
@@ -36,7 +39,9 @@ def committed(bus: str, envelopes: Iterable[Envelope]) -> None:
     count = 0
     for envelope in envelopes:
         count += 1
-        if envelope.event_category == DECISION and envelope.decision.reason_code in ALARMING:
+        if envelope.event_category == AGENT_DIAGNOSTIC and envelope.agent_diagnostic.WhichOneof("detail") == "shadow_difference":
+            SHADOW_DIFFERENCES.labels(bus, envelope.agent_diagnostic.shadow_difference.policy_id).inc()
+        elif envelope.event_category == DECISION and envelope.decision.reason_code in ALARMING:
             decision = envelope.decision
             DECISION_ALARMS.labels(bus, decision.reason_code).inc()
             _LOG.error(

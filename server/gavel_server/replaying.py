@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from gavel.v1 import decision_pb2, replay_service_pb2
@@ -22,6 +23,7 @@ from gavel_rules.replay import DamagedError, DivergedError, Impact, Integrity, R
 from gavel_rules.ruleset import CompiledRuleSet
 
 from gavel_server.log.protocol import EventLog, LogCorruptError, Record
+from gavel_server.precompiling import Precompiler
 
 # Events read and checked before other tasks get their turn: some tens of milliseconds of work.
 PAGE_EVENTS: Final = 100
@@ -49,8 +51,16 @@ async def verify(
         integrity = Integrity(log.bus)
         async for number in _pages(log, last, lambda record: integrity.feed(*record)):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
-        recomputation = Recomputation(log.bus, engine=engine or decision_pb2.ENGINE_RETE, compare_from=max(from_sequence_number, 1))
-        async for number in _pages(log, last, lambda record: recomputation.feed(record.sequence_number, record.envelope)):
+        precompiler = Precompiler(documents=True)
+        recomputation = Recomputation(
+            log.bus,
+            engine=engine or decision_pb2.ENGINE_RETE,
+            compare_from=max(from_sequence_number, 1),
+            compiled=precompiler.compile_document,
+        )
+        feed = recomputation.feed
+        before = partial(precompiler.before, recomputation.state)
+        async for number in _pages(log, last, lambda record: feed(record.sequence_number, record.envelope), before):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
         recomputation.finish(at_head=last == head)
     except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
@@ -99,7 +109,7 @@ async def impact(
                 )
                 transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
 
-    async for number in _pages(log, last, feed):
+    async for number in _pages(log, last, feed, partial(Precompiler().before, simulation.state)):
         for change in changed:
             yield SimulateRuleSetResponse(changed=change)
         changed.clear()
@@ -146,7 +156,9 @@ async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: i
     return head, last
 
 
-async def _pages(log: EventLog, last: int, feed: Callable[[Record], object]) -> AsyncIterator[int]:
+async def _pages(
+    log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None]] | None = None
+) -> AsyncIterator[int]:
     """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
     number = 0
     while number < last:
@@ -155,6 +167,8 @@ async def _pages(log: EventLog, last: int, feed: Callable[[Record], object]) -> 
             message = f"event {number + 1} is missing; the log ends before its head"
             raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
         for record in records:
+            if before is not None:
+                await before(record.envelope)
             feed(record)
         number = records[-1].sequence_number
         yield number

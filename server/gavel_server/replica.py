@@ -26,6 +26,7 @@ from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.protocol import empty_head
 from gavel_server.lookup import Lookup
 from gavel_server.planning import Plan
+from gavel_server.precompiling import Precompiler
 
 POLL_INTERVAL_SECONDS: Final = 0.05
 CHECKPOINT_INTERVAL_SECONDS: Final = 1.0
@@ -112,11 +113,13 @@ class Replica:
         return record is not None and record.chain_hash == head.chain_hash
 
     async def _read_on(self, head: Head) -> None:
+        precompiler = Precompiler()
         while self.head.sequence_number < head.sequence_number:
             records = await self.log.read(self.head.sequence_number + 1, head.sequence_number)
             if not records or records[0].sequence_number != self.head.sequence_number + 1:
                 raise LogCorruptError(f"bus {self.bus}: event {self.head.sequence_number + 1} is missing")
             for record in records:
+                await precompiler.before(self.state, record.envelope)
                 self._follow(record)
             self.wake_followers()
             await asyncio.sleep(0)

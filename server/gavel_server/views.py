@@ -75,23 +75,37 @@ def rule_sets(state: State, after: tuple[str, int] | None = None) -> Iterator[Ru
 
 def active_rule_sets(state: State) -> list[RuleSet]:
     """Return the rule sets in force, by policy_id."""
-    return [rule_set(state, policy_id, active.version) for policy_id, active in sorted(state.active.items())]
+    return [rule_set(state, policy_id, state.active[policy_id].version) for policy_id in sorted(state.active)]
+
+
+def shadow_rule_sets(state: State) -> list[RuleSet]:
+    """Return the shadows, by policy_id."""
+    return [rule_set(state, policy_id, state.shadows[policy_id].version) for policy_id in sorted(state.shadows)]
 
 
 def rule_set(state: State, policy_id: str, version: int) -> RuleSet:
     """Return a deployed version."""
     deployed = state.rule_sets[policy_id, version]
-    active = state.active.get(policy_id)
-    in_force = active is not None and active.version == version
     answer = RuleSet(
         policy_id=policy_id,
         version=version,
-        digest=deployed.rule_set.digest,
+        digest=deployed.digest,
         deployed_at_sequence_number=deployed.sequence_number,
-        mode=fact_pb2.ACTIVATION_MODE_ACTIVE if in_force else fact_pb2.ACTIVATION_MODE_UNSPECIFIED,
-        action_types=sorted(deployed.rule_set.actions),
+        action_types=deployed.action_types,
     )
     set_timestamp(answer.deployed_at, deployed.recorded_at_ms)
+    active = state.active.get(policy_id)
+    shadow = state.shadows.get(policy_id)
+    if active is not None and active.version == version:
+        answer.mode = fact_pb2.ACTIVATION_MODE_ACTIVE
+        answer.activated_at_sequence_number = active.sequence_number
+        answer.previous_version = active.previous_version
+    elif shadow is not None and shadow.version == version:
+        answer.mode = fact_pb2.ACTIVATION_MODE_SHADOW
+        answer.activated_at_sequence_number = shadow.sequence_number
+        answer.previous_version = shadow.previous_version
+        answer.shadow_decisions = shadow.decisions
+        answer.shadow_differences = shadow.differences
     return answer
 
 

@@ -296,7 +296,10 @@ def activate_rule_set(
     bus: str = "",
     timeout_ms: int = COMPILE_TIMEOUT_MS,
 ) -> UnaryCall[rule_sets.ActivateRuleSetResponse]:
-    """Put a deployed version in force; ABORTED unless `expected_active_version` (0: none) is the active one, where given."""
+    """Put a deployed version in force, or let it watch as a shadow, which decides nothing.
+
+    ABORTED unless `expected_active_version` (0: none) is the one in force, where given.
+    """
     request = rule_sets.ActivateRuleSetRequest(
         bus=bus, policy_id=policy_id, version=version, mode=mode, expected_active_version=expected_active_version
     )
@@ -304,10 +307,15 @@ def activate_rule_set(
 
 
 def deactivate_rule_set(
-    policy_id: str, *, expected_active_version: int | None = None, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    policy_id: str,
+    *,
+    mode: ActivationMode.ValueType = ACTIVATION_MODE_ACTIVE,
+    expected_active_version: int | None = None,
+    bus: str = "",
+    timeout_ms: int = WRITE_TIMEOUT_MS,
 ) -> UnaryCall[rule_sets.DeactivateRuleSetResponse]:
-    """Take a rule set out of force; ABORTED unless `expected_active_version` is the active one, where given."""
-    request = rule_sets.DeactivateRuleSetRequest(bus=bus, policy_id=policy_id, expected_active_version=expected_active_version)
+    """Take a rule set out of force, or end its shadow; ABORTED unless `expected_active_version` is the one in force, where given."""
+    request = rule_sets.DeactivateRuleSetRequest(bus=bus, policy_id=policy_id, expected_active_version=expected_active_version, mode=mode)
     return _unary(RuleSetServiceStub, lambda stub: stub.DeactivateRuleSet, request, timeout_ms, repeatable=False)
 
 

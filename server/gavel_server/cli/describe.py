@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any, Final, Literal
 
-from gavel.v1 import decision_pb2, execution_pb2
+from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventCategory, ProducerType
 from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome
-from gavel.v1.diagnostic_pb2 import AgentDiagnostic
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, ShadowVerdict
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 from gavel.v1.fact_pb2 import Fact
@@ -76,6 +76,19 @@ def verdict_line(decision: Decision) -> str:
         parts.append("final: do not retry")
     parts += [f"{warning.code} {warning.message}".strip() for warning in decision.warnings]
     return printable(", ".join(parts))
+
+
+def shadow_verdict_line(verdict: ShadowVerdict) -> str:
+    """Return one line on what a decision comes to, and why, as a ShadowDifference has it."""
+    return verdict_line(
+        Decision(
+            outcome=verdict.outcome,
+            reason_code=verdict.reason_code,
+            policy_id=verdict.policy_id,
+            policy_version=verdict.policy_version,
+            rule_id=verdict.rule_id,
+        )
+    )
 
 
 def evidence_lines(decision: Decision) -> list[str]:
@@ -181,9 +194,12 @@ def _system_fact(fact: Fact, system: str) -> str:
         case "rule_set_activated":
             activated = fact.rule_set_activated
             before = f" in place of {activated.previous_version}" if activated.previous_version else ""
-            return f"rule set {activated.policy_id} {activated.version} in force{before}"
+            now = "a shadow" if activated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "in force"
+            return f"rule set {activated.policy_id} {activated.version} {now}{before}"
         case "rule_set_deactivated":
-            return f"rule set {fact.rule_set_deactivated.policy_id} {fact.rule_set_deactivated.version} out of force"
+            deactivated = fact.rule_set_deactivated
+            now = "no longer a shadow" if deactivated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "out of force"
+            return f"rule set {deactivated.policy_id} {deactivated.version} {now}"
     return system.replace("_", " ")
 
 
@@ -232,6 +248,10 @@ def _diagnostic(diagnostic: AgentDiagnostic) -> str:
             detail = "; ".join(requirement_line(row) for row in diagnostic.fact_collection.fact_requirements)
         case "late_execution":
             detail = f"by {diagnostic.late_execution.executor_id}: {_execution(diagnostic.late_execution.execution)}"
+        case "shadow_difference":
+            difference = diagnostic.shadow_difference
+            shadow = f"{difference.policy_id} {difference.policy_version}"
+            detail = f"{shadow} would say {shadow_verdict_line(difference.shadowed)}; it was {shadow_verdict_line(difference.decided)}"
         case "llm_invocation":
             detail = f"{diagnostic.llm_invocation.llm_model}, {diagnostic.llm_invocation.token_count} tokens"
         case "graph_transition":

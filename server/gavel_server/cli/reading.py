@@ -355,6 +355,19 @@ def _print_status(bus: str, response: GetStatusResponse) -> None:
         empty="No rule set is in force; deploy one with gavel rules deploy FILE --activate",
     )
     output.print_table(
+        ("rule set", "version", "since", "would differ"),
+        (
+            (
+                found.policy_id,
+                str(found.version),
+                f"#{found.activated_at_sequence_number}",
+                f"{found.shadow_differences} of {found.shadow_decisions}",
+            )
+            for found in response.shadow_rule_sets
+        ),
+        title="Shadows",
+    )
+    output.print_table(
         ("group", "queue", "not delivered", "not acknowledged", "members"),
         ((found.group, found.queue, str(found.lag), str(found.pending), str(found.members)) for found in response.consumers),
         title="Consumers",

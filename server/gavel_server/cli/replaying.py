@@ -13,24 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gavel_server.cli.errors import EXIT_INVALID, CommandError, InvalidInputError
+from gavel_server.cli import impact
+from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, countable, explained, named_log
+from gavel_server.cli.passes import Passes
 
 if TYPE_CHECKING:
     from gavel.v1.decision_pb2 import Engine
     from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
-    from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress
+    from gavel.v1.rule_set_service_pb2 import ReplayProgress, SimulateRuleSetResponse
     from gavel_rules.ruleset import CompiledRuleSet
-    from rich.progress import Progress, TaskID
 
     from gavel_server.log.protocol import EventLog
 
 EXIT_DIVERGED: Final = 3
 EXIT_DAMAGED: Final = 4
 EXIT_VERSION_NOT_IMPLEMENTED: Final = 5
-
-# What a pass over the log is called while it runs, in order.
-_PASSES: Final = ("checking the log", "deciding again")
 
 
 class EngineName(Enum):
@@ -72,12 +70,14 @@ def replay(
         raise InvalidInputError("--archive is not available in this release; give --data DIR or --redis URL")
     if sum((data is not None, bool(redis), bool(server))) > 1:
         raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
-    if server and rules:
-        raise InvalidInputError("--rules is tried on a log itself; give --data DIR or --redis URL instead of --server")
-    # Compiled first: a mistake in the candidate needs no log.
-    candidate = _compiled(rules) if rules else None
-    if candidate is not None:
-        asyncio.run(_print_impact(_opened(data, redis, bus), candidate, from_sequence_number, to_sequence_number, as_json))
+    if rules:
+        # Compiled first: a mistake in the candidate needs no log.
+        text, candidate = impact.compiled(rules)
+        if server:
+            responses = impact.simulated_by_server(server, bus, rules, text, from_sequence_number, to_sequence_number)
+        else:
+            responses = _impact_here(_opened(data, redis, bus), candidate, from_sequence_number, to_sequence_number, as_json)
+        asyncio.run(impact.show(responses, candidate, as_json))
         return
     number = Engine.Value(f"ENGINE_{engine.name}")
     if server:
@@ -86,19 +86,6 @@ def replay(
         progress = verified_here(_opened(data, redis, bus), from_sequence_number, to_sequence_number, number)
     verdict = asyncio.run(_watched(progress))
     raise typer.Exit(_report(verdict, as_json))
-
-
-def _compiled(file: str) -> CompiledRuleSet:
-    from gavel_rules.ruleset import DocumentError, compile_rule_set
-
-    from gavel_server.cli import documents, output
-
-    try:
-        return compile_rule_set(documents.read_document(file))
-    except DocumentError as error:
-        for message in error.messages:
-            output.note(message.format(file))
-        raise typer.Exit(EXIT_INVALID) from error
 
 
 def _opened(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
@@ -151,7 +138,7 @@ async def _verified_by_server(
 
 async def _watched(responses: AsyncGenerator[VerifyReplayResponse, None]) -> ReplayVerdict:
     """Show progress; return the verdict."""
-    with _Passes() as passes:
+    with Passes() as passes:
         return await verdict_in(responses, passes.show)
 
 
@@ -205,96 +192,24 @@ def exit_status(verdict: ReplayVerdict) -> int:
     }[verdict.status]
 
 
-async def _print_impact(
+async def _impact_here(
     opened: AbstractAsyncContextManager[EventLog],
     candidate: CompiledRuleSet,
     from_sequence_number: int,
     to_sequence_number: int,
     as_json: bool,
-) -> None:
-    """Print the decisions that the candidate would change, and how many by transition."""
-    from gavel.v1.rule_set_service_pb2 import SimulateRuleSetResponse, SimulationSummary
+) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+    """Try a candidate on a log that is opened here. A log that is not intact is no ground for a forecast: the verdict is printed."""
     from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
-    from gavel_server.cli import output
     from gavel_server.log.protocol import LogCorruptError
     from gavel_server.replaying import ReplayRangeError, impact, verdict_of
 
-    changed: list[ChangedDecision] = []
-    summary = SimulationSummary()
     try:
-        with _Passes() as passes:
-            async with opened as log:
-                async for response in impact(
-                    log, candidate, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number
-                ):
-                    match response.WhichOneof("item"):
-                        case "progress":
-                            passes.show(response.progress)
-                        case "changed":
-                            changed.append(response.changed)
-                        case "summary":
-                            summary = response.summary
+        async with opened as log:
+            async for response in impact(log, candidate, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number):
+                yield response
     except ReplayRangeError as error:
         raise InvalidInputError(str(error)) from error
     except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
         raise typer.Exit(_report(verdict_of(error), as_json)) from error
-    if as_json:
-        for change in changed:
-            output.print_json(SimulateRuleSetResponse(changed=change), one_line=True)
-        output.print_json(SimulateRuleSetResponse(summary=summary), one_line=True)
-        return
-    _print_changes(changed)
-    name = f"{candidate.policy_id} version {candidate.version}"
-    output.say(f"{name} would change {summary.changed} of {summary.decisions} decisions")
-    if summary.decisions and not summary.replaced:
-        output.note(
-            f"gavel: no version of {candidate.policy_id} was in force for any of them: the candidate stood beside the rule sets that were. "
-            "Is its name right?"
-        )
-    for transition, count in sorted(summary.transitions.items()):
-        output.say(f"  {transition}: {count}")
-
-
-def _print_changes(changed: list[ChangedDecision]) -> None:
-    from gavel_server.cli import output
-    from gavel_server.cli.describe import outcome_line, struct_text
-
-    output.print_table(
-        ("#", "action", "recorded", "would be"),
-        (
-            (
-                str(change.sequence_number),
-                f"{change.recorded.action_type} {struct_text(change.recorded.params)}",
-                outcome_line(change.recorded),
-                outcome_line(change.simulated),
-            )
-            for change in changed
-        ),
-    )
-
-
-class _Passes:
-    """A progress bar per pass over the log: progress that starts over begins the next one."""
-
-    def __init__(self) -> None:
-        from gavel_server.cli.output import progress_bar
-
-        self._bar: Progress = progress_bar()
-        self._tasks: list[TaskID] = []
-        self._number = 0
-
-    def __enter__(self) -> _Passes:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def show(self, progress: ReplayProgress) -> None:
-        """Show how far the pass has come."""
-        if progress.sequence_number <= self._number or not self._tasks:
-            name = _PASSES[min(len(self._tasks), len(_PASSES) - 1)]
-            self._tasks.append(self._bar.add_task(name, total=progress.to_sequence_number))
-        self._number = progress.sequence_number
-        self._bar.update(self._tasks[-1], completed=progress.sequence_number)

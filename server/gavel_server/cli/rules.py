@@ -105,6 +105,7 @@ def activate(
 @rules.command()
 def deactivate(
     policy_id: PolicyId,
+    shadow: Annotated[bool, typer.Option("--shadow", help="End its shadow; what is in force stays.")] = False,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -114,20 +115,22 @@ def deactivate(
 
     Its actions are refused with NO_ACTIVE_POLICY until another one governs them.
     """
+    from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ACTIVATION_MODE_SHADOW
+
     from gavel_server.cli import output
 
     with connected(server, bus) as client:
-        response = client.deactivate_rule_set(policy_id)
+        response = client.deactivate_rule_set(policy_id, mode=ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE)
     if as_json:
         output.print_json(response)
     else:
-        output.say(f"{policy_id} is out of force from event {response.sequence_number}")
+        output.say(f"{policy_id} {'has no shadow' if shadow else 'is out of force'} from event {response.sequence_number}")
 
 
 @rules.command("list")
 def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json = False, debug: Debug = False) -> None:
     """Print every deployed version."""
-    from gavel.v1.fact_pb2 import ActivationMode
+    from gavel.v1.fact_pb2 import ACTIVATION_MODE_SHADOW, ActivationMode
     from gavel.v1.rule_set_service_pb2 import ListRuleSetsResponse
 
     from gavel_server.cli import output
@@ -144,12 +147,14 @@ def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json
         output.print_json(listed)
         return
     output.print_table(
-        ("rule set", "version", "mode", "event", "deployed", "actions", "digest"),
+        ("rule set", "version", "mode", "since", "would differ", "event", "deployed", "actions", "digest"),
         (
             (
                 found.policy_id,
                 str(found.version),
                 short(ActivationMode, found.mode).lower() if found.mode else "-",
+                f"#{found.activated_at_sequence_number}" if found.mode else "-",
+                f"{found.shadow_differences} of {found.shadow_decisions}" if found.mode == ACTIVATION_MODE_SHADOW else "-",
                 f"#{found.deployed_at_sequence_number}",
                 moment(found.deployed_at),
                 ", ".join(found.action_types),

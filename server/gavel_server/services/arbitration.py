@@ -27,7 +27,7 @@ from gavel_rules.arbitration import arbitrate, explain
 from gavel_rules.commands import Tick
 from gavel_rules.decider import handle, judge
 from gavel_rules.projection import State, governing_actions
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, compile_rule_set
+from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
@@ -224,10 +224,8 @@ async def _inherit_trace(sequencer: Sequencer, envelope: Envelope) -> None:
 
 
 def _governing_with(state: State, override: CompiledRuleSet, envelope: Envelope) -> Governing:
-    rule_sets = {policy_id: state.rule_sets[policy_id, active.version].rule_set for policy_id, active in state.active.items()}
-    # From its canonical text, like a deployed one: the order of what is declared is that text's.
-    rule_sets[override.policy_id] = compile_rule_set(override.canonical_json)
-    return governing_actions(rule_sets.values()).get(envelope.proposal.action_type, ())
+    in_force = {policy_id: active.rule_set for policy_id, active in state.active.items()}
+    return governing_actions({**in_force, override.policy_id: override}.values()).get(envelope.proposal.action_type, ())
 
 
 def _check_batch(data: bytes, items: int) -> None:

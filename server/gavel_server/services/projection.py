@@ -92,6 +92,7 @@ class ProjectionServicer(projection_service_pb2_grpc.ProjectionServiceServicer):
             head_sequence_number=head.sequence_number,
             head_chain_hash=head.chain_hash,
             active_rule_sets=views.active_rule_sets(state),
+            shadow_rule_sets=views.shadow_rule_sets(state),
             consumers=[Consumer(**group._asdict()) for group in consumers],
             arbiter_version=state.arbiter_version,
             cross_check=state.cross_check,

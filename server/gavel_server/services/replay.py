@@ -1,12 +1,13 @@
 """ReplayService: the log proved against itself, beside the server's own work (seeds 002 §8).
 
-A replay takes a processor for as long as it runs and lets others run between pages; so only a few run at once.
+A replay takes a processor for as long as it runs and lets others run between pages; so only a few run at once, simulations of
+rule sets counted among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -26,12 +27,31 @@ RETRY_AFTER_MS: Final = 5_000
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
+class Replays:
+    """The passes over logs that run on a server, whichever call asked for them."""
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run one more. Raises ServiceError QUEUE_FULL."""
+        if self._running >= REPLAYS_MAX:
+            message = f"{REPLAYS_MAX} replays are running on this server; try again, or replay offline with gavel replay"
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=RETRY_AFTER_MS)
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+
 class ReplayServicer(replay_service_pb2_grpc.ReplayServiceServicer):
     """Serves ReplayService on the buses of this server."""
 
-    def __init__(self, buses: Buses) -> None:
+    def __init__(self, buses: Buses, replays: Replays) -> None:
         self._buses = buses
-        self._running = 0
+        self._replays = replays
 
     async def VerifyReplay(self, request: VerifyReplayRequest, context: _Context) -> AsyncGenerator[VerifyReplayResponse, None]:
         """Recompute the log; stream progress and last the verdict."""
@@ -42,16 +62,11 @@ class ReplayServicer(replay_service_pb2_grpc.ReplayServiceServicer):
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.get(request.bus)
-        if self._running >= REPLAYS_MAX:
-            message = f"{REPLAYS_MAX} replays are running on this server; try again, or replay offline with gavel replay"
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=RETRY_AFTER_MS)
-        self._running += 1
-        try:
-            responses = verify(sequencer.log, engine=request.engine, from_sequence_number=first, to_sequence_number=last)
-            async with aclosing(responses) as items:  # type: ignore[type-var]  # it is a generator
-                async for item in items:
-                    yield item
-        except ReplayRangeError as error:
-            raise invalid([("to_sequence_number", str(error))]) from error
-        finally:
-            self._running -= 1
+        with self._replays.running():
+            try:
+                responses = verify(sequencer.log, engine=request.engine, from_sequence_number=first, to_sequence_number=last)
+                async with aclosing(responses) as items:  # type: ignore[type-var]  # it is a generator
+                    async for item in items:
+                        yield item
+            except ReplayRangeError as error:
+                raise invalid([("to_sequence_number", str(error))]) from error

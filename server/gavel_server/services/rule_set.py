@@ -6,6 +6,7 @@ A document is compiled in a child process with limits before this server compile
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -29,13 +30,17 @@ from gavel.v1.rule_set_service_pb2 import (
 )
 from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetAt
 from gavel_rules.projection import State
+from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
 from gavel_server import views
-from gavel_server.compiler import Compiler
-from gavel_server.errors import ServiceError, invalid, not_implemented
+from gavel_server.compiler import Compiler, ready
+from gavel_server.errors import ServiceError, invalid
 from gavel_server.identifiers import new_event_id
+from gavel_server.replaying import ReplayRangeError, impact
 from gavel_server.sequencer import Sequencer
 from gavel_server.services.paging import fill, page_of
+from gavel_server.services.reading import range_violations
+from gavel_server.services.replay import Replays
 
 if TYPE_CHECKING:
     from gavel_server.buses import Buses
@@ -46,9 +51,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
     """Serves RuleSetService on the buses of this server."""
 
-    def __init__(self, buses: Buses, compiler: Compiler) -> None:
+    def __init__(self, buses: Buses, compiler: Compiler, replays: Replays) -> None:
         self._buses = buses
         self._compiler = compiler
+        self._replays = replays
 
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: _Context) -> ValidateRuleSetResponse:
         """Compile a document and report every mistake."""
@@ -65,27 +71,29 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
         )
 
     async def ActivateRuleSet(self, request: ActivateRuleSetRequest, context: _Context) -> ActivateRuleSetResponse:
-        """Put a deployed version in force."""
+        """Put a deployed version in force, or let it watch as a shadow."""
         violations = _name_violations(request.policy_id) + _expected_violations(request)
         if request.version < 1:
             violations.append(("version", "is not 1 or more"))
-        if request.mode not in fact_pb2.ActivationMode.values():
-            violations.append(("mode", "is not ACTIVE or SHADOW"))
+        violations += _mode_violations(request)
         if violations:
             raise invalid(violations)
-        if request.mode == fact_pb2.ACTIVATION_MODE_SHADOW:
-            raise not_implemented("shadow activation of a rule set")
         sequencer = await self._buses.get(request.bus)
-        command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request))
+        shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
+        command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request), shadow)
+        deployed = (await sequencer.settled()).rule_sets.get((request.policy_id, request.version))
+        # Held until it is in force: what is compiled here need not be compiled when the event is applied.
+        _compiled = await ready(deployed) if deployed is not None else None
         return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command)).sequence_number)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: _Context) -> DeactivateRuleSetResponse:
-        """Take a rule set out of force."""
-        violations = _name_violations(request.policy_id) + _expected_violations(request)
+        """Take a rule set out of force, or end its shadow."""
+        violations = _name_violations(request.policy_id) + _expected_violations(request) + _mode_violations(request)
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.get(request.bus)
-        command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request))
+        shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
+        command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request), shadow)
         return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command)).sequence_number)
 
     async def GetRuleSet(self, request: GetRuleSetRequest, context: _Context) -> GetRuleSetResponse:
@@ -105,7 +113,7 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
         return GetRuleSetResponse(
             rule_set=views.rule_set(state, request.policy_id, version),
             document=deployed.document,
-            canonical_json=deployed.rule_set.canonical_json,
+            canonical_json=deployed.canonical_json,
         )
 
     async def ListRuleSets(self, request: ListRuleSetsRequest, context: _Context) -> ListRuleSetsResponse:
@@ -118,9 +126,26 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
         return ListRuleSetsResponse(rule_sets=rule_sets, next_page_token=token)
 
     async def SimulateRuleSet(self, request: SimulateRuleSetRequest, context: _Context) -> AsyncGenerator[SimulateRuleSetResponse, None]:
-        """Not in this release."""
-        raise not_implemented("simulating a rule set on a server's log (gavel replay --rules does it offline)")
-        yield SimulateRuleSetResponse()  # makes this a generator, as the contract has it
+        """Decide the log's proposals under a candidate; stream progress, the decisions that would change, and last the sum."""
+        first, last = request.from_sequence_number, request.to_sequence_number
+        violations = range_violations(from_sequence_number=first, to_sequence_number=last)
+        if violations:
+            raise invalid(violations)
+        sequencer = await self._buses.get(request.bus)
+        candidate = await self._compiler.compile(request.document)
+        with self._replays.running():
+            try:
+                responses = impact(sequencer.log, candidate, from_sequence_number=first, to_sequence_number=last)
+                async with aclosing(responses) as items:  # type: ignore[type-var]  # it is a generator
+                    async for item in items:
+                        yield item
+            except ReplayRangeError as error:
+                raise invalid([("to_sequence_number", str(error))]) from error
+            except VersionNotImplementedError as error:
+                raise ServiceError(error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED, str(error)) from error
+            except (DamagedError, DivergedError) as error:
+                message = f"the log of bus {sequencer.bus} is not intact, and no ground for a forecast: {error}; run gavel replay"
+                raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message) from error
 
 
 async def _execute(sequencer: Sequencer, command: Command) -> RuleSetAt:
@@ -136,6 +161,10 @@ def _name_violations(policy_id: str) -> list[tuple[str, str]]:
 
 def _expected_violations(request: ActivateRuleSetRequest | DeactivateRuleSetRequest) -> list[tuple[str, str]]:
     return [("expected_active_version", "is negative")] if request.expected_active_version < 0 else []
+
+
+def _mode_violations(request: ActivateRuleSetRequest | DeactivateRuleSetRequest) -> list[tuple[str, str]]:
+    return [] if request.mode in fact_pb2.ActivationMode.values() else [("mode", "is not ACTIVE or SHADOW")]
 
 
 def _expected_version(request: ActivateRuleSetRequest | DeactivateRuleSetRequest) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator
 
 import grpc
@@ -17,9 +18,10 @@ from gavel.v1.rule_set_service_pb2 import (
     GetRuleSetRequest,
     ListRuleSetsRequest,
     RuleSet,
-    SimulateRuleSetRequest,
     ValidateRuleSetRequest,
 )
+from gavel_rules import library
+from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_server import compiler
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError
@@ -205,9 +207,9 @@ async def test_hostile_documents_are_answered(world: World, document: str) -> No
         (ActivateRuleSetRequest(policy_id="refunds", version=2), grpc.StatusCode.NOT_FOUND, "RULE_SET_NOT_FOUND", []),
         (ActivateRuleSetRequest(policy_id="nothing", version=1), grpc.StatusCode.NOT_FOUND, "RULE_SET_NOT_FOUND", []),
         (
-            ActivateRuleSetRequest(policy_id="refunds", version=1, mode=fact_pb2.ACTIVATION_MODE_SHADOW),
-            grpc.StatusCode.UNIMPLEMENTED,
-            "NOT_IMPLEMENTED",
+            ActivateRuleSetRequest(policy_id="refunds", version=2, mode=fact_pb2.ACTIVATION_MODE_SHADOW),
+            grpc.StatusCode.NOT_FOUND,
+            "RULE_SET_NOT_FOUND",
             [],
         ),
         (
@@ -273,7 +275,9 @@ async def test_deactivation_errors(world: World) -> None:
     async def deactivate(**fields: object) -> Refusal:
         return await refusal(world.rule_sets.DeactivateRuleSet(DeactivateRuleSetRequest(**fields)))  # type: ignore[arg-type]
 
-    assert (await deactivate()).fields == ["policy_id"]
+    assert (await deactivate(mode=9)).fields == ["policy_id", "mode"]
+    shadowless = await deactivate(policy_id="refunds", mode=fact_pb2.ACTIVATION_MODE_SHADOW)
+    assert (shadowless.reason, shadowless.message) == ("RULE_SET_NOT_FOUND", "rule set refunds has no shadow")
     assert (await deactivate(policy_id="refunds", expected_active_version=2)).reason == "ACTIVATION_RACED"
     assert (await deactivate(policy_id="nothing")).reason == "RULE_SET_NOT_FOUND"
     assert await world.head() == number
@@ -322,16 +326,28 @@ async def test_list_in_pages(world: World) -> None:
         ]
 
 
-async def test_simulation_is_not_in_this_release(world: World) -> None:
-    """SimulateRuleSet is UNIMPLEMENTED, with a sentence."""
+# Compiling beside the event loop
 
-    async def read() -> None:
-        async for _ in world.rule_sets.SimulateRuleSet(SimulateRuleSetRequest(document=RULE_SET)):
-            pass
 
-    heard = await refusal(read())
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
-    assert "not available in this release" in heard.message
+async def test_a_version_is_compiled_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deploying and activating compile in another thread, and the version once for all that follow: nothing in the event loop's."""
+    threads: list[str] = []
+
+    def compiled(text: str) -> CompiledRuleSet:
+        threads.append(threading.current_thread().name)
+        return compile_rule_set(text)
+
+    for module in (compiler, library):
+        monkeypatch.setattr(module, "compile_rule_set", compiled)
+    document = versioned(4321)
+    await deploy(world, document)
+    for _ in range(2):
+        await activate(world, 4321)
+        await world.rule_sets.DeactivateRuleSet(DeactivateRuleSetRequest(policy_id="refunds"))
+    await deploy(world, document)
+
+    # The document, and its canonical text, which decides.
+    assert [name.startswith("compile") for name in threads] == [True, True]
 
 
 # The compiler's limits

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet
 from gavel_rules.values import python_to_value
 
-from tests.unit.core.driver import FAILED, OTHER_EXECUTOR, PARTIAL, SUCCESS, Core, document
+from tests.unit.core.driver import FAILED, OTHER_EXECUTOR, PARTIAL, SUCCESS, Core, compiled, document
 
 STORY = document(rejection_limit=3)
 
@@ -52,6 +53,13 @@ def tell() -> Core:
     # A rule set that is replaced and one that is taken out.
     core.activate(document(version=2, rejection_limit=2))
     core.propose([core.fact("order.status", "cancelled", subject="order/10")], subject="order/10", trace_id="trace-10")
+    # A shadow that would have decided otherwise.
+    stricter = document(
+        rules=[{"id": "no", "when": 'facts.status != "x" || has(facts.score)', "effect": "reject", "reason_code": "NO"}], version=3
+    )
+    core.run(DeployRuleSet(core.new_id(), compiled(stricter), stricter))
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 3, None, shadow=True))
+    core.propose([core.fact("order.status", "delivered", subject="order/12")], subject="order/12", trace_id="trace-12")
     core.deactivate("refunds")
     core.propose([core.fact("order.status", "delivered", subject="order/11")], subject="order/11", trace_id="trace-11")
     core.refuse_start(done)

@@ -254,6 +254,8 @@ RESERVED: list[tuple[str, Callable[[], Envelope], Change]] = [
     ("a notice's name", _diagnostic, put("event_name", "NeedsHumanReview")),
     ("a system fact's name", _fact, put("event_name", "RuleSetActivated")),
     ("a request for facts", _diagnostic, put("agent_diagnostic.fact_collection.decision_id", "x")),
+    ("a shadow's verdict", _diagnostic, put("agent_diagnostic.shadow_difference.decision_id", "x")),
+    ("a shadow's notice", _diagnostic, put("agent_diagnostic.kind", "ShadowDifference")),
     ("a late report", _diagnostic, put("agent_diagnostic.late_execution.executor_id", "x")),
 ]
 

@@ -63,7 +63,7 @@ def test_the_story_has_everything() -> None:
         "BusOpened", "RuleSetDeployed", "RuleSetActivated", "RuleSetDeactivated", "FactRecorded", "FactDerived", "ProposalSubmitted",
         "DecisionApproved", "DecisionRejected", "HumanReviewRequested", "DecisionExpired", "NeedsHumanReview", "FactCollectionRequested",
         "LateExecutionReport", "ObservationRecorded", "ToolCalled", "ToolReturned", "ExecutionStarted", "ExecutionSucceeded",
-        "ExecutionFailed", "ExecutionPartiallySucceeded", "ExecutionAborted",
+        "ExecutionFailed", "ExecutionPartiallySucceeded", "ExecutionAborted", "ShadowDifference",
     }  # fmt: skip
     assert expected == {event.event_name for event in events}
 
@@ -312,7 +312,9 @@ def test_differences_are_json() -> None:
     } == found
 
 
-@pytest.mark.parametrize("name", ["HumanReviewRequested", "DecisionExpired", "NeedsHumanReview", "FactCollectionRequested"])
+@pytest.mark.parametrize(
+    "name", ["HumanReviewRequested", "DecisionExpired", "NeedsHumanReview", "FactCollectionRequested", "ShadowDifference"]
+)
 def test_everything_that_gavel_makes_is_compared(name: str) -> None:
     """Later decisions and notices are recomputed like first decisions: a changed trace is found in each."""
     events = copies(told())

@@ -33,9 +33,10 @@ class AgentDiagnostic(_message.Message):
     LLM_INVOCATION_FIELD_NUMBER: _builtins.int
     FACT_COLLECTION_FIELD_NUMBER: _builtins.int
     LATE_EXECUTION_FIELD_NUMBER: _builtins.int
+    SHADOW_DIFFERENCE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """What kind of note, PascalCase, e.g. "GraphTransitioned", 1..128 characters. Gavel's own: NeedsHumanReview,
-    FactCollectionRequested, LateExecutionReport.
+    FactCollectionRequested, LateExecutionReport, ShadowDifference.
     """
     @_builtins.property
     def attributes(self) -> _struct_pb2.Struct:
@@ -57,6 +58,10 @@ class AgentDiagnostic(_message.Message):
     def late_execution(self) -> Global___LateExecution:
         """A report of an attempt that another one had superseded. Gavel's own."""
 
+    @_builtins.property
+    def shadow_difference(self) -> Global___ShadowDifference:
+        """A shadow would have decided otherwise. Gavel's own."""
+
     def __init__(
         self,
         *,
@@ -66,12 +71,13 @@ class AgentDiagnostic(_message.Message):
         llm_invocation: Global___LlmInvocation | None = ...,
         fact_collection: Global___FactCollection | None = ...,
         late_execution: Global___LateExecution | None = ...,
+        shadow_difference: Global___ShadowDifference | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation", "shadow_difference", b"shadow_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "kind", b"kind", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "kind", b"kind", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation", "shadow_difference", b"shadow_difference"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_detail: _TypeAlias = _typing.Literal["graph_transition", "llm_invocation", "fact_collection", "late_execution"]  # noqa: Y015
+    _WhichOneofReturnType_detail: _TypeAlias = _typing.Literal["graph_transition", "llm_invocation", "fact_collection", "late_execution", "shadow_difference"]  # noqa: Y015
     _WhichOneofArgType_detail: _TypeAlias = _typing.Literal["detail", b"detail"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_detail) -> _WhichOneofReturnType_detail | None: ...
 
@@ -224,3 +230,87 @@ class LateExecution(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LateExecution: _TypeAlias = LateExecution  # noqa: Y015
+
+@_typing.final
+class ShadowDifference(_message.Message):
+    """ShadowDifference is one decision that a shadow rule set would have made otherwise. It stands in the decision's own commit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    POLICY_ID_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    RULE_SET_DIGEST_FIELD_NUMBER: _builtins.int
+    DECIDED_FIELD_NUMBER: _builtins.int
+    SHADOWED_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """The decision that was made."""
+    policy_id: _builtins.str
+    """The shadow."""
+    policy_version: _builtins.int
+    """Its version."""
+    rule_set_digest: _builtins.str
+    """Its digest."""
+    @_builtins.property
+    def decided(self) -> Global___ShadowVerdict:
+        """What was decided."""
+
+    @_builtins.property
+    def shadowed(self) -> Global___ShadowVerdict:
+        """What it would have been with the shadow in force, everything else as it was."""
+
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.str = ...,
+        policy_id: _builtins.str = ...,
+        policy_version: _builtins.int = ...,
+        rule_set_digest: _builtins.str = ...,
+        decided: Global___ShadowVerdict | None = ...,
+        shadowed: Global___ShadowVerdict | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "shadowed", b"shadowed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decided", b"decided", "decision_id", b"decision_id", "policy_id", b"policy_id", "policy_version", b"policy_version", "rule_set_digest", b"rule_set_digest", "shadowed", b"shadowed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowDifference: _TypeAlias = ShadowDifference  # noqa: Y015
+
+@_typing.final
+class ShadowVerdict(_message.Message):
+    """ShadowVerdict is what a decision comes to, and which rule says so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_CODE_FIELD_NUMBER: _builtins.int
+    POLICY_ID_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    RULE_ID_FIELD_NUMBER: _builtins.int
+    outcome: _decision_pb2.Outcome.ValueType
+    """The outcome."""
+    reason_code: _builtins.str
+    """Why; empty for an approval."""
+    policy_id: _builtins.str
+    """The rule set that speaks; "gavel" for Gavel's own refusals."""
+    policy_version: _builtins.int
+    """Its version; for "gavel" the arbiter version."""
+    rule_id: _builtins.str
+    """The rule that speaks, if one does."""
+    def __init__(
+        self,
+        *,
+        outcome: _decision_pb2.Outcome.ValueType = ...,
+        reason_code: _builtins.str = ...,
+        policy_id: _builtins.str = ...,
+        policy_version: _builtins.int = ...,
+        rule_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "policy_id", b"policy_id", "policy_version", b"policy_version", "reason_code", b"reason_code", "rule_id", b"rule_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowVerdict: _TypeAlias = ShadowVerdict  # noqa: Y015

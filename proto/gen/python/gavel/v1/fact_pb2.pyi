@@ -397,7 +397,9 @@ Global___RuleSetDeployed: _TypeAlias = RuleSetDeployed  # noqa: Y015
 
 @_typing.final
 class RuleSetActivated(_message.Message):
-    """RuleSetActivated puts a deployed version in force at this event's sequence number."""
+    """RuleSetActivated puts a deployed version in force at this event's sequence number, or lets it watch as a shadow from there on.
+    A shadow that is put in force is a shadow no longer.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -415,7 +417,7 @@ class RuleSetActivated(_message.Message):
     mode: Global___ActivationMode.ValueType
     """Whether it decides or only watches."""
     previous_version: _builtins.int
-    """The version that was active before; 0: none."""
+    """The version that it replaces: the one that was in force or, for a shadow, the shadow before it; 0: none."""
     def __init__(
         self,
         *,
@@ -435,25 +437,29 @@ Global___RuleSetActivated: _TypeAlias = RuleSetActivated  # noqa: Y015
 
 @_typing.final
 class RuleSetDeactivated(_message.Message):
-    """RuleSetDeactivated takes a rule set out of force."""
+    """RuleSetDeactivated takes a rule set out of force, or ends a shadow."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     policy_id: _builtins.str
     """Name of the rule set."""
     version: _builtins.int
-    """The version that was active."""
+    """The version that was active, or the shadow."""
+    mode: Global___ActivationMode.ValueType
+    """SHADOW: the shadow ended. Unspecified: the rule set is no longer in force."""
     def __init__(
         self,
         *,
         policy_id: _builtins.str = ...,
         version: _builtins.int = ...,
+        mode: Global___ActivationMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

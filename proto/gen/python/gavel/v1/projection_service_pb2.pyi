@@ -663,6 +663,7 @@ class GetStatusResponse(_message.Message):
     QUEUED_COMMANDS_FIELD_NUMBER: _builtins.int
     WRITABLE_FIELD_NUMBER: _builtins.int
     UNWRITABLE_REASON_FIELD_NUMBER: _builtins.int
+    SHADOW_RULE_SETS_FIELD_NUMBER: _builtins.int
     head_sequence_number: _builtins.int
     """The last committed sequence number."""
     head_chain_hash: _builtins.bytes
@@ -701,6 +702,10 @@ class GetStatusResponse(_message.Message):
     def head_recorded_at(self) -> _timestamp_pb2.Timestamp:
         """When the head was recorded."""
 
+    @_builtins.property
+    def shadow_rule_sets(self) -> _containers.RepeatedCompositeFieldContainer[_rule_set_service_pb2.RuleSet]:
+        """Shadows, with what they have watched and would have decided otherwise."""
+
     def __init__(
         self,
         *,
@@ -718,10 +723,11 @@ class GetStatusResponse(_message.Message):
         queued_commands: _builtins.int = ...,
         writable: _builtins.bool = ...,
         unwritable_reason: _builtins.str = ...,
+        shadow_rule_sets: _abc.Iterable[_rule_set_service_pb2.RuleSet] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cross_check", b"cross_check", "head_recorded_at", b"head_recorded_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "shadow_rule_sets", b"shadow_rule_sets", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

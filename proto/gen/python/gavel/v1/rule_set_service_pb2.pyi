@@ -201,9 +201,9 @@ class ActivateRuleSetRequest(_message.Message):
     version: _builtins.int
     """The version."""
     mode: _fact_pb2.ActivationMode.ValueType
-    """Unspecified: ACTIVE."""
+    """Unspecified: ACTIVE. A rule set has at most one shadow: another one replaces it."""
     expected_active_version: _builtins.int
-    """Refuse with ABORTED unless this version is active; 0: none is."""
+    """Refuse with ABORTED unless this version is in force, whatever the mode; 0: none is."""
     def __init__(
         self,
         *,
@@ -231,7 +231,7 @@ class ActivateRuleSetResponse(_message.Message):
 
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
-    """Proposals after this sequence number are decided by it."""
+    """Proposals after this sequence number are decided by it; a shadow watches from here on."""
     def __init__(
         self,
         *,
@@ -247,29 +247,33 @@ Global___ActivateRuleSetResponse: _TypeAlias = ActivateRuleSetResponse  # noqa: 
 
 @_typing.final
 class DeactivateRuleSetRequest(_message.Message):
-    """A rule set to take out of force."""
+    """A rule set to take out of force, or whose shadow is to end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BUS_FIELD_NUMBER: _builtins.int
     POLICY_ID_FIELD_NUMBER: _builtins.int
     EXPECTED_ACTIVE_VERSION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus; empty means "default"."""
     policy_id: _builtins.str
     """The rule set."""
     expected_active_version: _builtins.int
-    """Refuse with ABORTED unless this version is active."""
+    """Refuse with ABORTED unless this version is in force, whatever the mode; 0: none is."""
+    mode: _fact_pb2.ActivationMode.ValueType
+    """SHADOW: end the shadow. Unspecified: ACTIVE."""
     def __init__(
         self,
         *,
         bus: _builtins.str = ...,
         policy_id: _builtins.str = ...,
         expected_active_version: _builtins.int | None = ...,
+        mode: _fact_pb2.ActivationMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "expected_active_version", b"expected_active_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "bus", b"bus", "expected_active_version", b"expected_active_version", "policy_id", b"policy_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "bus", b"bus", "expected_active_version", b"expected_active_version", "mode", b"mode", "policy_id", b"policy_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_active_version: _TypeAlias = _typing.Literal["expected_active_version"]  # noqa: Y015
     _WhichOneofArgType__expected_active_version: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version"]  # noqa: Y015
@@ -285,7 +289,7 @@ class DeactivateRuleSetResponse(_message.Message):
 
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
-    """Proposals after this sequence number are no longer decided by it."""
+    """Proposals after this sequence number are no longer decided by it, or watched."""
     def __init__(
         self,
         *,
@@ -374,6 +378,10 @@ class RuleSet(_message.Message):
     DEPLOYED_AT_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     ACTION_TYPES_FIELD_NUMBER: _builtins.int
+    ACTIVATED_AT_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    PREVIOUS_VERSION_FIELD_NUMBER: _builtins.int
+    SHADOW_DECISIONS_FIELD_NUMBER: _builtins.int
+    SHADOW_DIFFERENCES_FIELD_NUMBER: _builtins.int
     policy_id: _builtins.str
     """Name."""
     version: _builtins.int
@@ -383,7 +391,15 @@ class RuleSet(_message.Message):
     deployed_at_sequence_number: _builtins.int
     """Where it was deployed."""
     mode: _fact_pb2.ActivationMode.ValueType
-    """Unspecified: not in force."""
+    """Unspecified: neither in force nor a shadow."""
+    activated_at_sequence_number: _builtins.int
+    """Where it was put in force, or became a shadow; 0: it is neither."""
+    previous_version: _builtins.int
+    """The version that it replaced then, in its mode; 0: none. A rollback puts it back."""
+    shadow_decisions: _builtins.int
+    """For a shadow: the decisions that it has watched, all that were made on its actions since it became one."""
+    shadow_differences: _builtins.int
+    """For a shadow: those of them that it would have made otherwise."""
     @_builtins.property
     def deployed_at(self) -> _timestamp_pb2.Timestamp:
         """When."""
@@ -402,10 +418,14 @@ class RuleSet(_message.Message):
         deployed_at: _timestamp_pb2.Timestamp | None = ...,
         mode: _fact_pb2.ActivationMode.ValueType = ...,
         action_types: _abc.Iterable[_builtins.str] | None = ...,
+        activated_at_sequence_number: _builtins.int = ...,
+        previous_version: _builtins.int = ...,
+        shadow_decisions: _builtins.int = ...,
+        shadow_differences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deployed_at", b"deployed_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "deployed_at", b"deployed_at", "deployed_at_sequence_number", b"deployed_at_sequence_number", "digest", b"digest", "mode", b"mode", "policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "activated_at_sequence_number", b"activated_at_sequence_number", "deployed_at", b"deployed_at", "deployed_at_sequence_number", b"deployed_at_sequence_number", "digest", b"digest", "mode", b"mode", "policy_id", b"policy_id", "previous_version", b"previous_version", "shadow_decisions", b"shadow_decisions", "shadow_differences", b"shadow_differences", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,7 +504,7 @@ class SimulateRuleSetRequest(_message.Message):
     document: _builtins.str
     """The candidate, YAML or JSON."""
     from_sequence_number: _builtins.int
-    """First sequence number. 0: from the start."""
+    """First sequence number to list; what comes before builds the state. 0: from the start."""
     to_sequence_number: _builtins.int
     """Last sequence number. 0: to the head."""
     def __init__(

@@ -91,14 +91,15 @@ class RuleSetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ActivateRuleSet(self, request, context):
-        """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas.
+        """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas. In mode SHADOW it is evaluated beside
+        what is in force and decides nothing; each decision that it would have made otherwise is recorded as a ShadowDifference.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeactivateRuleSet(self, request, context):
-        """DeactivateRuleSet takes a rule set out of force.
+        """DeactivateRuleSet takes a rule set out of force, or ends its shadow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

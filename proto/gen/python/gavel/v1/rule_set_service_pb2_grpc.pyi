@@ -38,9 +38,11 @@ class RuleSetServiceStub:
     DeployRuleSet: _grpc.UnaryUnaryMultiCallable[_rule_set_service_pb2.DeployRuleSetRequest, _rule_set_service_pb2.DeployRuleSetResponse]
     """DeployRuleSet records a version. The same digest again changes nothing; another digest is ALREADY_EXISTS."""
     ActivateRuleSet: _grpc.UnaryUnaryMultiCallable[_rule_set_service_pb2.ActivateRuleSetRequest, _rule_set_service_pb2.ActivateRuleSetResponse]
-    """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas."""
+    """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas. In mode SHADOW it is evaluated beside
+    what is in force and decides nothing; each decision that it would have made otherwise is recorded as a ShadowDifference.
+    """
     DeactivateRuleSet: _grpc.UnaryUnaryMultiCallable[_rule_set_service_pb2.DeactivateRuleSetRequest, _rule_set_service_pb2.DeactivateRuleSetResponse]
-    """DeactivateRuleSet takes a rule set out of force."""
+    """DeactivateRuleSet takes a rule set out of force, or ends its shadow."""
     GetRuleSet: _grpc.UnaryUnaryMultiCallable[_rule_set_service_pb2.GetRuleSetRequest, _rule_set_service_pb2.GetRuleSetResponse]
     """GetRuleSet reads a deployed version."""
     ListRuleSets: _grpc.UnaryUnaryMultiCallable[_rule_set_service_pb2.ListRuleSetsRequest, _rule_set_service_pb2.ListRuleSetsResponse]
@@ -58,9 +60,11 @@ class RuleSetServiceAsyncStub(RuleSetServiceStub):
     DeployRuleSet: _aio.UnaryUnaryMultiCallable[_rule_set_service_pb2.DeployRuleSetRequest, _rule_set_service_pb2.DeployRuleSetResponse]  # type: ignore[assignment]
     """DeployRuleSet records a version. The same digest again changes nothing; another digest is ALREADY_EXISTS."""
     ActivateRuleSet: _aio.UnaryUnaryMultiCallable[_rule_set_service_pb2.ActivateRuleSetRequest, _rule_set_service_pb2.ActivateRuleSetResponse]  # type: ignore[assignment]
-    """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas."""
+    """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas. In mode SHADOW it is evaluated beside
+    what is in force and decides nothing; each decision that it would have made otherwise is recorded as a ShadowDifference.
+    """
     DeactivateRuleSet: _aio.UnaryUnaryMultiCallable[_rule_set_service_pb2.DeactivateRuleSetRequest, _rule_set_service_pb2.DeactivateRuleSetResponse]  # type: ignore[assignment]
-    """DeactivateRuleSet takes a rule set out of force."""
+    """DeactivateRuleSet takes a rule set out of force, or ends its shadow."""
     GetRuleSet: _aio.UnaryUnaryMultiCallable[_rule_set_service_pb2.GetRuleSetRequest, _rule_set_service_pb2.GetRuleSetResponse]  # type: ignore[assignment]
     """GetRuleSet reads a deployed version."""
     ListRuleSets: _aio.UnaryUnaryMultiCallable[_rule_set_service_pb2.ListRuleSetsRequest, _rule_set_service_pb2.ListRuleSetsResponse]  # type: ignore[assignment]
@@ -93,7 +97,9 @@ class RuleSetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_set_service_pb2.ActivateRuleSetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rule_set_service_pb2.ActivateRuleSetResponse, _abc.Awaitable[_rule_set_service_pb2.ActivateRuleSetResponse]]:
-        """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas."""
+        """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas. In mode SHADOW it is evaluated beside
+        what is in force and decides nothing; each decision that it would have made otherwise is recorded as a ShadowDifference.
+        """
 
     @_abc_1.abstractmethod
     def DeactivateRuleSet(
@@ -101,7 +107,7 @@ class RuleSetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_set_service_pb2.DeactivateRuleSetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rule_set_service_pb2.DeactivateRuleSetResponse, _abc.Awaitable[_rule_set_service_pb2.DeactivateRuleSetResponse]]:
-        """DeactivateRuleSet takes a rule set out of force."""
+        """DeactivateRuleSet takes a rule set out of force, or ends its shadow."""
 
     @_abc_1.abstractmethod
     def GetRuleSet(

@@ -1,0 +1,170 @@
+"""Shadows and simulations over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from gavel.v1 import decision_pb2, fact_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import GetEventRequest
+from gavel.v1.projection_service_pb2 import GetStatusRequest
+from gavel.v1.replay_service_pb2 import VerifyReplayRequest
+from gavel.v1.rule_set_service_pb2 import (
+    ActivateRuleSetRequest,
+    DeactivateRuleSetRequest,
+    ListRuleSetsRequest,
+    SimulateRuleSetRequest,
+    SimulateRuleSetResponse,
+)
+from gavel_server.log import Record
+from prometheus_client import REGISTRY
+
+from tests.integration.services.world import RULE_SET, World, proposal, refusal
+
+STRICTER = RULE_SET.replace("version: 1", "version: 2").replace("<= 100", "<= 10")
+BROKEN = STRICTER.replace("params.amount > 1000", "params.amuont > 1000")
+
+
+async def watch(world: World, version: int) -> int:
+    """Make a deployed version a shadow and return since when."""
+    request = ActivateRuleSetRequest(policy_id="refunds", version=version, mode=fact_pb2.ACTIVATION_MODE_SHADOW)
+    return (await world.rule_sets.ActivateRuleSet(request)).sequence_number
+
+
+def differences_counted() -> float:
+    """What the metric says of the rule set's shadows."""
+    labels = {"bus": "default", "policy_id": "refunds"}
+    return REGISTRY.get_sample_value("gavel_shadow_differences_total", labels) or 0.0
+
+
+async def test_a_shadow_watches_and_is_counted(world: World) -> None:
+    """A shadow changes no decision; what it would have decided otherwise is in the log, in the listings and in the metric."""
+    await world.activate()
+    await world.deploy(STRICTER)
+    number = await watch(world, 2)
+    before = differences_counted()
+
+    approved = await world.approve("order/1", amount=50)
+    await world.approve("order/2", amount=5)
+
+    assert approved.decision.outcome == decision_pb2.OUTCOME_APPROVED
+    event = (await world.events.GetEvent(GetEventRequest(sequence_number=approved.sequence_number + 1))).envelope
+    difference = event.agent_diagnostic.shadow_difference
+    assert (difference.decision_id, difference.policy_version, difference.shadowed.reason_code) == (
+        approved.event_id,
+        2,
+        "NO_RULE_MATCHED",
+    )
+    status = await world.projections.GetStatus(GetStatusRequest())
+    listed = (await world.rule_sets.ListRuleSets(ListRuleSetsRequest())).rule_sets
+    for found in (*status.shadow_rule_sets, listed[1]):
+        assert (found.version, found.mode, found.activated_at_sequence_number) == (2, fact_pb2.ACTIVATION_MODE_SHADOW, number)
+        assert (found.shadow_decisions, found.shadow_differences) == (2, 1)
+    assert [(one.version, one.shadow_decisions) for one in status.active_rule_sets] == [(1, 0)]
+    assert differences_counted() == before + 1
+    replayed = [item async for item in world.replays.VerifyReplay(VerifyReplayRequest())][-1].verdict
+    assert replayed.proved, replayed
+
+
+async def test_a_shadow_ends(world: World) -> None:
+    """A shadow is ended by mode SHADOW, or by being put in force; the version in force cannot be its own shadow."""
+    await world.activate()
+    await world.deploy(STRICTER)
+    own = await refusal(watch(world, 1))
+    assert (own.code, own.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+
+    await watch(world, 2)
+    ending = DeactivateRuleSetRequest(policy_id="refunds", mode=fact_pb2.ACTIVATION_MODE_SHADOW, expected_active_version=1)
+    assert (await world.rule_sets.DeactivateRuleSet(ending)).sequence_number == await world.head()
+    await watch(world, 2)
+    await world.rule_sets.ActivateRuleSet(ActivateRuleSetRequest(policy_id="refunds", version=2, expected_active_version=1))
+
+    status = await world.projections.GetStatus(GetStatusRequest())
+    assert ([], [(2, 1)]) == (list(status.shadow_rule_sets), [(one.version, one.previous_version) for one in status.active_rule_sets])
+
+
+async def simulated(world: World, document: str = STRICTER, **fields: int) -> list[SimulateRuleSetResponse]:
+    """Return everything that a simulation streams."""
+    request = SimulateRuleSetRequest(document=document, **fields)  # type: ignore[arg-type]
+    return [response async for response in world.rule_sets.SimulateRuleSet(request)]
+
+
+async def some_decisions(world: World) -> list[Envelope]:
+    """Two approvals, of which the stricter version would refuse the first, and a refusal that stays one."""
+    await world.activate()
+    return [
+        await world.approve("order/1", amount=50),
+        await world.approve("order/2", amount=5),
+        await world.propose(proposal("order/3")),
+    ]
+
+
+async def test_simulation_lists_what_would_change(world: World) -> None:
+    """A candidate is tried on the past: progress, each decision that would change, and the sum; nothing is written."""
+    changing, *_ = await some_decisions(world)
+    head = await world.head()
+
+    *rest, last = await simulated(world)
+
+    (changed,) = [item.changed for item in rest if item.HasField("changed")]
+    assert (changed.sequence_number, changed.recorded) == (changing.sequence_number, changing.decision)
+    assert changed.simulated.reason_code == "NO_RULE_MATCHED"
+    assert (last.summary.decisions, last.summary.changed, last.summary.replaced) == (3, 1, 3)
+    assert dict(last.summary.transitions) == {"APPROVED->REJECTED": 1}
+    assert [item.progress.sequence_number for item in rest if item.HasField("progress")] == [head, head]
+    assert await world.head() == head
+
+
+async def test_simulation_of_a_part(world: World) -> None:
+    """Only decisions of the range are listed and counted."""
+    changing, *_ = await some_decisions(world)
+
+    (*_, after) = await simulated(world, from_sequence_number=changing.sequence_number + 1)
+    (*_, until) = await simulated(world, to_sequence_number=changing.sequence_number)
+
+    assert [(2, 0), (1, 1)] == [(one.summary.decisions, one.summary.changed) for one in (after, until)]
+
+
+async def test_simulations_that_cannot_be(world: World) -> None:
+    """A candidate with mistakes and a range that the log does not hold are INVALID_ARGUMENT, each with its fields."""
+    broken = await refusal(simulated(world, BROKEN))
+    assert (broken.code, broken.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
+    assert broken.fields[0].startswith("document:")
+    assert (await refusal(simulated(world, from_sequence_number=-1))).fields == ["from_sequence_number"]
+    assert (await refusal(simulated(world, to_sequence_number=9))).fields == ["to_sequence_number"]
+
+
+async def test_simulations_count_as_replays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass over the log more than the limit is RESOURCE_EXHAUSTED; a caller that goes away gives its place back."""
+    await some_decisions(world)
+    monkeypatch.setattr("gavel_server.services.replay.REPLAYS_MAX", 1)
+    call = world.rule_sets.SimulateRuleSet(SimulateRuleSetRequest(document=STRICTER))
+    first = await call.read()
+    assert isinstance(first, SimulateRuleSetResponse)
+    assert first.HasField("progress")
+    call.cancel()
+
+    async def served() -> list[SimulateRuleSetResponse]:
+        while True:
+            try:
+                return await simulated(world)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.01)
+
+    assert (await asyncio.wait_for(served(), 20))[-1].HasField("summary")
+    monkeypatch.setattr("gavel_server.services.replay.REPLAYS_MAX", 0)
+    assert (await refusal(simulated(world))).reason == "QUEUE_FULL"
+
+
+async def test_no_simulation_on_a_log_that_is_not_intact(world: World) -> None:
+    """A log whose chain is broken is no ground for a forecast: LOG_UNAVAILABLE, with what to do."""
+    await some_decisions(world)
+    records: list[Record] = (await world.buses.get("")).log._records  # type: ignore[attr-defined]  # what a forger would do
+    records[3] = records[3]._replace(envelope=records[3].envelope.replace(b"delivered", b"cancelled"))
+
+    heard = await refusal(simulated(world))
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
+    assert "run gavel replay" in heard.message

@@ -1,0 +1,358 @@
+"""Shadows: evaluated beside what is in force, deciding nothing; what they would have decided otherwise is counted and in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gavel.v1 import decision_pb2, error_pb2, fact_pb2
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.diagnostic_pb2 import ShadowDifference
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import library
+from gavel_rules.case import Case
+from gavel_rules.commands import ActivateRuleSet, Answer, Command, DeactivateRuleSet, DeployRuleSet, Fault, RuleSetAt
+from gavel_rules.decider import handle
+from gavel_rules.errors import NetworkFaultError
+from gavel_rules.events import SYSTEM_PRODUCER, derived_event_id
+from gavel_rules.replay import DivergedError
+from gavel_rules.ruleset import CompiledAction, Verdict
+
+from tests.unit.core.driver import RULES, Core, compiled, document, rechained, replayed
+
+APPROVED = decision_pb2.OUTCOME_APPROVED
+REJECTED = decision_pb2.OUTCOME_REJECTED
+NEVER: list[dict[str, Any]] = [
+    {"id": "never", "when": "facts.status != '' || has(facts.score)", "effect": "reject", "reason_code": "NEVER"}
+]
+V1 = document()
+STRICT = document(rules=NEVER, version=2)
+
+
+def deploy(core: Core, text: str) -> None:
+    """Deploy without activating."""
+    core.run(DeployRuleSet(core.new_id(), compiled(text), text))
+
+
+def shadow(core: Core, version: int, policy_id: str = "refunds", expected: int | None = None) -> Answer:
+    """Let a deployed version watch."""
+    return core.run(ActivateRuleSet(core.new_id(), policy_id, version, expected, shadow=True))
+
+
+def watched(text: str, shadow_text: str) -> Core:
+    """A bus with a rule set in force and a shadow."""
+    core = Core(text)
+    deploy(core, shadow_text)
+    rule_set = compiled(shadow_text)
+    assert isinstance(shadow(core, rule_set.version, rule_set.policy_id), RuleSetAt)
+    return core
+
+
+def differences(core: Core) -> list[ShadowDifference]:
+    """What the log says that shadows would have decided otherwise."""
+    return [event.agent_diagnostic.shadow_difference for event in core.named("ShadowDifference")]
+
+
+def counts(core: Core, policy_id: str = "refunds") -> tuple[int, int]:
+    """Decisions that the shadow has watched, and differences."""
+    watching = core.state.shadows[policy_id]
+    return watching.decisions, watching.differences
+
+
+def without_shadows(core: Core) -> list[Decision]:
+    """The decisions of a log without what depends on their place in it."""
+    found = []
+    for event in core.events:
+        if event.HasField("decision"):
+            decision = Decision()
+            decision.CopyFrom(event.decision)
+            decision.ClearField("state_version")
+            for pin in decision.pinned_facts:
+                pin.ClearField("sequence_number")
+                pin.ClearField("event_id")
+            for field in ("decision_id", "proposal_id", "conflict_with_proposal_ids"):
+                decision.ClearField(field)
+            found.append(decision)
+    return found
+
+
+def test_a_difference_is_recorded_with_its_decision() -> None:
+    """What the shadow would have decided otherwise follows the decision in its commit, with both verdicts, and replays."""
+    core = watched(V1, STRICT)
+    decision = core.approve()
+    event = core.events[-1]
+    assert ("ShadowDifference", decision.event_id, decision.sequence_number + 1, decision.trace_id, decision.subject) == (
+        event.event_name,
+        event.causation_id,
+        event.sequence_number,
+        event.trace_id,
+        event.subject,
+    )
+    assert (SYSTEM_PRODUCER, derived_event_id(decision.event_id, decision.sequence_number, "ShadowDifference")) == (
+        event.producer,
+        event.event_id,
+    )
+    (difference,) = differences(core)
+    digest = compiled(STRICT).digest
+    assert (decision.event_id, "refunds", 2, digest) == (
+        difference.decision_id,
+        difference.policy_id,
+        difference.policy_version,
+        difference.rule_set_digest,
+    )
+    assert (APPROVED, "", "refunds", 1, "delivered") == _fields(difference.decided)
+    assert (REJECTED, "NEVER", "refunds", 2, "never") == _fields(difference.shadowed)
+    assert (1, 1) == counts(core)
+    core.prove()
+
+
+def _fields(verdict: Any) -> tuple[object, ...]:
+    return verdict.outcome, verdict.reason_code, verdict.policy_id, verdict.policy_version, verdict.rule_id
+
+
+def test_a_shadow_decides_nothing() -> None:
+    """With a shadow every decision is what it is without one: outcome, evidence, holds, counts."""
+
+    def play(core: Core) -> None:
+        core.approve()
+        core.propose([core.fact("order.status", "delivered")], trace_id="rival")
+        for number in range(3):
+            core.propose([core.fact("order.status", "cancelled", subject="order/2")], subject="order/2", trace_id=f"t{number}")
+        core.propose([core.fact("k.note", "x", subject="order/3")], subject="order/3", trace_id="none")
+
+    limits: dict[str, Any] = {"rejection_limit": 3}
+    alone, beside = Core(document(**limits)), watched(document(**limits), document(rules=NEVER, version=2, rejection_limit=1))
+    play(alone)
+    play(beside)
+    assert without_shadows(alone) == without_shadows(beside)
+    assert [] != differences(beside)
+    beside.prove()
+
+
+def test_the_same_verdict_is_counted_and_not_recorded() -> None:
+    """A shadow that comes to the same has watched the decision, and adds nothing to the log."""
+    core = watched(V1, document(version=2))
+    before = core.state.head
+    core.approve()
+    assert ([], (1, 0), before + 3) == (differences(core), counts(core), core.state.head)
+
+
+def test_another_rule_with_the_same_outcome_is_a_difference() -> None:
+    """Outcome, reason and rule are compared: a change of any of them is recorded."""
+    renamed = [{**rule, "id": f"{rule['id']}-2"} for rule in RULES]
+    core = watched(V1, document(rules=renamed, version=2))
+    core.approve()
+    (difference,) = differences(core)
+    assert ("delivered", "delivered-2") == (difference.decided.rule_id, difference.shadowed.rule_id)
+
+
+def test_a_shadow_without_a_version_in_force() -> None:
+    """Where nothing governs an action yet, the shadow says what would; without it the refusal stays."""
+    core = Core()
+    deploy(core, V1)
+    shadow(core, 1)
+    assert "NO_ACTIVE_POLICY" == core.decide([core.fact("order.status", "delivered")]).reason_code
+    (difference,) = differences(core)
+    assert ("NO_ACTIVE_POLICY", "gavel") == (difference.decided.reason_code, difference.decided.policy_id)
+    assert (APPROVED, "delivered") == (difference.shadowed.outcome, difference.shadowed.rule_id)
+    core.prove()
+
+
+def test_a_shadow_of_another_name_stands_beside() -> None:
+    """A rule set without a version in force is judged beside those that are, as it would be if it were."""
+    core = watched(V1, document(rules=NEVER, rule_set="another"))
+    core.approve()
+    (difference,) = differences(core)
+    assert ("another", "never") == (difference.policy_id, difference.shadowed.rule_id)
+    core.prove()
+
+
+def test_an_action_that_the_shadow_gives_up() -> None:
+    """An action that the version in force governs and the shadow does not would be NO_ACTIVE_POLICY."""
+    core = watched(V1, document(version=2, action_type="refund.other"))
+    core.approve()
+    (difference,) = differences(core)
+    assert ("NO_ACTIVE_POLICY", (1, 1)) == (difference.shadowed.reason_code, counts(core))
+    core.prove()
+
+
+def test_other_actions_are_not_watched() -> None:
+    """A proposal of an action that the shadow has nothing to do with is not its business."""
+    core = watched(V1, STRICT)
+    core.decide([core.fact("order.status", "delivered")], action_type="unknown.action")
+    assert ([], (0, 0)) == (differences(core), counts(core))
+
+
+def test_several_shadows_of_one_action() -> None:
+    """Every shadow is recorded on its own, in the order of policy_id, and counted apart."""
+    core = watched(V1, STRICT)
+    deploy(core, document(rules=NEVER, rule_set="another"))
+    shadow(core, 1, "another")
+    decision = core.approve()
+    assert ["another", "refunds"] == [difference.policy_id for difference in differences(core)]
+    assert [derived_event_id(decision.event_id, decision.sequence_number, "ShadowDifference", ordinal) for ordinal in (0, 1)] == [
+        event.event_id for event in core.named("ShadowDifference")
+    ]
+    assert ((1, 1), (1, 1)) == (counts(core), counts(core, "another"))
+    core.prove()
+
+
+def test_a_shadow_whose_rule_errs() -> None:
+    """A rule of the shadow that errs refuses what it watches and leaves the decision alone."""
+    errs = [{"id": "errs", "when": "1 / int(params.amount - 50.0) > 0 && facts.status == 'delivered'", "effect": "approve"}]
+    core = watched(V1, document(rules=errs, version=2))
+    assert APPROVED == core.approve().decision.outcome
+    (difference,) = differences(core)
+    assert ("EVALUATION_ERROR", "errs") == (difference.shadowed.reason_code, difference.shadowed.rule_id)
+    core.prove()
+
+
+@pytest.mark.parametrize("failure", ["disagrees", "breaks"])
+def test_a_shadow_whose_engines_fail(monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
+    """Engines that disagree or break on a shadow cost the shadow its verdict, never the decision; a replay does not reproduce it."""
+    core = watched(V1, document(version=2))
+    evaluate = CompiledAction.evaluate
+
+    def failing(action: CompiledAction, case: Case, both: bool) -> Verdict:
+        if action.version == 2:
+            if failure == "breaks":
+                raise NetworkFaultError("the engine is gone")
+            return Verdict((), "", (("delivered",), ()))
+        return evaluate(action, case, both)
+
+    monkeypatch.setattr(CompiledAction, "evaluate", failing)
+    assert APPROVED == core.approve().decision.outcome
+    (difference,) = differences(core)
+    assert {"disagrees": "ENGINE_DISAGREEMENT", "breaks": "EVALUATION_ERROR"}[failure] == difference.shadowed.reason_code
+    monkeypatch.undo()
+    with pytest.raises(DivergedError):
+        core.prove()
+
+
+def test_putting_the_shadow_in_force_ends_it() -> None:
+    """The shadow that is put in force watches no more; another version put in force leaves it watching."""
+    core = watched(V1, STRICT)
+    deploy(core, document(version=3))
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 3, None))
+    assert 2 == core.state.shadows["refunds"].version
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 2, 3))
+    assert {} == core.state.shadows
+    assert {} == core.state.shadowing
+    assert "NEVER" == core.decide([core.fact("order.status", "delivered")]).reason_code
+    assert [] == differences(core)
+    core.prove()
+
+
+def test_another_shadow_replaces_the_first() -> None:
+    """A rule set has one shadow: another one replaces it, says which, and counts from nothing; the same again changes nothing."""
+    core = watched(V1, STRICT)
+    core.approve()
+    deploy(core, document(rules=NEVER, version=3))
+    first = shadow(core, 3)
+    activated = core.events[-1].fact.rule_set_activated
+    assert (fact_pb2.ACTIVATION_MODE_SHADOW, 3, 2) == (activated.mode, activated.version, activated.previous_version)
+    assert (0, 0) == counts(core)
+    head = core.state.head
+    assert (first, head) == (shadow(core, 3), core.state.head)
+    core.prove()
+
+
+def test_ending_a_shadow() -> None:
+    """A shadow that is ended watches no more, and what is in force stays."""
+    core = watched(V1, STRICT)
+    answer = core.run(DeactivateRuleSet(core.new_id(), "refunds", None, shadow=True))
+    assert isinstance(answer, RuleSetAt)
+    ended = core.events[-1].fact.rule_set_deactivated
+    assert (2, 2, fact_pb2.ACTIVATION_MODE_SHADOW) == (answer.version, ended.version, ended.mode)
+    core.approve()
+    assert ([], {}) == (differences(core), core.state.shadows)
+    core.prove()
+
+
+def test_ending_what_is_in_force_leaves_the_shadow() -> None:
+    """A rule set taken out of force keeps its shadow, which then stands alone."""
+    core = watched(V1, STRICT)
+    core.deactivate("refunds")
+    core.decide([core.fact("order.status", "delivered")])
+    assert [("NO_ACTIVE_POLICY", "NEVER")] == [(one.decided.reason_code, one.shadowed.reason_code) for one in differences(core)]
+    core.prove()
+
+
+def test_shadows_that_cannot_be() -> None:
+    """The version in force, one that is not deployed, an expectation that is wrong: each is refused, and nothing is appended."""
+    core = watched(V1, STRICT)
+
+    def fault(**command: Any) -> error_pb2.ErrorReason.ValueType:
+        return core.fault(ActivateRuleSet(core.new_id(), "refunds", shadow=True, **command)).reason
+
+    assert error_pb2.ERROR_REASON_WRONG_STATE == fault(version=1, expected_active_version=None)
+    assert error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND == fault(version=9, expected_active_version=None)
+    assert error_pb2.ERROR_REASON_ACTIVATION_RACED == fault(version=2, expected_active_version=0)
+    assert isinstance(shadow(core, 2, expected=1), RuleSetAt)
+    unknown = core.fault(DeactivateRuleSet(core.new_id(), "another", None, shadow=True))
+    assert (error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, "rule set another has no shadow") == (unknown.reason, unknown.message)
+
+
+def test_undoing_leaves_no_trace_of_a_shadow() -> None:
+    """A batch with a shadow's beginning, what it watched and its end is undone whole, from any point in it."""
+    core = Core(V1)
+    deploy(core, STRICT)
+    status = core.fact("order.status", "delivered")
+    commands: list[Command] = [
+        ActivateRuleSet(core.new_id(), "refunds", 2, None, shadow=True),
+        core.proposal([status]),
+        DeactivateRuleSet(core.new_id(), "refunds", None, shadow=True),
+    ]
+    state = core.state
+    steps = []
+    for command in commands:
+        steps.append((state.mark(), state.digest(), bool(state.shadowing)))
+        assert not isinstance(handle(state, command, core.references(command), core.now_ms).answer, Fault)
+    assert [False, True, True] == [watching for _, _, watching in steps]
+    for mark, digest, watching in reversed(steps):
+        state.undo(mark)
+        assert (digest, watching) == (state.digest(), bool(state.shadowing))
+
+
+@pytest.mark.parametrize("tamper", ["drop", "change"])
+def test_a_difference_that_was_tampered_with_is_found(tamper: str) -> None:
+    """A difference that is missing from the log, or says something else, is where a replay diverges."""
+    core = watched(V1, STRICT)
+    core.approve()
+    core.fact("k.note", "x")
+    events = [Envelope.FromString(record.envelope) for record in core.records]
+    index = next(number for number, event in enumerate(events) if event.event_name == "ShadowDifference")
+    if tamper == "drop":
+        del events[index]
+        for number, event in enumerate(events, 1):
+            event.sequence_number = number
+    else:
+        events[index].agent_diagnostic.shadow_difference.shadowed.rule_id = "another"
+    with pytest.raises(DivergedError) as caught:
+        replayed(core.bus, rechained(core.bus, events))
+    assert index + 1 == caught.value.divergence.sequence_number
+
+
+def test_texts_are_compiled_when_they_are_needed() -> None:
+    """A version that is only deployed is not compiled; one that is put in force is compiled once, however often that happens."""
+    core = Core()
+    text = document(version=77)
+    deploy(core, text)
+    digest = compiled(text).digest
+    assert library.find(digest) is None
+    assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 77, None)), RuleSetAt)
+    in_force = core.state.active["refunds"].rule_set
+    assert in_force is library.find(digest)
+    core.deactivate("refunds")
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 77, None))
+    assert in_force is core.state.active["refunds"].rule_set
+
+
+def test_what_was_used_lately_is_kept_and_no_more() -> None:
+    """Of the rule sets that nobody uses, the library keeps the latest few; those in use are found for as long as they are."""
+    texts = [document(version=1_000 + number) for number in range(library.RECENT_RULE_SETS_MAX + 2)]
+    digests = []
+    for text in texts:
+        rule_set = compiled(text)
+        digests.append(library.compiled(rule_set.digest, rule_set.canonical_json).digest)
+    assert [False, False] + [True] * library.RECENT_RULE_SETS_MAX == [library.find(digest) is not None for digest in digests]
