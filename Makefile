@@ -21,7 +21,7 @@ GHZ_VERSION := v0.120.0
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
 
-.PHONY: setup demo test test-compiled serve serve-compiled compiled check bench proto image wheels lock
+.PHONY: setup demo test test-compiled serve serve-compiled compiled check bench soak proto image wheels lock
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ check: $(STAMP)
 # Needs Go when ghz (the load generator) is not there yet.
 bench: $(STAMP) build/ghz
 	$(BIN)/python -m tests.load.bench --ghz build/ghz $(BENCH)
+
+# What takes minutes: 2,000 versions deployed and put in force on one server, whose memory must stay where it is.
+soak: $(STAMP)
+	$(BIN)/python -m tests.load.redeployments --cycles 2000
 
 build/ghz:
 	@command -v go >/dev/null || { echo "gavel: make bench needs ghz, and building ghz needs Go: install Go, or put a ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }

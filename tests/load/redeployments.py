@@ -1,0 +1,93 @@
+"""Rule sets deployed and put in force again and again on one server: does its memory stay where it is?
+
+    python -m tests.load.redeployments --cycles 2000        (make soak)
+
+Each cycle deploys a version of its own, lets it watch, puts it in force, and has it decide, by real gRPC on a real Redis; only the
+child process that compiles a document first is left out, as it would take nearly all of the time. Memory is this process's
+resident set, after a first quarter in which caches fill. What may grow is the deployed texts, which the state keeps.
+Exit status 1 if more did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from gavel.v1 import decision_pb2, fact_pb2
+from gavel.v1.rule_set_service_pb2 import ActivateRuleSetRequest
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_server.embedded import EmbeddedRedis
+from gavel_server.log import EventLog
+from gavel_server.log.redis import RedisLog
+
+from tests.integration.services.world import RULE_SET, Clock, World, fact, proposal, running_world
+
+# A text is kept twice, as written and canonical, in an entry with names and digests; Python's strings and the allocator take more.
+TEXT_FACTOR: Final = 4
+# What the allocator may keep for itself. Compiled rule sets that are not given back take more in some twenty cycles.
+SLACK_BYTES: Final = 8 * 1024 * 1024
+PAGE_BYTES: Final = 4096
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process holds."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+class WallClock(Clock):
+    """The time of this machine, which is also its Redis's."""
+
+    def __call__(self) -> int:
+        """Return the time, in milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+
+async def cycle(world: World, version: int) -> None:
+    """Deploy a version, let it watch, put it in force, and see that it decides."""
+    await world.deploy(RULE_SET.replace("version: 1", f"version: {version}"))
+    for mode in (fact_pb2.ACTIVATION_MODE_SHADOW, fact_pb2.ACTIVATION_MODE_ACTIVE):
+        await world.rule_sets.ActivateRuleSet(ActivateRuleSetRequest(policy_id="refunds", version=version, mode=mode))
+        known = await world.publish(fact("order/1", "order.status", "cancelled"))
+        decision = (await world.propose(proposal("order/1", cites=[known], trace_id=f"{version}-{mode}"))).decision
+    if (decision.outcome, decision.policy_version) != (decision_pb2.OUTCOME_REJECTED, version):
+        raise RuntimeError(f"version {version} does not decide: {decision}")
+
+
+async def soak(cycles: int, redis_url: str) -> int:
+    """Run the cycles; return by how many bytes the memory grew after the first quarter."""
+
+    async def open_log(bus: str, clock: Clock) -> EventLog:
+        return await RedisLog.connect(redis_url, bus, idempotency_window_ms=IDEMPOTENCY_WINDOW_MS_DEFAULT)
+
+    async with running_world(open_log, WallClock()) as world:
+        before = 0
+        for version in range(1, cycles + 1):
+            if version == cycles // 4 + 1:
+                before = resident_bytes()
+            await cycle(world, version)
+            if version % 100 == 0:
+                print(f"{version} cycles, {resident_bytes() / 1e6:.1f} MB", file=sys.stderr, flush=True)
+        return resident_bytes() - before
+
+
+async def main(cycles: int) -> int:
+    """Soak on a Redis of its own, say what came of it, and return the exit status."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with EmbeddedRedis(Path(directory)) as redis:
+            grown = await soak(cycles, redis.url)
+    allowed = (cycles - cycles // 4) * len(RULE_SET) * TEXT_FACTOR + SLACK_BYTES
+    print(f"{cycles} cycles: {grown / 1e6:.1f} MB more, {allowed / 1e6:.1f} MB allowed")
+    return 0 if grown <= allowed else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cycles", type=int, default=2000, help="how many versions to deploy; at least 8")
+    sys.exit(asyncio.run(main(parser.parse_args().cycles)))
