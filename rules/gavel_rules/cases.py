@@ -51,6 +51,7 @@ class _Test(NamedTuple):
 
     paths: frozenset[str]
     passes: Callable[[Assignment], bool]
+    question: Question | None = None
 
 
 class Generated(NamedTuple):
@@ -284,12 +285,12 @@ class CaseMaker:
         of_guards = sorted({path for question in questions for path in question.paths} - set(related))
         tests: list[_Test] = [_Test(frozenset(pair), partial(_related, pair, signs)) for pair, signs in constraints.pairs.items()]
         tests.extend(
-            _Test(question.paths, partial(self._answers, question, constraints.guards[question.source]))
+            _Test(question.paths, partial(self._answers, question, constraints.guards[question.source]), question)
             for question in sorted(questions, key=lambda question: len(question.paths))
         )
         if not tests:
             return self._made(chosen)
-        order = list(dict.fromkeys(path for paths, _ in tests for path in sorted(paths)))
+        order = list(dict.fromkeys(path for test in tests for path in sorted(test.paths)))
         options_of = {}
         for path in order:
             more = list(self._boundaries(questions, path)) if path in of_guards or path in related else []
@@ -298,7 +299,8 @@ class CaseMaker:
                     other = pair[0] if pair[1] == path else pair[1]
                     more.extend(self._beside(other, constraints))
             options_of[path] = self._options(path, constraints, more)
-        return self._searched(chosen, order, options_of, tests)
+        found = self._searched(chosen, order, options_of, tests, refined=False)
+        return found or (self._searched(chosen, order, options_of, tests, refined=True) if questions else None)
 
     def _beside(self, path: str, constraints: Constraints) -> Iterator[object]:
         """Yield the values of a path and, of numbers, what lies beside them: values for what it is compared with."""
@@ -314,11 +316,15 @@ class CaseMaker:
         order: Sequence[str],
         options_of: Mapping[str, Sequence[object]],
         tests: Sequence[_Test],
+        refined: bool,
     ) -> Generated | None:
-        """Return the first case whose tests pass, going through the options path by path."""
-        due: list[list[Callable[[Assignment], bool]]] = [[] for _ in range(len(order))]
+        """Return the first case whose tests pass, going through the options path by path.
+
+        With `refined`, also through the values at which guards change for what has been chosen so far: slower, and finer.
+        """
+        due: list[list[_Test]] = [[] for _ in order]
         for test in tests:
-            due[max((order.index(path) for path in test.paths), default=0)].append(test.passes)
+            due[max((order.index(path) for path in test.paths), default=0)].append(test)
         budget = Budget(TRIES_MAX)
         at: Assignment = dict(chosen)
 
@@ -326,20 +332,15 @@ class CaseMaker:
             if depth == len(order):
                 return self._made(at)
             path = order[depth]
-            before = at.get(path, _ABSENT)
-            had = path in at
-            for value in options_of[path]:
+            asked = [test.question for test in due[depth] if test.question is not None and len(test.paths) > 1] if refined else []
+            for value in chain(options_of[path], *(self._flips(question, path, dict(at)) for question in asked)):
                 if not budget.take():
                     break
                 at[path] = value
-                if all(passes(at) for passes in due[depth]):
+                if all(test.passes(at) for test in due[depth]):
                     found = search(depth + 1)
                     if found is not None:
                         return found
-            if had:
-                at[path] = before
-            else:
-                at.pop(path, None)
             return None
 
         return search(0)
@@ -404,17 +405,18 @@ class CaseMaker:
         for question in questions:
             if path in question.paths:
                 if path not in question.boundaries:
-                    question.boundaries[path] = self._flips(question, path)
+                    question.boundaries[path] = self._flips(question, path, {})
                 yield from question.boundaries[path]
 
-    def _flips(self, question: Question, path: str) -> list[float]:
+    def _flips(self, question: Question, path: str, chosen: Assignment) -> list[float]:
+        """Return where a guard changes for a path, what else it reads being chosen, or else as plain as can be."""
         type_ = self._action.environment.types.get(path)
         if type_ is None or type_.kind not in ("int", "double", "timestamp"):
             return []
         whole = type_.kind != "double"
         points = moments_to_ask(self._hints.get(path, Hints()).constants) if path == NOW else numbers_to_ask(self._values(path), whole)
-        others: Assignment = {other: self._values(other)[0] for other in question.paths if other != path and self._values(other)}
-        return flips(lambda value: self._asked(question, {**others, path: value}), points, whole)
+        plain_values = {other: self._values(other)[0] for other in question.paths if other != path and self._values(other)}
+        return flips(lambda value: self._asked(question, {**plain_values, **chosen, path: value}), points, whole)
 
 
 def _key(value: object) -> str:
@@ -445,9 +447,9 @@ def _domain_of(schema: Mapping[str, Any]) -> Domain | None:
     return domain if domain != Domain() else None
 
 
-def generated_cases(action: CompiledAction, cases_max: int) -> list[Generated]:
+def generated_cases(action: CompiledAction, cases_max: int, maker: CaseMaker | None = None) -> list[Generated]:
     """Return at most `cases_max` different cases that tell an action's rules apart; none where no params fit its schema."""
-    maker = CaseMaker(action)
+    maker = maker or CaseMaker(action)
     base = maker.base
     if base is None:
         return []

@@ -316,7 +316,7 @@ def _texts(schema: Mapping[str, Any], hints: Hints) -> Iterator[str]:
     least = schema.get("minLength", 0)
     tried = ["a", "b", ""]
     shaped = matching(schema["pattern"]) if "pattern" in schema else []
-    tried[:0] = shaped
+    tried[:0] = [*(_moments(hints) if hints.moments else ()), *shaped]
     for constant in hints.constants:
         if isinstance(constant, str):
             tried.append(constant)
@@ -330,8 +330,6 @@ def _texts(schema: Mapping[str, Any], hints: Hints) -> Iterator[str]:
                     tried.extend(f"{whole[: -len(text)]}{text}" for whole in shaped if text)
     for length in hints.lengths:
         tried.extend("a" * (length + by) for by in (-1, 0, 1))
-    if hints.moments:
-        tried.extend(_moments(hints))
     for tried_text in tried:
         text = tried_text.ljust(least, "a")
         if len(text) <= min(schema.get("maxLength", TEXT_LENGTH_MAX), TEXT_LENGTH_MAX):
