@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, Node, Select, children
@@ -21,11 +22,12 @@ BASE_MOMENT: Final = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
 # The step beside a threshold, where numbers are not whole.
 STEP: Final = 0.01
 
-VALUES_MAX: Final = 48
+VALUES_MAX: Final = 64
 ITEMS_MAX: Final = 1_000
 TEXT_LENGTH_MAX: Final = 5_000
 SCHEMA_DEPTH_MAX: Final = 8
 CHOICES_MAX: Final = 8
+PARTS_MAX: Final = 4  # texts that are put together, each with each
 
 
 class Reference(NamedTuple):
@@ -228,6 +230,8 @@ class Sampler:
             yield _repeated(item, max(least, 1))
         for item in items[1:]:
             yield [items[0], item]
+            for length in hints.lengths:
+                yield from ([item, *_repeated(items[0], length + by - 1)] for by in (-1, 0, 1) if length + by >= 1)
 
     def _objects(self, schema: dict[str, Any], hints: Hints, path: str, depth: int) -> Iterator[object]:
         properties = schema.get("properties", {})
@@ -317,23 +321,33 @@ def _texts(schema: Mapping[str, Any], hints: Hints) -> Iterator[str]:
     tried = ["a", "b", ""]
     shaped = matching(schema["pattern"]) if "pattern" in schema else []
     tried[:0] = [*(_moments(hints) if hints.moments else ()), *shaped]
-    for constant in hints.constants:
-        if isinstance(constant, str):
-            tried.append(constant)
-            if hints.parts:
-                tried.extend((f"{constant}a", f"a{constant}", f"a{constant}a", constant.upper(), constant.lower()))
-                samples = matching(constant)
-                tried.extend((*samples, *(f"{sample} " for sample in samples)))
-                # Within the shape that the schema wants: with another beginning, or another end.
-                for text in (constant, *samples):
-                    tried.extend(f"{text}{whole[len(text) :]}" for whole in shaped)
-                    tried.extend(f"{whole[: -len(text)]}{text}" for whole in shaped if text)
+    constants = [constant for constant in hints.constants if isinstance(constant, str)]
+    tried.extend(constants)
+    for constant in constants if hints.parts else ():
+        tried.extend((f"{constant}a", f"a{constant}", f"a{constant}a", constant.upper(), constant.lower()))
+        samples = matching(constant)
+        tried.extend((*samples, *(f"{sample} " for sample in samples)))
+        # Within the shape that the schema wants: with another beginning, or another end.
+        for text in (constant, *samples):
+            tried.extend(f"{text}{whole[len(text) :]}" for whole in shaped)
+            tried.extend(f"{whole[: -len(text)]}{text}" for whole in shaped if text)
     for length in hints.lengths:
         tried.extend("a" * (length + by) for by in (-1, 0, 1))
+    if hints.parts:
+        tried.extend(_joined(constants[:PARTS_MAX], hints.lengths))
     for tried_text in tried:
         text = tried_text.ljust(least, "a")
         if len(text) <= min(schema.get("maxLength", TEXT_LENGTH_MAX), TEXT_LENGTH_MAX):
             yield text
+
+
+def _joined(parts: list[str], lengths: Iterable[int]) -> Iterator[str]:
+    """Yield texts that begin with one part and end with another, also of the lengths that are asked for."""
+    for beginning, end in product(parts, parts):
+        if beginning != end:
+            yield beginning + end
+        for length in lengths:
+            yield from (beginning + "a" * (length + by - len(beginning) - len(end)) + end for by in (-1, 0, 1))
 
 
 def _moments(hints: Hints) -> Iterator[str]:

@@ -21,6 +21,7 @@ from gavel.v1 import (
     tool_service_pb2,
 )
 from gavel_rules import limits, reasons
+from gavel_rules.analysis import analyse
 from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
 from gavel_server.cli.main import app
 from gavel_server.config import Settings
@@ -38,7 +39,7 @@ SERVICES: Final = (
     tool_service_pb2,
 )
 # Modules whose limits an author of rule sets can meet.
-LIMITS_OF_DOCUMENTS: Final = ("document", "source", "schema", "conditions", "variables", "ruleset")
+LIMITS_OF_DOCUMENTS: Final = ("analysis", "document", "source", "schema", "conditions", "variables", "ruleset")
 # Named in the docs as not there yet.
 FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
 
@@ -160,10 +161,10 @@ def test_limits_of_documents_are_listed_with_their_values() -> None:
 
 
 def _modules_of_the_compiler() -> set[Path]:
-    """Return the compiler's modules: all of the core that `ruleset` imports, and the process that runs it."""
+    """Return the compiler's modules: all of the core that `ruleset` and `analysis` import, and the process that runs them."""
     package = ROOT / "rules/gavel_rules"
     found: set[Path] = set()
-    waiting = {package / "ruleset.py"}
+    waiting = {package / "ruleset.py", package / "analysis.py"}
     while waiting:
         module = waiting.pop()
         found.add(module)
@@ -206,7 +207,8 @@ def _examples() -> list[tuple[str, str, str, str]]:
 
 def test_the_sample_document_is_valid() -> None:
     """The document at the top of rule-language.md compiles, without a warning."""
-    assert compile_rule_set(_sample()).warnings == ()
+    compiled = compile_rule_set(_sample())
+    assert (compiled.warnings, analyse(compiled)) == ((), ())
 
 
 @pytest.mark.parametrize(("code", "old", "new", "message"), _examples(), ids=[example[0] for example in _examples()])
@@ -216,7 +218,8 @@ def test_example_of_a_mistake(code: str, old: str, new: str, message: str) -> No
     assert old in document
     found: tuple[DocumentMessage, ...]
     try:
-        found = compile_rule_set(document.replace(old, new, 1)).warnings
+        compiled = compile_rule_set(document.replace(old, new, 1))
+        found = (*compiled.warnings, *analyse(compiled))
     except DocumentError as error:
         found = error.messages
     said = [f"{one.code}: {one.message}" + (f" ({one.suggestion})" if one.suggestion else "") for one in found]

@@ -23,6 +23,7 @@ def lint(file: RuleSetFile, as_json: Json = False, debug: Debug = False) -> None
     """
     from gavel.v1.rule_set_service_pb2 import DocumentMessage as ContractMessage
     from gavel.v1.rule_set_service_pb2 import ValidateRuleSetResponse
+    from gavel_rules.analysis import analyse
     from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
 
     from gavel_server.cli import documents, output
@@ -41,10 +42,11 @@ def lint(file: RuleSetFile, as_json: Json = False, debug: Debug = False) -> None
         else:
             output.say("\n".join(message.format(file) for message in error.messages))
         raise typer.Exit(EXIT_INVALID) from error
+    warnings = tuple(sorted((*compiled.warnings, *analyse(compiled))))
     if as_json:
-        output.print_json(ValidateRuleSetResponse(valid=True, warnings=listed(compiled.warnings), digest=compiled.digest))
+        output.print_json(ValidateRuleSetResponse(valid=True, warnings=listed(warnings), digest=compiled.digest))
         return
-    for warning in compiled.warnings:
+    for warning in warnings:
         place, _, rest = warning.format(file).partition(": ")
         output.say(f"{place}: warning: {rest}")
     output.say(f"{file}: {compiled.policy_id} version {compiled.version} is valid, {compiled.digest}")

@@ -1,0 +1,136 @@
+"""Made cases: they are what was asked for, the proofs are true, and the same rules give the same cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from gavel_rules.case import Case
+from gavel_rules.cases import CaseMaker, generated_cases
+from gavel_rules.constraints import Budget
+from gavel_rules.ruleset import CompiledAction, compile_rule_set
+from gavel_rules.shipped import shipped_rule_set
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.rules_engine.test_engines_agree import CASES, CONDITIONS
+
+Make = Callable[..., CompiledAction]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "params.amount > 500",
+        "params.amount > 500 && params.amount < 500.02",
+        "params.count == 7 && params.name == 'x' && params.urgent",
+        "params.amount > facts.total && facts.total > 100",
+        "has(params.limit) && params.amount * 2.0 + params.limit > 1000.0",
+        "facts.total * double(params.count) > 0.75 * double(facts.pieces) && params.count < facts.pieces && facts.pieces > 3",
+        "now.getHours() >= 18 && now.getDayOfWeek() == 5",
+        "now.getMonth() == 11 && now.getDate() > 20",
+        "has(params.note) && params.note.matches('^[A-Z]{3}-[0-9]+$')",
+        "params.name.startsWith('ab') && params.name.endsWith('yz') && size(params.name) == 9",
+        "has(params.tags) && params.tags.exists(tag, tag == 'vip') && size(params.tags) > 3",
+        "has(params.items) && params.items.exists(item, item.price > 99.5 && has(item.sku) && item.sku == 'A')",
+        "has(params.address) && has(params.address.zip) && params.address.zip == '10115'",
+        "has(params.labels) && 'team' in params.labels && params.labels['team'] == 'red'",
+        "facts.status.contains(',' + params.name + ',')",
+        "facts.status != '' && now - timestamp(facts.status) > duration('720h')",
+        "subject.type == 'order' && producer.id != 'agent' && proposal.risk >= 0.5",
+        "evidence.count > 5 && evidence.worst_trust == 2 && evidence.oldest_age_ms > 60000",
+        "trace.consecutive_rejections == 2 && !(has(facts.score) && facts.score < 0.2)",
+        "params.urgent ? params.amount < 0.0 : facts.open",
+        "params.name in ['a', 'b', 'c'] && !(params.name in ['a', 'b'])",
+    ],
+)
+def test_witness(action: Make, condition: str) -> None:
+    """A case is found that fulfils a condition which can be fulfilled, and one that does not; both engines say so."""
+    compiled = action(condition)
+    maker = CaseMaker(compiled)
+    for wanted in (True, False):
+        found = maker.witness([maker.formula(compiled, 0, wanted)]).found
+        assert found is not None
+        assert compiled.violations(found.params) == ()
+        verdict = compiled.evaluate(found.case, both=True)
+        assert verdict == compiled.evaluate_reference(found.case)
+        assert (verdict.error, bool(verdict.matched)) == ("", wanted)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "others"),
+    [
+        (["params.amount > 5 && params.amount < 5"], ()),
+        (["params.count > 5 && params.count < 6"], ()),
+        (["proposal.risk > 1.0"], ()),
+        (["params.name == 'a' && params.name in ['b', 'c']"], ()),
+        (["has(params.limit) && !has(params.limit)"], ()),
+        (["params.amount > facts.total && facts.total > 10 && params.amount < 10"], ()),
+        (["params.amount > facts.total && params.amount < facts.total"], ()),
+        (["now.getHours() > 12 && !(now.getHours() > 12)"], ()),
+        (["params.amount > 5", "params.amount > 10"], (0,)),
+        (["params.amount > 5", "params.amount <= 5", "params.urgent"], (0, 1)),
+        (["params.name == 'a' || params.urgent", "params.name != 'a' && !params.urgent", "params.count > 3"], (0, 1)),
+        (["has(params.limit)", "has(params.limit) && params.limit > 3"], (0,)),
+    ],
+)
+def test_impossible(action: Make, conditions: list[str], others: tuple[int, ...]) -> None:
+    """That the last rule can never decide is proved, and the proof names the rules that leave it nothing."""
+    witness = CaseMaker(action(*conditions)).decided_by(len(conditions) - 1)
+    assert (witness.found, witness.impossible, witness.others) == (None, True, others)
+
+
+def test_schema_bounds_are_used(action: Make) -> None:
+    """What the schema rules out is impossible, by an enumeration, a bound or a whole number."""
+    schema = {
+        "type": "object",
+        "required": ["currency", "amount"],
+        "properties": {"currency": {"enum": ["EUR", "USD"]}, "amount": {"type": "integer", "minimum": 1, "maximum": 9}},
+    }
+    for condition in ("params.currency == 'GBP'", "params.amount > 9", "params.amount < 1", "params.amount > 3 && params.amount < 4"):
+        assert CaseMaker(action(condition, params=schema)).decided_by(0).impossible
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(conditions=st.lists(CONDITIONS, min_size=2, max_size=5), cases=st.lists(CASES, min_size=6, max_size=6))
+def test_proofs_and_witnesses_hold(
+    action: Make, case: Callable[..., Case], conditions: list[str], cases: list[tuple[dict[str, Any], ...]]
+) -> None:
+    """A rule that is called impossible decides no case at all; one that got a witness decides it."""
+    compiled = action(*conditions)
+    maker = CaseMaker(compiled, budget=Budget(2_000))
+    decided = [compiled.evaluate_reference(case(params, facts, **rest)).matched[:1] for params, facts, rest in cases]
+    for index, rule in enumerate(compiled.rules):
+        witness = maker.decided_by(index)
+        if witness.impossible:
+            assert (rule,) not in decided
+        if witness.found is not None:
+            assert compiled.evaluate(witness.found.case, both=True).matched[0] == rule
+
+
+def test_every_shipped_rule_decides_a_case() -> None:
+    """Of a shipped set, generated cases are decided by every rule; the engines agree on all, and they are the same every time."""
+    compiled = compile_rule_set(shipped_rule_set("refunds")).actions["refund.create"]
+    cases = generated_cases(compiled, 100)
+    deciding: set[str] = set()
+    for generated in cases:
+        verdict = compiled.evaluate(generated.case, both=True)
+        assert verdict == compiled.evaluate_reference(generated.case)
+        deciding.update(rule.id for rule in verdict.matched[:1])
+    assert deciding == {rule.id for rule in compiled.rules}
+    assert generated_cases(compiled, 100) == cases
+    assert len(generated_cases(compiled, 5)) == 5
+
+
+def test_a_spent_budget_proves_nothing(action: Make) -> None:
+    """Once the budget is spent nothing is found, and nothing is called impossible."""
+    compiled = action("params.amount > 5 && params.amount < 5", "params.urgent")
+    maker = CaseMaker(compiled, budget=Budget(0))
+    assert [maker.decided_by(index)[:2] for index in (0, 1)] == [(None, False), (None, False)]
+
+
+def test_no_params_no_cases(action: Make) -> None:
+    """Where no params are found that fit the schema there are no cases."""
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "minProperties": 5}
+    assert generated_cases(action("params.a == 'x'", params=schema), 10) == []
