@@ -21,7 +21,7 @@ GHZ_VERSION := v0.120.0
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
 
-.PHONY: setup demo test test-compiled serve serve-compiled compiled check bench soak proto image wheels lock
+.PHONY: setup demo test test-compiled serve serve-compiled compiled check bench soak proto schemas image wheels lock
 
 setup: $(STAMP)
 
@@ -76,6 +76,13 @@ proto: $(STAMP)
 	touch $(GENERATED)/gavel/__init__.py $(GENERATED)/gavel/py.typed $(GENERATED)/gavel/v1/__init__.py
 	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto
 	$(PROTOC) --grpc_python_out=$(GENERATED) --mypy_grpc_out=quiet:$(GENERATED) proto/gavel/v1/*_service.proto
+
+# What editors check rule sets and their tests by, made from the models that the compiler reads them with.
+schemas: $(STAMP)
+	mkdir -p rules/gavel_rules/schemas
+	for name in rule-set test; do \
+		$(BIN)/python -c "from gavel_rules.editor_schemas import generated_schema as made; print(made('$$name'), end='')" \
+			> rules/gavel_rules/schemas/$$name.json || exit 1; done
 
 # The container image gavel:latest, with whichever builder works here.
 image:

@@ -81,74 +81,111 @@ Condition = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 class FactPart(_Part):
     """A declared fact."""
 
     key: FactKey
+    """The fact's key, e.g. order.status."""
     subject: Condition | None = None
+    """Whose fact: CEL over subject, params and other facts that gives "type/id". Default: the proposal's subject."""
     type: Literal["string", "number", "integer", "boolean"]
+    """Values of another type do not count."""
     min_trust: Annotated[int, Field(ge=1, le=3)] = 1
+    """The least trusted tier that will do: 1 facts, 2 observations with evidence, 3 any observation."""
     max_age_ms: Milliseconds
+    """The oldest it may be, in milliseconds."""
     sources: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=128)]], Field(max_length=SOURCES_PER_FACT_MAX)] = []
+    """Whose word counts: producers of facts, tools of observations. Empty: anybody's."""
     optional: bool = False
+    """Whether it may be absent; conditions then read it under has()."""
 
 
 class RetryPart(_Part):
     """How executors may retry (seeds 002 §7.1)."""
 
     max_attempts: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] = 1
+    """Attempts in all."""
     backoff_initial_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 500
+    """Pause before the second attempt, in milliseconds."""
     backoff_multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """What the pause grows by."""
     backoff_max_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 30_000
+    """The longest pause, in milliseconds."""
     human_takeover_after_ms: Milliseconds = 600_000
+    """How long after a lapsed lease a person is called while attempts are left, in milliseconds."""
 
 
 class VersionsPart(_Part):
     """Versions that a proposal has to be bound to (seeds 000 §3.1); a field without one is not looked at."""
 
     execution_version: Versions | None = None
+    """Of the code that ran."""
     planner_version: Versions | None = None
+    """Of the planner."""
     tool_registry_version: Versions | None = None
+    """Of the set of tools."""
     schema_version: Versions | None = None
+    """Of the schema of the producer's own state."""
 
 
 class ActionPart(_Part):
     """An action that the rule set governs."""
 
     params: dict[str, Any]
+    """JSON Schema 2020-12 of the proposal's params; every property that a condition reads has a type here."""
     facts: Annotated[dict[str, FactPart], Field(max_length=FACTS_PER_ACTION_MAX)] = {}
+    """The evidence that the rules see, by the name that conditions give it."""
     conflict_key: Condition = "subject"
+    """What only one live approval may hold: CEL that gives a string."""
     decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
+    """How long after an approval it may be started, in milliseconds."""
     rejection_limit: Annotated[int, Field(ge=1, le=REJECTION_LIMIT_MAX)] | None = None
+    """Rejections in a row of a trace before a person is called. Default: 3."""
     retry: RetryPart = RetryPart()
+    """How executors may try again. Default: not at all."""
     on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None
+    """What becomes of a proposal that is bound to other versions than those under `versions`."""
     versions: VersionsPart = VersionsPart()
+    """The versions that a proposal has to be bound to."""
 
 
 class RulePart(_Part):
     """One rule."""
 
     id: Name
+    """Unique in the rule set."""
     action: ActionType
+    """One of the actions above."""
     priority: Annotated[int, Field(ge=1, le=65_535)]
+    """Unique among the rules of the action; of those that match, the highest decides."""
     when: Condition
+    """The condition: CEL that gives a bool."""
     effect: Literal["approve", "reject", "review"]
+    """What the rule says."""
     reason_code: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,127}$")] | None = None
+    """What agents react to, like ORDER_CANCELLED. With reject and review, and only with them."""
 
 
 class RuleSetPart(_Part):
     """A whole document."""
 
     gavel: Literal["v1"]
+    """Version of the language."""
     rule_set: Name
+    """The policy id."""
     version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    """A deployed version never changes: another text needs another version."""
     description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] = ""
+    """For people."""
     actions: Annotated[dict[ActionType, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
+    """What the rule set governs, by action type."""
     rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
+    """The rules of all actions."""
     variables: Annotated[dict[str, Condition], Field(max_length=VARIABLES_MAX)] = {}
+    """Named CEL expressions for use in other expressions."""
 
 
 def canonical_json(data: object) -> str:

@@ -33,6 +33,8 @@ CASES_MAX: Final = 10_000
 EARLIER_MAX: Final = 32
 NOW_DEFAULT: Final = "2026-01-01T12:00:00Z"
 SUBJECT_DEFAULT: Final = "subject/1"
+SUITE_KEYS: Final = ("gavel", "tests", "description", "defaults", "cases", "tables")
+TABLE_KEYS: Final = ("name", "columns", "rows")
 SUITE_SUFFIXES: Final = ("_test.yaml", "_test.yml", "_test.json")
 
 Subject = Annotated[str, StringConstraints(pattern=f"^{limits.SUBJECT}$")]
@@ -245,6 +247,19 @@ def read_suite(text: str) -> Suite:
     return suite
 
 
+def read_case(text: str, name: str) -> Suite:
+    """Return a suite of one case, which a document holds by itself: its keys, without name and with or without expect.
+
+    DocumentError with every mistake of it, sorted by place.
+    """
+    messages = Messages()
+    source = Source(text, messages)
+    suite = _Reading(source, messages).read_case(name)
+    if len(messages) or suite is None:
+        raise DocumentError(messages.sorted())
+    return suite
+
+
 def mistaken(source: Source, mistakes: Iterable[tuple[Path, str, str, str]]) -> DocumentError:
     """Return the error of a suite that does not fit its rule set: (path, code, message, suggestion) of each mistake."""
     messages = Messages()
@@ -253,8 +268,6 @@ def mistaken(source: Source, mistakes: Iterable[tuple[Path, str, str, str]]) -> 
     return DocumentError(messages.sorted())
 
 
-_SUITE_KEYS: Final = ("gavel", "tests", "description", "defaults", "cases", "tables")
-_TABLE_KEYS: Final = ("name", "columns", "rows")
 _TEXTS: Final = ("tests", "description")
 _Merged = tuple[dict[str, Any], dict[Path, Path]]
 
@@ -274,7 +287,7 @@ class _Reading:
             if not len(self._messages):
                 self._add((), "wrong-type", "a test suite is a mapping", "start with `gavel: v1`")
             return None
-        self._check_keys(data, _SUITE_KEYS, ())
+        self._check_keys(data, SUITE_KEYS, ())
         if "gavel" in data and data["gavel"] != "v1":
             self._add(("gavel",), "unknown-value", "gavel: the version of this format is v1", "write `gavel: v1`", value=True)
         for name in ("gavel", "tests"):
@@ -297,6 +310,18 @@ class _Reading:
             return None
         return Suite(data["tests"], data.get("description", ""), tuple(self._cases), self._source)
 
+    def read_case(self, name: str) -> Suite | None:
+        data = self._source.data
+        if not isinstance(data, dict):
+            if not len(self._messages):
+                self._add((), "wrong-type", "a case is a mapping", "start with `params:` or `facts:`")
+            return None
+        merged: _Merged = ({}, {})
+        for key, item in {"expect": {"outcome": "APPROVED"}, **data}.items():
+            _apply(merged, (key,), item, (key,))
+        self._finish(name, merged, (), ())
+        return Suite("", "", tuple(self._cases), self._source)
+
     def _read_case(self, data: object, base: _Merged, path: Path) -> None:
         case = self._mapping(data, path)
         if not case:
@@ -314,12 +339,12 @@ class _Reading:
         table = self._mapping(data, path)
         if not table:
             return
-        for name in _TABLE_KEYS:
+        for name in TABLE_KEYS:
             if name not in table:
                 self._add(path, "missing-key", f"the key {name} is missing", "a table has a name, columns and rows")
         shared = _copy(base)
         for name, item in table.items():
-            if name not in _TABLE_KEYS:
+            if name not in TABLE_KEYS:
                 _apply(shared, (name,), item, (*path, name))
         before = len(self._messages)
         columns = [

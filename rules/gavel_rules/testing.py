@@ -38,7 +38,7 @@ from gavel_rules.commands import (
     Tick,
 )
 from gavel_rules.decider import handle
-from gavel_rules.errors import GavelRulesError
+from gavel_rules.errors import CaseError, GavelRulesError
 from gavel_rules.events import DEFAULT_EVENT_NAME, execution_id_of
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
@@ -99,6 +99,12 @@ def run_cases(suite: Suite, rule_set: CompiledRuleSet, *, explained: bool = True
         line, column = suite.source.place(case.path)
         differences = tuple(_differences(case.part.expect, decision))
         yield CaseResult(case, line, column, action.action_type, proposal, decision, differences, explanations)
+
+
+def check_suite(suite: Suite, rule_set: CompiledRuleSet) -> None:
+    """Raise what `run_cases` would raise before its first case: the suite fits the rule set, which can be deployed."""
+    _planned(suite, rule_set)
+    _Bench(rule_set)
 
 
 class _Evidence(NamedTuple):
@@ -162,7 +168,7 @@ def _evidence(case: SuiteCase, name: str, fact: FactCase, action: CompiledAction
     return _Evidence(
         name=name,
         key=fact.key or (declared.key if declared else ""),
-        subject=fact.subject or case.part.subject,
+        subject=fact.subject or _subject(case, declared, action),
         source=fact.source or (min(declared.sources) if declared and declared.sources else SOURCE_DEFAULT),
         tier=fact.tier or (declared.min_trust if declared else 1),
         part=fact,
@@ -174,6 +180,19 @@ def _declaration(name: str, fact: FactCase, action: CompiledAction) -> FactDecla
     of_name = (declared for declared in action.facts if declared.name == name)
     of_key = (declared for declared in action.facts if declared.key == fact.key)
     return next(of_name, None) or next(of_key, None)
+
+
+def _subject(case: SuiteCase, declared: FactDeclaration | None, action: CompiledAction) -> str:
+    """Return whom the declaration asks about, by the case's facts as they stand; where that names nobody, the case's subject."""
+    part = case.part
+    if declared is None or not declared.subject or action.violations(part.params):
+        return part.subject
+    facts = {name: fact.value for name, fact in part.facts.items() if not fact.retracted}
+    try:
+        named = action.subject_templates[declared.subject].subject(action.typed_params(part.params), facts, part.subject)
+    except CaseError:
+        named = None  # a fact of another type than declared, which is what the case is about
+    return named or part.subject
 
 
 class _Bench:

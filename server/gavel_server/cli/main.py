@@ -105,7 +105,7 @@ def _known(error: Exception) -> tuple[str, int] | None:
 
 
 def _gather() -> None:
-    from gavel_server.cli import consuming, demonstrating, proposing, reading, replaying, rollout, rules, serving
+    from gavel_server.cli import authoring, consuming, demonstrating, proposing, reading, replaying, rollout, rules, serving
 
     for name, command in (
         ("serve", serving.serve),
@@ -121,6 +121,11 @@ def _gather() -> None:
     ):
         app.command(name)(command)
     app.add_typer(reading.log, name="log")
+    rules.rules.command("lint")(authoring.lint)
+    rules.rules.command("fmt")(authoring.fmt)
+    rules.rules.command("test")(authoring.run_tests)
+    rules.rules.command("explain")(authoring.explain)
+    rules.rules.command("schema")(authoring.schema)
     rules.rules.command("simulate")(rollout.simulate)
     rules.rules.command("shadow")(rollout.shadow)
     rules.rules.command("rollback")(rollout.rollback)

@@ -32,7 +32,7 @@ def propose(
         output.print_json(response)
         return
     decided = response.decision
-    _print_decision(decided.decision, [("decision", f"{decided.decision.decision_id} (event {decided.sequence_number})")])
+    print_decision(decided.decision, [("decision", f"{decided.decision.decision_id} (event {decided.sequence_number})")])
 
 
 def preflight(
@@ -54,12 +54,13 @@ def preflight(
     if as_json:
         output.print_json(response)
         return
-    _print_decision(response.decision, [("evaluated at", f"event {response.evaluated_at_sequence_number}; nothing was written")])
+    print_decision(response.decision, [("evaluated at", f"event {response.evaluated_at_sequence_number}; nothing was written")])
     if explain:
-        _print_explanations(list(response.explanations))
+        print_explanations(list(response.explanations))
 
 
-def _print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
+def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
+    """Print a decision for people, `rows` before what it says of itself."""
     from gavel.v1.decision_pb2 import FactRequirementState, Outcome
 
     from gavel_server.cli import output
@@ -110,7 +111,8 @@ def _print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
     )
 
 
-def _print_explanations(explanations: list[RuleExplanation]) -> None:
+def print_explanations(explanations: list[RuleExplanation]) -> None:
+    """Print every rule with the parts of its condition and their values."""
     from gavel_server.cli import output
     from gavel_server.cli.describe import printable
 

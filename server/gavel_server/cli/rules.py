@@ -1,4 +1,4 @@
-"""`gavel rules`: checking rule sets offline, and deploying, activating and reading them on a server."""
+"""`gavel rules`: deploying, activating and reading rule sets on a server. `authoring` has what works offline, on files."""
 
 from __future__ import annotations
 
@@ -6,50 +6,12 @@ from typing import Annotated
 
 import typer
 
-from gavel_server.cli.errors import EXIT_INVALID
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected, countable
 
-rules = typer.Typer(help="Check, deploy, activate and read rule sets.", no_args_is_help=True)
+rules = typer.Typer(help="Write, check, test, deploy, activate and read rule sets.", no_args_is_help=True)
 
 RuleSetFile = Annotated[str, typer.Argument(metavar="FILE", help="A rule set in YAML or JSON; - is standard input.")]
 PolicyId = Annotated[str, typer.Argument(metavar="POLICY_ID", help="The rule set.")]
-
-
-@rules.command("lint")
-def lint(file: RuleSetFile, as_json: Json = False, debug: Debug = False) -> None:
-    """Check a rule set without a server.
-
-    Every mistake is a line, file:line:column: code: message; exit status 2 if there is one.
-    """
-    from gavel.v1.rule_set_service_pb2 import DocumentMessage as ContractMessage
-    from gavel.v1.rule_set_service_pb2 import ValidateRuleSetResponse
-    from gavel_rules.analysis import analyse
-    from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
-
-    from gavel_server.cli import documents, output
-
-    def listed(messages: tuple[DocumentMessage, ...]) -> list[ContractMessage]:
-        return [
-            ContractMessage(line=one.line, column=one.column, code=one.code, message=one.message, suggestion=one.suggestion)
-            for one in messages
-        ]
-
-    try:
-        compiled = compile_rule_set(documents.read_document(file))
-    except DocumentError as error:
-        if as_json:
-            output.print_json(ValidateRuleSetResponse(valid=False, errors=listed(error.messages)))
-        else:
-            output.say("\n".join(message.format(file) for message in error.messages))
-        raise typer.Exit(EXIT_INVALID) from error
-    warnings = tuple(sorted((*compiled.warnings, *analyse(compiled))))
-    if as_json:
-        output.print_json(ValidateRuleSetResponse(valid=True, warnings=listed(warnings), digest=compiled.digest))
-        return
-    for warning in warnings:
-        place, _, rest = warning.format(file).partition(": ")
-        output.say(f"{place}: warning: {rest}")
-    output.say(f"{file}: {compiled.policy_id} version {compiled.version} is valid, {compiled.digest}")
 
 
 @rules.command("deploy")

@@ -221,3 +221,21 @@ def test_declared_facts_have_their_keys() -> None:
     pins = {fact.key: fact for fact in run({"facts": {"score": 0.5}})[0].decision.pinned_facts}
     assert [FACTS["score"]["key"], FACTS["status"]["key"]] == sorted(pins)
     assert (2, 1) == (pins["order.score"].trust_tier, pins["order.status"].trust_tier)
+
+
+def test_facts_of_other_subjects() -> None:
+    """A fact whose declaration asks about another subject is recorded there, whoever that is in the case."""
+    facts = {
+        "owner": {"key": "order.owner", "type": "string", "max_age_ms": 1_000},
+        "score": {"key": "customer.score", "subject": '"customer/" + facts.owner', "type": "number", "max_age_ms": 1_000},
+    }
+    rules = rule_set(facts=facts, rules=[{"id": "good", "when": "facts.score > 0.5", "effect": "approve"}])
+    given = {"owner": "ann", "score": 0.9}
+    (result,) = run({"facts": {"status": None, **given}}, {"facts": {"status": None, **given, "owner": "bob"}}, rules=rules)[:1]
+    assert ((), {"order.owner": "subject/1", "customer.score": "customer/ann"}) == (
+        result.differences,
+        {pin.key: pin.subject for pin in result.decision.pinned_facts},
+    )
+    wrong = {"facts": {"status": None, **given, "owner": 7}, "expect": {"outcome": "REJECTED", "reason_code": "FACT_TYPE_MISMATCH"}}
+    (result,) = run(wrong, rules=rules)
+    assert () == result.differences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,8 @@ from gavel_rules.suite import (
     read_suite,
 )
 
-PAGE: Final = (Path(__file__).parents[3] / "docs/rule-tests.md").read_text(encoding="utf-8")
+ROOT: Final = Path(__file__).parents[3]
+PAGE: Final = (ROOT / "docs/rule-tests.md").read_text(encoding="utf-8")
 HEAD: Final = "gavel: v1\ntests: rules.yaml\n"
 
 
@@ -150,6 +152,19 @@ def test_keys_are_documented(model: Any) -> None:
     cells = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| `")]
     documented = set(re.findall(r"`([a-z_]+)`", " ".join(cells)))
     assert sorted(set(model.model_fields) - documented) == []
+
+
+def test_codes_are_documented() -> None:
+    """Every code of a mistake in a suite stands in the page's table, and no other."""
+    modules = [ROOT / "rules/gavel_rules/suite.py", ROOT / "rules/gavel_rules/testing.py", ROOT / "server/gavel_server/cli/author_files.py"]
+    used = set()
+    for module in modules:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value):
+                used.add(node.value)
+    table = PAGE.partition("**Mistakes in a suite**")[2].partition("\n## ")[0]
+    documented = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", table))
+    assert used | {"out-of-range", "bad-name", "unknown-key", "unknown-value"} == documented | {"test-source"}
 
 
 def test_defaults_are_documented() -> None:

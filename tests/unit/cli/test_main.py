@@ -109,7 +109,7 @@ def test_bugs_are_said_to_be_bugs(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def broken(name: str) -> str:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("gavel_server.cli.documents.read_document", broken)
+    monkeypatch.setattr("gavel_server.cli.author_files.read_document", broken)
     assert 1 == run(["rules", "lint", "file"])
     assert (
         "gavel: failed unexpectedly: ZeroDivisionError: by zero; this is a bug, repeat the command with --debug" in capsys.readouterr().err
@@ -132,7 +132,7 @@ def test_lint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith(f"{file}: tiny version 1 is valid, sha256:")
     assert 0 == run(["rules", "lint", str(file), "--json"])
-    response = json.loads(capsys.readouterr().out)
+    (response,) = json.loads(capsys.readouterr().out)["files"]
     assert (True, [], last.split()[-1]) == (response["valid"], response["errors"], response["digest"])
 
 
@@ -147,7 +147,7 @@ def test_lint_of_an_invalid_rule_set(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(places, key=lambda place: (int(place[0]), int(place[1]))) == places
     assert all(line.startswith(f"{file}:") and line.count(": ") >= 2 for line in lines)
     assert 2 == run(["rules", "lint", str(file), "--json"])
-    response = json.loads(capsys.readouterr().out)
+    (response,) = json.loads(capsys.readouterr().out)["files"]
     assert [[str(error["line"]), str(error["column"])] for error in response["errors"]] == places
 
 

@@ -1,0 +1,130 @@
+"""Rule sets and their test suites as files: found under folders, read, and what is wrong with them.
+
+A suite is known by its name: `*_test.yaml`, `*_test.yml` or `*_test.json`. What is invalid is a value here, not an exception:
+the commands for authors go on with the next file, so that one run names every mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gavel_rules.analysis import analyse
+from gavel_rules.ruleset import CompiledRuleSet, DocumentError, DocumentMessage, compile_rule_set
+from gavel_rules.suite import SUITE_SUFFIXES, Suite, read_suite
+from gavel_rules.testing import RefusedError, check_suite
+
+from gavel_server.cli.documents import STANDARD_INPUT, read_document
+from gavel_server.cli.errors import InvalidInputError
+
+DOCUMENT_SUFFIXES: Final = (".yaml", ".yml", ".json")
+
+
+class Invalid(NamedTuple):
+    """A file that is not what it should be, with everything that is wrong with it."""
+
+    file: str
+    messages: tuple[DocumentMessage, ...]
+
+
+class TestedRuleSet(NamedTuple):
+    """A suite, and the rule set that it tests."""
+
+    file: str
+    suite: Suite
+    rule_set_file: str
+    rule_set: CompiledRuleSet
+
+
+class Checked(NamedTuple):
+    """What is to be said of one file: nothing is `invalid`, or `summary` says what it is."""
+
+    file: str
+    invalid: tuple[Invalid, ...]
+    warnings: tuple[DocumentMessage, ...] = ()
+    digest: str = ""
+    summary: str = ""
+
+
+def is_suite(name: str) -> bool:
+    """Whether a file is a test suite, by its name."""
+    return name.endswith(SUITE_SUFFIXES)
+
+
+def found(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
+    """Return the files that the paths name: files as they are, of folders every document below, in order, each once.
+
+    Raises InvalidInputError for a path that is not there, and for a folder that holds none.
+    """
+    wanted = SUITE_SUFFIXES if suites_only else DOCUMENT_SUFFIXES
+    files: dict[str, None] = {}
+    for path in paths:
+        if path == STANDARD_INPUT or not Path(path).is_dir():
+            files[path] = None
+            continue
+        below = sorted(str(file) for file in Path(path).rglob("*") if file.name.endswith(wanted) and file.is_file())
+        if not below:
+            raise InvalidInputError(f"there is no {' or '.join('*' + suffix for suffix in wanted)} below {path}")
+        files.update(dict.fromkeys(below))
+    return list(files)
+
+
+def rule_set_in(file: str) -> CompiledRuleSet | Invalid:
+    """Return the rule set of a file. Raises InvalidInputError when it cannot be read."""
+    try:
+        return compile_rule_set(read_document(file))
+    except DocumentError as error:
+        return Invalid(file, error.messages)
+
+
+def suite_in(file: str, known: dict[str, CompiledRuleSet | Invalid]) -> TestedRuleSet | list[Invalid]:
+    """Return the suite of a file with its rule set, or what is wrong with either.
+
+    `known` holds the rule sets read so far, by file. Raises InvalidInputError when the suite cannot be read.
+    """
+    try:
+        suite = read_suite(read_document(file))
+    except DocumentError as error:
+        return [Invalid(file, error.messages)]
+    folder = Path() if file == STANDARD_INPUT else Path(file).parent
+    rule_set_file = str(folder / suite.tests)
+    if rule_set_file not in known:
+        try:
+            known[rule_set_file] = rule_set_in(rule_set_file)
+        except InvalidInputError as error:
+            place = suite.source.place(("tests",))
+            message = DocumentMessage(*place, "no-rule-set", str(error), "name the rule set's file as seen from the suite's folder")
+            return [Invalid(file, (message,))]
+    rule_set = known[rule_set_file]
+    if isinstance(rule_set, Invalid):
+        return [rule_set]
+    try:
+        check_suite(suite, rule_set)
+    except DocumentError as error:
+        return [Invalid(file, error.messages)]
+    except RefusedError as error:
+        return [Invalid(rule_set_file, (DocumentMessage(1, 1, "not-deployable", str(error)),))]
+    return TestedRuleSet(file, suite, rule_set_file, rule_set)
+
+
+def checked(file: str) -> Checked:
+    """Return what is to be said of a rule set, or of a suite and its fit to its rule set. Raises InvalidInputError."""
+    if is_suite(file):
+        tested = suite_in(file, {})
+        if not isinstance(tested, TestedRuleSet):
+            return Checked(file, tuple(tested))
+        return Checked(file, (), summary=f"{len(tested.suite.cases)} cases of {tested.rule_set_file}, valid")
+    rule_set = rule_set_in(file)
+    if isinstance(rule_set, Invalid):
+        return Checked(file, (rule_set,))
+    summary = f"{rule_set.policy_id} version {rule_set.version} is valid, {rule_set.digest}"
+    warnings = tuple(sorted((*rule_set.warnings, *analyse(rule_set))))
+    return Checked(file, (), warnings, rule_set.digest, summary)
+
+
+def lines(invalid: Iterable[Invalid]) -> Iterator[str]:
+    """Yield every mistake as a line, each file's once."""
+    for one in dict.fromkeys(invalid):
+        for message in one.messages:
+            yield message.format(one.file)
