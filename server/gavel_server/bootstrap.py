@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import gc
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 import structlog
@@ -45,6 +46,7 @@ from gavel_server.compiler import Compiler
 from gavel_server.config import Settings, is_local
 from gavel_server.embedded import EmbeddedRedis
 from gavel_server.errors import ServiceError
+from gavel_server.front.keeper import FrontKeeper
 from gavel_server.log.redis import RedisLog
 from gavel_server.sequencer import Sequencer
 from gavel_server.services.arbitration import Arbitration
@@ -55,11 +57,8 @@ from gavel_server.services.projection import ProjectionServicer
 from gavel_server.services.replay import Replays, ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
+from gavel_server.transport import STOP_GRACE_SECONDS, bind, make_server
 
-# Above the contract's own limits, so that those are refused with a named violation and not by the transport.
-RECEIVE_BYTES_MAX: Final = 16 * 1024 * 1024
-SEND_BYTES_MAX: Final = 64 * 1024 * 1024
-STOP_GRACE_SECONDS: Final = 5.0
 # gRPC cuts off what reaches a server that stops, with CANCELLED. So callers whose last answer has just gone out are still told
 # that it is shutting down; the pause that they are advised (RETRY_AFTER_MS_DEFAULT) is longer than this, and then it is gone.
 FAREWELL_SECONDS: Final = 0.15
@@ -137,42 +136,85 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
         return sequencer
 
     buses = Buses(open_bus)
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
-            ("grpc.max_send_message_length", SEND_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
-        ]
-    )
-    states = _register(server, buses)
+    server = make_server()
+    arbitration, states = _register(server, buses)
     _serve_metrics(settings)
-    address = _bind(server, settings.listen)
-    if reactors is not None:
-        reactors.target = address
-    await _open_default(buses)
-    await server.start()
-    for name in states.names:
-        await states.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    # What start-up made lives as long as the process; the collector need not look at it again. Deciding makes many small
-    # objects beside a large state: fewer looks save about a quarter of a batched decision (docs/decisions/0010-hot-path.md).
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
-    _log.info("server.ready", address=address, embedded_redis=settings.redis is None, build=build())
-    who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
-    _log.warning("authentication.none", note=f"producers are taken from requests; {who}")
-    ready(address)
-    await stop.wait()
-    _log.info("server.stopping")
-    await states.servicer.enter_graceful_shutdown()
-    if reactors is not None:
-        await reactors.stop()
-    await buses.stop()
-    await asyncio.sleep(FAREWELL_SECONDS)
+    async with _listening(settings, server, arbitration) as listening:
+        if reactors is not None:
+            reactors.target = listening.inner
+        await _open_default(buses)
+        await server.start()
+        for name in states.names:
+            await states.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if listening.front is not None:
+            listening.front.serve()
+        _collect_less()
+        _say_ready(settings, listening.address)
+        ready(listening.address)
+        await stop.wait()
+        _log.info("server.stopping")
+        await states.servicer.enter_graceful_shutdown()
+        if reactors is not None:
+            await reactors.stop()
+        await buses.stop()
+        await asyncio.sleep(FAREWELL_SECONDS)
     await server.stop(STOP_GRACE_SECONDS)
     for sequencer in buses.all():
         await sequencer.log.close()
     _log.info("server.stopped")
+
+
+class _Listening(NamedTuple):
+    """Where callers reach the server, where its own parts do, and the front between the two if there is one."""
+
+    address: str
+    inner: str
+    front: FrontKeeper | None
+
+
+@contextlib.asynccontextmanager
+async def _listening(settings: Settings, server: grpc.aio.Server, arbitration: Arbitration) -> AsyncIterator[_Listening]:
+    """Bind the addresses; at the end no more callers are let in. Raises ServeError."""
+    if not settings.has_front:
+        address = _bound(server, settings.listen)
+        yield _Listening(address, address, None)
+        return
+    # Only this user may enter the directory: whoever reaches the socket speaks to the server itself.
+    with tempfile.TemporaryDirectory(prefix="gavel-") as directory:
+        inner = _bound(server, f"unix:{directory}/server.sock")
+        front = FrontKeeper(arbitration.methods, settings.listen, inner)
+        try:
+            try:
+                address = await front.start()
+            except OSError as error:
+                raise ServeError(str(error)) from error
+            yield _Listening(address, inner, front)
+        finally:
+            await front.stop()
+
+
+def _bound(server: grpc.aio.Server, listen: str) -> str:
+    try:
+        return bind(server, listen)
+    except OSError as error:
+        raise ServeError(str(error)) from error
+
+
+def _collect_less() -> None:
+    """Tune the garbage collector to a server.
+
+    What start-up made lives as long as the process; the collector need not look at it again. Deciding makes many small
+    objects beside a large state: fewer looks save about a quarter of a batched decision (docs/decisions/0010-hot-path.md).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
+
+
+def _say_ready(settings: Settings, address: str) -> None:
+    _log.info("server.ready", address=address, embedded_redis=settings.redis is None, front=settings.has_front, build=build())
+    who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
+    _log.warning("authentication.none", note=f"producers are taken from requests; {who}")
 
 
 async def open_sequencer(
@@ -213,11 +255,12 @@ class _Health:
         self.names = names
 
 
-def _register(server: grpc.aio.Server, buses: Buses) -> _Health:
+def _register(server: grpc.aio.Server, buses: Buses) -> tuple[Arbitration, _Health]:
     guard = Guard(server)
     compiler = Compiler()
     replays = Replays()
-    Arbitration(buses, compiler).register(server)
+    arbitration = Arbitration(buses, compiler)
+    arbitration.register(server)
     event_service_pb2_grpc.add_EventServiceServicer_to_server(EventServicer(buses), guard)
     execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionServicer(buses), guard)
     rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses, compiler, replays), guard)
@@ -229,7 +272,7 @@ def _register(server: grpc.aio.Server, buses: Buses) -> _Health:
     names = [descriptor.full_name for descriptor in _SERVICES]
     reflected = reflection.aio.ReflectionServicer([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, Plain(server))  # type: ignore[no-untyped-call]
-    return _Health(servicer, ["", *names])
+    return arbitration, _Health(servicer, ["", *names])
 
 
 def _serve_metrics(settings: Settings) -> None:
@@ -239,17 +282,6 @@ def _serve_metrics(settings: Settings) -> None:
         metrics.serve(settings.metrics)
     except OSError as error:
         raise ServeError(f"cannot serve metrics on {settings.metrics}: {error.strerror}") from error
-
-
-def _bind(server: grpc.aio.Server, listen: str) -> str:
-    """Bind the address and return it with the port that was really taken."""
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise ServeError(f"cannot listen on {listen}: is another server running there, or is it no address of this machine?") from error
-    if listen.startswith("unix:"):
-        return listen
-    return f"{listen.rpartition(':')[0]}:{port}"
 
 
 async def _open_default(buses: Buses) -> None:

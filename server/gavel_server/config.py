@@ -8,6 +8,7 @@ that exists. A name that nobody knows is refused in the file; the environment ma
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -87,6 +88,8 @@ class Settings(BaseSettings):
     """How many replicas must have a write before it is answered, as replicas:N."""
     checkpoint: Path | None = None
     """File of what was last acknowledged, kept outside Redis. None: in the data directory."""
+    front: bool | None = None
+    """Whether a process of its own speaks gRPC for this server. None: where it may use more than one processor."""
     fdr: bool = True
     """Whether this server also derives facts from executions. Off: `gavel fdr` runs elsewhere."""
     metrics: Annotated[str | None, AfterValidator(_checked_metrics)] = None
@@ -101,6 +104,11 @@ class Settings(BaseSettings):
     """How long a bus that this server opens remembers an event_id, in days."""
     allow_unauthenticated_network: bool = False
     """Listen beyond this machine although whoever reaches the port may claim to be any producer."""
+
+    @property
+    def has_front(self) -> bool:
+        """Whether a process of its own speaks gRPC."""
+        return processors() > 1 if self.front is None else self.front
 
     @property
     def ack_replicas(self) -> int:
@@ -165,6 +173,11 @@ def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> 
         raise SettingsError(f"{config} is not TOML: {error}") from None
     except OSError as error:
         raise SettingsError(f"cannot read {config}: {error.strerror}") from None
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_local(listen: str) -> bool:

@@ -25,6 +25,10 @@ def serve(
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to note what was acknowledged. Default: in the data directory.")
     ] = None,
+    front: Annotated[
+        bool | None,
+        typer.Option("--front/--no-front", help="Speak gRPC in a process of its own. Default: where there is more than one processor."),
+    ] = None,
     fdr: Annotated[bool | None, typer.Option("--fdr/--no-fdr", help="Derive facts from executions in this process. Default: yes.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve Prometheus metrics. Default: nowhere.")] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
@@ -55,6 +59,7 @@ def serve(
         "accept_volatile": accept_volatile,
         "ack": ack,
         "checkpoint": checkpoint,
+        "front": front,
         "fdr": fdr,
         "metrics": metrics,
         "log_level": log_level,

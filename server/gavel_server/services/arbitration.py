@@ -1,11 +1,11 @@
 """ArbitrationService: the hot path. Plain functions from the request's bytes to a command, and from the log's bytes to the
-answer's; gRPC's own coroutine per call is the only one.
+answer's: gRPC wraps them here, the front's link calls them as they are (`front/`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -44,79 +44,74 @@ SERVICE: Final = "gavel.v1.ArbitrationService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Governing = tuple[CompiledAction, ...]
+Answer = Callable[[bytes | ServiceError], None]
+# A method answers once: at once, or later from the same thread.
+Method = Callable[[bytes, Answer], None]
+_Heard = Callable[[bytes | Exception], None]
 _Request = TypeVar("_Request", bound=Message)
 
 
 class Arbitration:
-    """Proposals in, decisions out."""
+    """Proposals in, decisions out. `methods` are plain functions, for a transport that hands over bytes and hears bytes."""
 
     def __init__(self, buses: Buses, compiler: Compiler) -> None:
         self._buses = buses
         self._compiler = compiler
+        self._tasks: set[asyncio.Task[None]] = set()
+        methods: dict[str, Callable[[bytes, _Heard], None]] = {
+            "SubmitProposal": self._submit_proposal,
+            "BatchSubmitProposals": self._batch_submit_proposals,
+            "Preflight": lambda data, heard: self._start(_answered(self._preflight(data), heard)),
+            "BatchPreflight": lambda data, heard: self._start(_answered(self._batch_preflight(data), heard)),
+        }
+        self.methods: Mapping[str, Method] = {name: _total(name, method) for name, method in methods.items()}
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Register the service's methods, which take and answer bytes."""
-        methods: dict[str, Callable[[bytes, Context], Awaitable[bytes]]] = {
-            "SubmitProposal": self.submit_proposal,
-            "BatchSubmitProposals": self.batch_submit_proposals,
-            "Preflight": self.preflight,
-            "BatchPreflight": self.batch_preflight,
-            "ResolveReview": self._later("ResolveReview"),
-            "RevokeDecision": self._later("RevokeDecision"),
-        }
-        handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(_guarded(name, method)) for name, method in methods.items()}
-        handlers["StreamProposals"] = grpc.stream_stream_rpc_method_handler(_guarded("StreamProposals", self._later("StreamProposals")))
-        register(server, SERVICE, handlers)
+        """Register the service's methods with a gRPC server; they take and answer bytes."""
+        unary = {**self.methods, **{name: _total(name, _later(name)) for name in ("ResolveReview", "RevokeDecision")}}
+        handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(_awaited(method)) for name, method in unary.items()}
+        stream = _awaited(_total("StreamProposals", _later("StreamProposals")))
+        register(server, SERVICE, {**handlers, "StreamProposals": grpc.stream_stream_rpc_method_handler(stream)})
 
-    async def submit_proposal(self, data: bytes, context: Context) -> bytes:
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_bus(self, name: str, heard: _Heard, then: Callable[[Sequencer], None]) -> None:
+        """Go on with a bus: at once if it is open, which is nearly always."""
+        sequencer = self._buses.opened(name)
+        if sequencer is not None:
+            then(sequencer)
+            return
+
+        async def open_first() -> None:
+            try:
+                then(await self._buses.get(name))
+            except Exception as error:  # noqa: BLE001  # `heard` makes an answer of it
+                heard(error)
+
+        self._start(open_first())
+
+    def _submit_proposal(self, data: bytes, heard: _Heard) -> None:
         """Answer a SubmitProposalRequest with its SubmitProposalResponse."""
         if len(data) > limits.MESSAGE_BYTES_MAX:
             raise invalid([("request", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes")])
         request = _parse(SubmitProposalRequest, data)
-        sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def done(result: Completed | ServiceError) -> None:
-            if future.done():
-                return
-            if isinstance(result, ServiceError):
-                future.set_exception(result)
-            else:
-                future.set_result(field_1(_decision_bytes(result)))
+            heard(result if isinstance(result, ServiceError) else field_1(_decision_bytes(result)))
 
-        sequencer.propose(request.envelope, done, len(data))
-        return await future
+        self._on_bus(request.bus, heard, lambda sequencer: sequencer.propose(request.envelope, done, len(data)))
 
-    async def batch_submit_proposals(self, data: bytes, context: Context) -> bytes:
+    def _batch_submit_proposals(self, data: bytes, heard: _Heard) -> None:
         """Answer a BatchSubmitProposalsRequest; every item succeeds or fails by itself."""
         request = _parse(BatchSubmitProposalsRequest, data)
-        _check_batch(data, len(request.envelopes))
-        sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
         envelopes = list(request.envelopes)
-        answers: list[bytes | Status] = [b""] * len(envelopes)
-        waiting = len(envelopes)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _check_batch(data, len(envelopes))
+        self._on_bus(request.bus, heard, lambda sequencer: _propose_all(sequencer, envelopes, len(data), heard))
 
-        def collect(index: int, result: Completed | ServiceError) -> None:
-            nonlocal waiting
-            if isinstance(result, ServiceError):
-                answers[index] = refused(f"{SERVICE}/BatchSubmitProposals", result).status()
-            else:
-                answers[index] = _decision_bytes(result)
-            waiting -= 1
-            if not waiting and not future.done():
-                future.set_result(None)
-
-        size_bytes = len(data) // len(envelopes)
-        for index, envelope in enumerate(envelopes):
-            try:
-                sequencer.propose(envelope, partial(collect, index), size_bytes)
-            except ServiceError as error:
-                collect(index, error)
-        await future
-        return results(answers)
-
-    async def preflight(self, data: bytes, context: Context) -> bytes:
+    async def _preflight(self, data: bytes) -> bytes:
         """Answer a PreflightRequest: the decision that the proposal would get now."""
         if len(data) > 2 * limits.MESSAGE_BYTES_MAX:
             raise invalid([("request", f"is larger than {2 * limits.MESSAGE_BYTES_MAX} bytes")])
@@ -136,7 +131,7 @@ class Arbitration:
             response.explanations.extend(explain(state, envelope, now_ms, governing))
         return response.SerializeToString()
 
-    async def batch_preflight(self, data: bytes, context: Context) -> bytes:
+    async def _batch_preflight(self, data: bytes) -> bytes:
         """Answer a BatchPreflightRequest; each proposal as if it were the only one."""
         request = _parse(BatchPreflightRequest, data)
         _check_batch(data, len(request.envelopes))
@@ -163,11 +158,27 @@ class Arbitration:
                 response.results.append(PreflightResult(error=refused(f"{SERVICE}/BatchPreflight", error).status()))
         return response.SerializeToString()
 
-    def _later(self, name: str) -> Callable[[Any, Context], Awaitable[bytes]]:
-        async def unimplemented(request: Any, context: Context) -> bytes:
-            raise not_implemented(f"ArbitrationService.{name}")
 
-        return unimplemented
+def _propose_all(sequencer: Sequencer, envelopes: list[Envelope], size_bytes: int, heard: _Heard) -> None:
+    """Queue a batch; `heard` hears all answers together."""
+    answers: list[bytes | Status] = [b""] * len(envelopes)
+    waiting = len(envelopes)
+
+    def collect(index: int, result: Completed | ServiceError) -> None:
+        nonlocal waiting
+        if isinstance(result, ServiceError):
+            answers[index] = refused(f"{SERVICE}/BatchSubmitProposals", result).status()
+        else:
+            answers[index] = _decision_bytes(result)
+        waiting -= 1
+        if not waiting:
+            heard(results(answers))
+
+    for index, envelope in enumerate(envelopes):
+        try:
+            sequencer.propose(envelope, partial(collect, index), size_bytes // len(envelopes))
+        except ServiceError as error:
+            collect(index, error)
 
 
 def _decision_bytes(result: Completed) -> bytes:
@@ -245,15 +256,50 @@ def _parse(message: type[_Request], data: bytes) -> _Request:
         raise invalid([("request", "is not a message of the contract")]) from error
 
 
-def _guarded(name: str, behaviour: Callable[[Any, Context], Awaitable[bytes]]) -> Callable[[Any, Context], Awaitable[bytes]]:
-    """Return the method with whatever it raises turned into a status of the error table."""
+def _total(name: str, method: Callable[[bytes, _Heard], None]) -> Method:
+    """Return the method with whatever it raises turned into an answer of the error table."""
 
-    async def answer(request: Any, context: Context) -> bytes:
+    def total(data: bytes, answer: Answer) -> None:
+        def heard(result: bytes | Exception) -> None:
+            answer(fitted(refused(f"{SERVICE}/{name}", result)) if isinstance(result, Exception) else result)
+
         try:
-            return await behaviour(request, context)
-        except grpc.aio.AbortError:
-            raise
+            method(data, heard)
         except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
-            await abort(context, fitted(refused(f"{SERVICE}/{name}", error)))
+            heard(error)
 
-    return answer
+    return total
+
+
+def _later(name: str) -> Callable[[bytes, _Heard], None]:
+    def unimplemented(data: bytes, heard: _Heard) -> None:
+        raise not_implemented(f"ArbitrationService.{name}")
+
+    return unimplemented
+
+
+async def _answered(coroutine: Awaitable[bytes], heard: _Heard) -> None:
+    try:
+        result: bytes | Exception = await coroutine
+    except Exception as error:  # noqa: BLE001  # `heard` makes an answer of it
+        result = error
+    heard(result)
+
+
+def _awaited(method: Method) -> Callable[[Any, Context], Awaitable[bytes]]:
+    """Return the method as grpc.aio calls one."""
+
+    async def call(request: Any, context: Context) -> bytes:
+        future: asyncio.Future[bytes | ServiceError] = asyncio.get_running_loop().create_future()
+
+        def answer(result: bytes | ServiceError) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        method(request, answer)
+        result = await future
+        if isinstance(result, ServiceError):
+            await abort(context, result)
+        return result
+
+    return call

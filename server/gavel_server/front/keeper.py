@@ -1,0 +1,99 @@
+"""Starts the front, starts it again when it dies, and ends it: the server's side of its life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+from prometheus_client import Counter
+
+from gavel_server.front.backend import Backend
+from gavel_server.services.arbitration import Method
+from gavel_server.transport import STOP_GRACE_SECONDS
+
+RESTARTS: Final = Counter("gavel_front_restarts", "How often the process that speaks gRPC had to be started again.")
+RESTART_PAUSE_SECONDS: Final = 0.5
+START_SECONDS_MAX: Final = 60.0
+WATCH_SECONDS: Final = 0.1
+# It ends by itself after the grace that it gives to calls under way.
+END_SECONDS_MAX: Final = STOP_GRACE_SECONDS + 2.0
+
+_LOG: Final = structlog.get_logger("gavel.front")
+
+
+class FrontKeeper:
+    """The one front of a server. `start`, `serve`, `stop`."""
+
+    def __init__(self, methods: Mapping[str, Method], listen: str, inner: str) -> None:
+        """`methods` answer the hot path; `listen` is the address for callers, `inner` the server's own, where other calls go."""
+        self._methods = methods
+        self._listen = listen
+        self._inner = inner
+        self._process: subprocess.Popen[bytes] | None = None
+        self._backend: Backend | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Start the front and return the address that it has bound. It does not answer yet. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            # A session of its own: Ctrl-C at a terminal reaches the server, which ends its front when it has drained.
+            self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - forks in this thread on purpose; no shell, our own arguments
+                [sys.executable, "-m", "gavel_server.front.process", str(theirs.fileno()), self._listen, self._inner],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+            backend = Backend(self._methods)
+            await backend.connect(ours.dup())
+        self._backend = backend
+        # Once taken, a free port stays the server's.
+        try:
+            self._listen = await asyncio.wait_for(backend.address(), START_SECONDS_MAX)
+        except TimeoutError as error:
+            raise OSError(f"the process that speaks gRPC does not say within {START_SECONDS_MAX:.0f} s that it listens") from error
+        return self._listen
+
+    def serve(self) -> None:
+        """Let it answer calls, and start it again whenever it dies."""
+        if self._backend is not None:
+            self._backend.serve()
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Let the calls under way end, and it."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._backend is not None:
+            self._backend.stop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended(), END_SECONDS_MAX)
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    async def _ended(self) -> int | None:
+        """Return how it ended, once it has."""
+        while self._process is not None and self._process.poll() is None:  # noqa: ASYNC110 - nothing sets an event when a child ends
+            await asyncio.sleep(WATCH_SECONDS)
+        return self._process.returncode if self._process is not None else None
+
+    async def _keep(self) -> None:
+        while True:
+            _LOG.error("front.died", returncode=await self._ended(), address=self._listen)
+            RESTARTS.inc()
+            try:
+                await self.start()
+                self.serve()
+            except Exception:  # noqa: BLE001  # keep trying: the log is whole, and nobody else can let callers in
+                _LOG.exception("front.restart_failed", address=self._listen)
+            await asyncio.sleep(RESTART_PAUSE_SECONDS)

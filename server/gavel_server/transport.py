@@ -1,0 +1,39 @@
+"""gRPC servers and channels of Gavel's own making: their limits, and how an address is bound."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import grpc
+
+# Above the contract's own limits, so that those are refused with a named violation and not by the transport.
+RECEIVE_BYTES_MAX: Final = 16 * 1024 * 1024
+SEND_BYTES_MAX: Final = 64 * 1024 * 1024
+STOP_GRACE_SECONDS: Final = 5.0
+
+
+def make_server() -> grpc.aio.Server:
+    """Return a server without handlers and addresses."""
+    return grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
+            ("grpc.max_send_message_length", SEND_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+
+
+def channel_options() -> list[tuple[str, Any]]:
+    """Return the options of a channel to such a server."""
+    return [("grpc.max_receive_message_length", SEND_BYTES_MAX), ("grpc.max_send_message_length", RECEIVE_BYTES_MAX)]
+
+
+def bind(server: grpc.aio.Server, listen: str) -> str:
+    """Bind the address and return it with the port that was really taken. Raises OSError."""
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {listen}: is another server running there, or is it no address of this machine?") from error
+    if listen.startswith("unix:"):
+        return listen
+    return f"{listen.rpartition(':')[0]}:{port}"
