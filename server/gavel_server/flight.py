@@ -50,6 +50,11 @@ class Flight:
             log.append(decided.expected, decided.entries, decided.recorded_at_ms, check_ids) if decided.entries else self._confirm_head()
         )
 
+    @property
+    def arrived(self) -> bool:
+        """Whether the log has answered: `land` will not wait for it."""
+        return self._append.done()
+
     async def land(self, say_unknown: SayUnknown | None = None) -> tuple[Landing, LogError | None]:
         """Wait for the append. Returns what became of it, with the error where one says more.
 

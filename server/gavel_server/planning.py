@@ -84,37 +84,84 @@ class Plan(NamedTuple):
     end: int  # what was applied before here is the plan's
 
 
-def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
-    """Decide every command at `now_ms` and return what to append. The state is changed; undo to `mark` if it is not.
+class Planning:
+    """A batch being decided at `now_ms`, command by command; whoever makes one may do other things between two commands.
 
-    `lookup` learns at once what later commands may cite, and forgets it if the plan is undone.
+    The state changes with every command: undo it to `mark` if the plan is not appended. Nobody else may change it meanwhile.
     """
-    mark = state.mark()
-    try:
-        return _decided(state, lookup, expected, batch, now_ms, mark)
-    except BaseException:
-        state.undo(mark)
-        raise
 
+    def __init__(self, state: State, lookup: Lookup, expected: Head, now_ms: int) -> None:
+        self.mark = state.mark()
+        self._state = state
+        self._lookup = lookup
+        self._expected = expected
+        self._now_ms = now_ms
+        self._chain_hash = expected.chain_hash
+        self._envelopes: list[Envelope] = []
+        self._entries: list[Entry] = []
+        self._answers: list[tuple[Pending, Answer]] = []
+        self._recorded_ids: set[str] = set()
 
-def _decided(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int, mark: int) -> Plan:
-    envelopes: list[Envelope] = []
-    answers: list[tuple[Pending, Answer]] = []
-    if not batch:
-        envelopes.extend(handle(state, Tick(TIMERS_PER_COMMIT), now_ms=now_ms).events)
-    recorded_ids: set[str] = set()
-    for pending in batch:
-        handled = _handle(state, pending, now_ms, recorded_ids)
+    def tick(self) -> None:
+        """Let time pass: emit some of the timers that are due."""
+        self._record(handle(self._state, Tick(TIMERS_PER_COMMIT), now_ms=self._now_ms).events)
+
+    def decide(self, pending: Pending) -> None:
+        """Decide a command. `lookup` learns at once what later ones may cite, and forgets it if the state is undone."""
+        state = self._state
+        handled = _handle(state, pending, self._now_ms, self._recorded_ids)
         if not isinstance(pending.command, SubmitProposal):
             for envelope in handled.events:
-                lookup.cite(envelope)
-                state.on_undo(partial(lookup.uncite, envelope.sequence_number))
-        envelopes.extend(handled.events)
-        answers.append((pending, handled.answer))
+                self._lookup.cite(envelope)
+                state.on_undo(partial(self._lookup.uncite, envelope.sequence_number))
+        self._answers.append((pending, handled.answer))
         if pending.check_id:
-            recorded_ids.update(envelope.event_id for envelope in handled.events)
-    entries, head = _entries(expected, envelopes)
-    return Plan(expected, head, now_ms, envelopes, entries, answers, mark, state.position)
+            self._recorded_ids.update(envelope.event_id for envelope in handled.events)
+        self._record(handled.events)
+
+    def plan(self) -> Plan:
+        """Return the plan of what has been decided."""
+        head = Head(self._expected.sequence_number + len(self._entries), self._chain_hash)
+        return Plan(self._expected, head, self._now_ms, self._envelopes, self._entries, self._answers, self.mark, self._state.position)
+
+    def _record(self, envelopes: list[Envelope]) -> None:
+        """Make log entries of a command's events, which nothing changes any more."""
+        last = len(envelopes) - 1
+        for index, envelope in enumerate(envelopes):
+            # Deterministic: a decision made again from the same log has the same bytes, maps included.
+            envelope_bytes = envelope.SerializeToString(deterministic=True)
+            self._chain_hash = chain(self._chain_hash, envelope_bytes)
+            number = envelope.sequence_number
+            category = envelope.event_category
+            work = ""
+            decided_by = 0
+            if category == PROPOSAL:
+                if index < last and envelopes[index + 1].event_category == DECISION:
+                    decided_by = number + 1
+            elif category == DECISION:
+                if envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+                    work = "decisions"
+            elif category == EXECUTION:
+                work = "executions"
+            self._entries.append(Entry(number, envelope_bytes, self._chain_hash, envelope.event_id, work, decided_by))  # type: ignore[arg-type]
+        self._envelopes.extend(envelopes)
+
+
+def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
+    """Decide a whole batch at `now_ms`, or the timers that are due where it is empty, and return what to append.
+
+    The state is changed; undo it to the plan's `mark` if that is not appended.
+    """
+    planning = Planning(state, lookup, expected, now_ms)
+    try:
+        if not batch:
+            planning.tick()
+        for pending in batch:
+            planning.decide(pending)
+        return planning.plan()
+    except BaseException:
+        state.undo(planning.mark)
+        raise
 
 
 def outcome(decided: Plan, answer: Answer) -> Completed | ServiceError:
@@ -139,27 +186,3 @@ def _handle(state: State, pending: Pending, now_ms: int, recorded_ids: set[str])
         fault_id = uuid.uuid4().hex
         _LOG.exception("command.failed", fault_id=fault_id, command=type(pending.command).__name__)
         return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, f"internal error {fault_id}; the server's log has the details"))
-
-
-def _entries(expected: Head, envelopes: list[Envelope]) -> tuple[list[Entry], Head]:
-    entries: list[Entry] = []
-    chain_hash = expected.chain_hash
-    last = len(envelopes) - 1
-    for index, envelope in enumerate(envelopes):
-        # Deterministic: a decision made again from the same log has the same bytes, maps included.
-        envelope_bytes = envelope.SerializeToString(deterministic=True)
-        chain_hash = chain(chain_hash, envelope_bytes)
-        number = envelope.sequence_number
-        category = envelope.event_category
-        work = ""
-        decided_by = 0
-        if category == PROPOSAL:
-            if index < last and envelopes[index + 1].event_category == DECISION:
-                decided_by = number + 1
-        elif category == DECISION:
-            if envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
-                work = "decisions"
-        elif category == EXECUTION:
-            work = "executions"
-        entries.append(Entry(number, envelope_bytes, chain_hash, envelope.event_id, work, decided_by))  # type: ignore[arg-type]
-    return entries, Head(expected.sequence_number + len(envelopes), chain_hash)

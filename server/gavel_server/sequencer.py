@@ -34,7 +34,7 @@ from gavel_server.idempotency import same_content
 from gavel_server.identifiers import new_event_id
 from gavel_server.log import EventIdTakenError, EventLog, Head, LogCorruptError, LogError
 from gavel_server.lookup import Known, Lookup
-from gavel_server.planning import Completed, Done, Pending, Plan, outcome, plan
+from gavel_server.planning import Completed, Done, Pending, Plan, Planning, outcome, plan
 from gavel_server.preparation import command_envelope, prepare
 from gavel_server.replica import Replica
 
@@ -42,6 +42,8 @@ QUEUE_COMMANDS_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 # A batch that is decided while another one is appended hides the append; more, smaller batches hide more of it.
 BATCH_COMMANDS_MAX: Final = 128
+# How many commands are decided in one go, without giving the event loop a turn.
+SLICE_COMMANDS: Final = 8
 AHEAD_COMMANDS_MIN: Final = 32
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
 # After a bug, so that one that repeats itself leaves time for others.
@@ -293,8 +295,7 @@ class Sequencer:
                 # So many timers go ahead of the commands, in commits of their own.
                 self.requeue(ready)
                 ready = []
-            expected = self._flight.decided.head if self._flight is not None else replica.head
-            return plan(replica.state, replica.lookup, expected, ready, replica.now_ms())
+            return await self._plan(ready)
         except _StartOverError:
             return None
         except LogError as error:
@@ -304,6 +305,28 @@ class Sequencer:
             _answer_all(self._deciding, self._failed())
             await asyncio.sleep(FAILURE_PAUSE_SECONDS)
             return None
+
+    async def _plan(self, ready: list[Pending]) -> Plan:
+        """Decide a batch in slices. Between two of them others have their turn: requests, answers, and the append before it."""
+        replica = self.replica
+        state = replica.state
+        expected = self._flight.decided.head if self._flight is not None else replica.head
+        planning = Planning(state, replica.lookup, expected, replica.now_ms())
+        try:
+            if not ready:
+                planning.tick()
+            for count, pending in enumerate(ready, 1):
+                planning.decide(pending)
+                if count % SLICE_COMMANDS == 0:
+                    await asyncio.sleep(0)
+                    if self._flight is not None and self._flight.arrived:
+                        await self.land()
+            return planning.plan()
+        except _StartOverError:
+            raise  # the state has been undone beyond this batch
+        except BaseException:
+            state.undo(planning.mark)
+            raise
 
     def _drain(self) -> list[Pending]:
         batch: list[Pending] = []

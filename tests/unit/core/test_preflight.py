@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchPreflightRequest, BatchPreflightResponse, PreflightRequest, PreflightResponse
@@ -14,11 +13,10 @@ from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
 from gavel_server.sequencer import Sequencer
 from gavel_server.services.arbitration import Arbitration
+from google.protobuf.message import Message
 
 from tests.unit.core.driver import BUS, proposal_envelope
 from tests.unit.core.servers import Servers, reason, recorded, scene
-
-CONTEXT = cast("Any", None)  # Preflight asks nothing of it
 
 
 async def arbitration(sequencer: Sequencer) -> Arbitration:
@@ -32,6 +30,16 @@ async def arbitration(sequencer: Sequencer) -> Arbitration:
     return Arbitration(buses, Compiler())
 
 
+async def ask(service: Arbitration, method: str, request: Message) -> bytes:
+    """The answer's bytes. Raises ServiceError."""
+    future: asyncio.Future[bytes | ServiceError] = asyncio.get_running_loop().create_future()
+    service.methods[method](request.SerializeToString(), future.set_result)
+    answer = await future
+    if isinstance(answer, ServiceError):
+        raise answer
+    return answer
+
+
 @scene
 async def test_preflight_reads_on_like_a_submission(servers: Servers) -> None:
     """A proposal about what another server has just recorded gets the decision that submitting it would give."""
@@ -42,7 +50,7 @@ async def test_preflight_reads_on_like_a_submission(servers: Servers) -> None:
     await lagging.wait_for(first.sequence_number, 1_000)
     fact = await recorded(one, servers.fact())
     request = PreflightRequest(envelope=proposal_envelope([fact], projection_version=fact.sequence_number))
-    response = PreflightResponse.FromString(await service.preflight(request.SerializeToString(), CONTEXT))
+    response = PreflightResponse.FromString(await ask(service, "Preflight", request))
     assert (OUTCOME_APPROVED, "") == (response.decision.outcome, response.decision.reason_code)
     assert fact.sequence_number == response.evaluated_at_sequence_number
 
@@ -56,11 +64,11 @@ async def test_a_version_that_is_ahead_of_the_log_is_one_proposal_s_mistake(serv
     request = BatchPreflightRequest(
         envelopes=[proposal_envelope([fact]), proposal_envelope([fact], projection_version=1_000), proposal_envelope([fact])]
     )
-    response = BatchPreflightResponse.FromString(await service.batch_preflight(request.SerializeToString(), CONTEXT))
+    response = BatchPreflightResponse.FromString(await ask(service, "BatchPreflight", request))
     assert ["decision", "error", "decision"] == [result.WhichOneof("result") for result in response.results]
     alone = PreflightRequest(envelope=request.envelopes[1])
     with pytest.raises(ServiceError) as caught:
-        await service.preflight(alone.SerializeToString(), CONTEXT)
+        await ask(service, "Preflight", alone)
     assert "INVALID_REQUEST" == reason(caught.value)
 
 
