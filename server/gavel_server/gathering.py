@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sized
 from typing import Final
 
-LINGER_SECONDS: Final = 0.002
+LINGER_SECONDS: Final = 0.001
 LINGER_MOMENTS_MAX: Final = 5
 
 
@@ -68,10 +68,11 @@ class Gathering:
     async def linger(self, queue: Sized) -> None:
         """Give the callers of a busy bus a moment to come back, so that the next append carries all of them.
 
-        It ends when as many wait as lately came, or when nobody came for LINGER_SECONDS. Reading many requests takes
-        longer than that, hence more moments while they keep coming.
+        It ends when half as many wait as lately came, or when nobody came for LINGER_SECONDS. Half: while this half is
+        decided, the other one's answers are on their way, and nothing stands still. Reading many requests takes longer
+        than a moment, hence more moments while they keep coming.
         """
-        self._target = min(self._company, self.limit)
+        self._target = min(self._company // 2, self.limit)
         if self._last <= 1 or len(queue) >= self._target:
             return
         loop = asyncio.get_running_loop()

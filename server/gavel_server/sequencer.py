@@ -43,8 +43,7 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 # A batch that is decided while another one is appended hides the append; more, smaller batches hide more of it.
 BATCH_COMMANDS_MAX: Final = 128
 # How many commands are decided in one go, without giving the event loop a turn.
-SLICE_COMMANDS: Final = 8
-AHEAD_COMMANDS_MIN: Final = 32
+SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
 # After a bug, so that one that repeats itself leaves time for others.
 FAILURE_PAUSE_SECONDS: Final = 0.25
@@ -269,7 +268,7 @@ class Sequencer:
         if not await self._land(ahead) or decided is None:
             return
         self._flight = Flight(self.log, decided)
-        if len(self._queue) < AHEAD_COMMANDS_MIN or self._readers:
+        if not self._queue or self._readers:
             await self._land()
 
     async def _decide(self) -> Plan | None:

@@ -11,7 +11,6 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, NotStarted, SubmitProposal
 from gavel_rules.events import FACT, SYSTEM_PRODUCER
 from gavel_server import planning, preparation
-from gavel_server import sequencer as sequencer_module
 from gavel_server.admission import admit
 from gavel_server.errors import ServiceError
 from gavel_server.flight import UNKNOWN_ANSWER_SECONDS
@@ -211,9 +210,8 @@ async def test_timers_speak_when_the_clock_is_set(servers: Servers) -> None:
 # Deciding ahead of an append
 
 
-def test_a_start_right_after_the_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_right_after_the_expiry() -> None:
     """A start that is prepared while the decision's expiry is on its way into the log hears EXPIRED."""
-    monkeypatch.setattr(sequencer_module, "AHEAD_COMMANDS_MIN", 1)
 
     async def main() -> None:
         servers = Servers()
@@ -231,9 +229,8 @@ def test_a_start_right_after_the_expiry(monkeypatch: pytest.MonkeyPatch) -> None
     run_virtually(main())
 
 
-def test_a_citation_is_not_forgotten_while_its_batch_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_citation_is_not_forgotten_while_its_batch_is_prepared() -> None:
     """Committing an append while a batch is prepared may push a cited event out of memory: it is read from the log then."""
-    monkeypatch.setattr(sequencer_module, "AHEAD_COMMANDS_MIN", 1)
 
     async def main() -> None:
         servers = Servers()
