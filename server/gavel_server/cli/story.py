@@ -36,6 +36,7 @@ ACTION: Final = "refund.create"
 # The longest that anything in the story may take before it is given up.
 STEP_TIMEOUT_MS: Final = 30_000
 MAX_FACT_AGE_MS: Final = 300_000
+CUSTOMER: Final = "customer-7"
 
 ORDERS: Final = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db", version="demo")
 AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="refund-agent", version="demo")
@@ -85,14 +86,14 @@ class Story:
         say.heading(f"A refund, from the first fact to the last ({order}, trace {trace})")
         say.sentence("The order system reports a fact. An agent reads it and proposes a refund: it may only propose.")
         status = await self._fact(order, trace, "order.status", "delivered")
-        params = {"amount": 620, "currency": "EUR", "customer_id": "customer-7", "reason": "damaged"}
+        params = {"amount": 620, "currency": "EUR", "customer_id": CUSTOMER, "reason": "damaged"}
         rejection = await self._propose(order, trace, params, [status])
         say.sentence("Too little is known. The hint names everything that is missing at once, so the agent knows what to get.")
-        say.sentence("The agent asks the fraud tool; call and result are events, and the observation names its evidence.")
-        score = await self._observe(order, trace, {"order.fraud_score": 0.04})
+        say.sentence("The agent asks the fraud tool about the customer; call and result are events, and the observation names its evidence.")
+        score = await self._observe(f"customer/{CUSTOMER}", trace, {"customer.fraud_score": 0.04})
         say.sentence("The order system, asked for what the hint names, adds its facts.")
         total = await self._fact(order, trace, "order.total", 640)
-        customer = await self._fact(order, trace, "order.customer_id", "customer-7")
+        customer = await self._fact(order, trace, "order.customer_id", CUSTOMER)
         say.sentence("The agent proposes again, caused by the rejection and resting on all of it.")
         decision = await self._propose(order, trace, params, [status, total, customer, score], cause=rejection)
         say.sentence("An executor carries out exactly what was approved. Its report becomes a fact, derived and not claimed.")
@@ -144,7 +145,7 @@ class Story:
         return [
             await self._fact(subject, trace, "order.status", "delivered", status_at),
             await self._fact(subject, trace, "order.total", total),
-            await self._fact(subject, trace, "order.customer_id", "customer-7"),
+            await self._fact(subject, trace, "order.customer_id", CUSTOMER),
         ]
 
     async def _observe(self, subject: str, trace: str, fields: Mapping[str, object]) -> Envelope:
@@ -236,7 +237,7 @@ class Story:
 
     @staticmethod
     def _params(amount: int) -> dict[str, object]:
-        return {"amount": amount, "currency": "EUR", "customer_id": "customer-7"}
+        return {"amount": amount, "currency": "EUR", "customer_id": CUSTOMER}
 
 
 async def _create_refund(context: ExecutionContext) -> HandlerResult:

@@ -19,7 +19,7 @@ STEPS = [
     ("decision", "gavel", "REJECTED, NEED_MORE_FACTS"),
     ("tool call", "refund-agent", "fraud-mcp"),
     ("tool result", "refund-agent", "fraud-mcp"),
-    ("observation", "refund-agent", "order.fraud_score = 0.04, read through fraud-mcp, trust tier 2"),
+    ("observation", "refund-agent", "customer.fraud_score = 0.04, read through fraud-mcp, trust tier 2"),
     ("fact", "orders-db", "order.total = 640"),
     ("proposal", "refund-agent", "refund.create"),
     ("decision", "gavel", "APPROVED, by rule delivered of refunds 1"),

@@ -80,7 +80,7 @@ def test_policy(refund: CompiledAction) -> None:
     assert refund.conflict_key_is_subject
     assert (refund.decision_ttl_ms, refund.rejection_limit, refund.retry.max_attempts) == (60_000, 3, 3)
     fraud_score = {fact.name: fact for fact in refund.facts}["fraud_score"]
-    assert (fraud_score.key, fraud_score.min_trust, fraud_score.optional) == ("order.fraud_score", 2, True)
+    assert (fraud_score.key, fraud_score.min_trust, fraud_score.optional) == ("customer.fraud_score", 2, True)
     assert fraud_score.sources == frozenset({"fraud-mcp"})
 
 
