@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 import pytest
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.shipped import shipped_names, shipped_rule_set
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +63,9 @@ def test_data_files(names: set[str]) -> None:
 
 def test_shipped_rule_sets_of_the_tree() -> None:
     """From the tree, a shipped rule set is the document in rules/sets; an unknown name says which there are."""
-    assert (ROOT / "rules/sets/refunds.yaml").read_text(encoding="utf-8") == shipped_rule_set("refunds")
+    assert ("data-access", "infrastructure-change", "outbound-communication", "payments", "refunds") == shipped_names()
+    for name in shipped_names():
+        assert (ROOT / f"rules/sets/{name}.yaml").read_text(encoding="utf-8") == shipped_rule_set(name)
     with pytest.raises(LookupError, match="refunds"):
         shipped_rule_set("absent")
 

@@ -89,7 +89,9 @@ class Story:
         params = {"amount": 620, "currency": "EUR", "customer_id": CUSTOMER, "reason": "damaged"}
         rejection = await self._propose(order, trace, params, [status])
         say.sentence("Too little is known. The hint names everything that is missing at once, so the agent knows what to get.")
-        say.sentence("The agent asks the fraud tool about the customer; call and result are events, and the observation names its evidence.")
+        say.sentence(
+            "The agent asks the fraud tool about the customer; call and result are events, and the observation names its evidence."
+        )
         score = await self._observe(f"customer/{CUSTOMER}", trace, {"customer.fraud_score": 0.04})
         say.sentence("The order system, asked for what the hint names, adds its facts.")
         total = await self._fact(order, trace, "order.total", 640)
