@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -345,7 +346,11 @@ def test_compiling_is_deterministic() -> None:
     """Compiling gives the same rule set, to the network's text, in every process and with every hash seed."""
     runs = [
         subprocess.run(
-            [sys.executable, "-c", _COMPILE_AND_PRINT], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", _COMPILE_AND_PRINT],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("0", "1", "random")
     ]
