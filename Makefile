@@ -17,6 +17,9 @@ GENERATED ?= proto/gen/python
 # Arguments of `make bench`, e.g. BENCH="--gate --json build/bench.json".
 BENCH ?=
 COMPILE ?= true
+# How much of `make fuzz`, and further arguments of it.
+FUZZ_EVALUATIONS ?= 1000000
+FUZZ ?=
 GHZ_VERSION := v0.120.0
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
@@ -57,12 +60,20 @@ check: $(STAMP)
 	.ci/contract
 	$(MAKE) --no-print-directory test
 
+# The two rule engines against each other, on random documents and cases; a seed of an earlier run does the same again:
+# FUZZ="--seed 123". The tests run a few thousand evaluations of it.
+.PHONY: fuzz
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz.run --evaluations $(FUZZ_EVALUATIONS) $(FUZZ)
+
 # Needs Go when ghz (the load generator) is not there yet.
 bench: $(STAMP) build/ghz
 	$(BIN)/python -m tests.load.bench --ghz build/ghz $(BENCH)
 
-# What takes minutes: 2,000 versions deployed and put in force on one server, whose memory must stay where it is.
+# What takes minutes: 2,000 versions deployed and put in force on one server, and 200,000 evaluations and 2,000 rule sets of the engines
+# alone, with memory that must stay where it is.
 soak: $(STAMP)
+	$(BIN)/python -m tests.load.endurance
 	$(BIN)/python -m tests.load.redeployments --cycles 2000
 
 build/ghz:

@@ -3,8 +3,8 @@
 Rates of one machine say little about another, so each of four calls runs on real servers (embedded Redis, fsync before every answer, both
 rule engines; one with the shipped refund rule set, one with twenty rules) and on an empty handler of the same messages (empty_server.py).
 They take turns, several rounds with fresh servers, and medians count. ghz makes the load; it shares the machine with the servers in every
-measurement alike. Outcomes are counted from the log afterwards: a decision that did not come from the rules fails the run. Never part of
-the tests, since timings decide here.
+measurement alike. What the rule engines cost without server and log is measured first (engines.py). Outcomes are counted from the log
+afterwards: a decision that did not come from the rules fails the run. Never part of the tests, since timings decide here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from google.protobuf import descriptor_pb2
 from rich.console import Console
 from rich.progress import Progress
 
-from tests.load import workload
+from tests.load import engines, workload
 from tests.load.measurements import EMPTY, Cell, Sample, gates, rows_of, table
 
 ROOT: Final = Path(__file__).parents[2]
@@ -327,6 +327,7 @@ def main() -> int:
     settings = Settings(
         **{name: getattr(arguments, name) for name in ("ghz", "seconds", "rounds", "concurrency", "batch_concurrency", "connections")}
     )
+    figures = engines.measure()
     try:
         with Progress(console=console, transient=True) as progress:
             bench = Bench(settings, directory, progress)
@@ -348,14 +349,16 @@ def main() -> int:
             f" wanted {verdict['wanted']}: {word}",
             highlight=False,
         )
+    engines.show(figures, console)
     seconds = round(time.monotonic() - began, 1)
     machine = {"cpus": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version()}
     console.print(f"{seconds} s, {machine}", highlight=False)
     if arguments.json:
         used = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
-        document = {"machine": machine, "settings": used, "seconds": seconds, "rows": rows, "gates": verdicts}
+        document = {"machine": machine, "settings": used, "seconds": seconds, "rows": rows, "gates": verdicts, "engines": figures}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    return 1 if arguments.gate and not all(verdict["passed"] for verdict in verdicts) else 0
+    missed = [verdict for verdict in (*verdicts, *engines.gates(figures)) if not verdict["passed"]]
+    return 1 if arguments.gate and missed else 0
 
 
 def _arguments() -> argparse.Namespace:

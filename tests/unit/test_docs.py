@@ -243,3 +243,16 @@ def test_commands_exist(page: Path) -> None:
     shown = {command for line in lines for command in re.findall(r"(?:^\s*|until |/)gavel ([a-z][a-z-]+)\b", line)}
     shown.update(re.findall(r"`gavel ([a-z][a-z-]+)\b[^`]*`", text))
     assert sorted(shown - known) == []
+
+
+def test_hazards_have_their_tests() -> None:
+    """Every known hazard of the engines stands in guarantees.md, with tests that exist."""
+    rows = {cells[0]: cells for cells in _rows(_text("guarantees.md")) if re.fullmatch(r"[HC]\d+", cells[0])}
+    assert {*(f"H{number}" for number in range(1, 19)), *(f"C{number}" for number in range(1, 8))} == rows.keys()
+    tests = {
+        name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))
+    }
+    for cells in rows.values():
+        named = set(re.findall(r"`(test_\w+)`", cells[-1]))
+        assert named
+        assert named <= tests

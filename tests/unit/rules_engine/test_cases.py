@@ -14,7 +14,7 @@ from gavel_rules.shipped import shipped_rule_set
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.rules_engine.test_engines_agree import CASES, CONDITIONS
+from tests.unit.rules_engine.strategies import CASES, CONDITIONS
 
 Make = Callable[..., CompiledAction]
 

@@ -1,128 +1,64 @@
-"""Differential test: random typed conditions on random cases, the Rete network against CEL's evaluator."""
+"""The differential fuzz of `tests.fuzz`, for some seconds: the same documents on every run. `make fuzz` is the long one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+import os
+from pathlib import Path
 
-from gavel_rules.case import Case
-from gavel_rules.ruleset import CompiledAction
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+import pytest
+from gavel_rules import lowering
+from gavel_rules.network import Document
+from hypothesis import HealthCheck, Phase, given, settings
 
-# Values that meet each other often, and everything that the C engine is known to confuse.
-INTEGERS = st.sampled_from([0, 1, -1, 2, 3, 9, 10, 100, 2**31, 2**53, -(2**53), 2**53 - 1])
-DOUBLES = st.sampled_from(
-    [0.0, -0.0, 1.0, -1.0, 1.5, 2.0, 9.0, 100.0, 0.1, 0.30000000000000004, 1e-7, 1e16, 1e300, 5e-324, 2.0**31, 2.0**53, -(2.0**53)]
-)
-WORDS = ["", "1", "1.0", "9", "100", "true", "false", "null", "nil", "a", "A", "a b", "a!", "ä", "a\u0308", '"', "\\", "\n", "/", "😀", "§"]
-TEXTS = st.sampled_from([*WORDS, "y" * 4000, "y" * 5000, "x" * 65535, "x" * 65536, "x" * 65535 + "y"])
+from tests.fuzz import run as long_run
+from tests.fuzz.engines import MismatchError, Trial, run, trials
 
-NUMBERS = ["params.amount", "params.limit", "params.count", "params.quota", "facts.total", "facts.pieces", "facts.score"]
-NUMBERS += ["proposal.risk", "proposal.cost", "proposal.priority", "evidence.count", "trace.consecutive_rejections"]
-STRINGS = ["params.name", "params.note", "facts.status", "facts.owner", "proposal.expected_outcome", "subject", "subject.id", "producer.id"]
-FLAGS = ["params.urgent", "facts.open", "facts.flag"]
-OPTIONAL = ["params.limit", "params.quota", "params.note", "facts.score", "facts.owner", "facts.flag"]
-
-
-def literal(value: object) -> str:
-    """A CEL literal. Strings over the length of a condition are not written out."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def short(texts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Only strings that can stand in a condition."""
-    return texts.filter(lambda text: len(text) < 4100)
-
-
-number_terms = st.one_of(st.sampled_from(NUMBERS), INTEGERS.map(literal), DOUBLES.map(literal))
-text_terms = st.one_of(st.sampled_from(STRINGS), short(TEXTS).map(literal))
-orders = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
-equalities = st.sampled_from(["==", "!="])
-
-LEAVES = st.one_of(
-    st.builds("{} {} {}".format, st.sampled_from(NUMBERS), orders, number_terms),
-    st.builds("{} {} {}".format, number_terms, orders, st.sampled_from(NUMBERS)),
-    st.builds("{} {} {}".format, st.sampled_from(STRINGS), equalities, text_terms),
-    st.builds("{} {} {}".format, text_terms, equalities, st.sampled_from(STRINGS)),
-    st.builds("{} {} {}".format, st.sampled_from(FLAGS), equalities, st.sampled_from([*FLAGS, "true", "false"])),
-    st.sampled_from(FLAGS),
-    st.sampled_from(["true", "false"]),
-    st.builds("{} in [{}]".format, st.sampled_from(NUMBERS), st.lists(DOUBLES.map(literal), max_size=4).map(", ".join)),
-    st.builds("{} in [{}]".format, st.sampled_from(STRINGS), st.lists(short(TEXTS).map(literal), max_size=4).map(", ".join)),
-    st.sampled_from(OPTIONAL).map("has({})".format),
-    # Guards: what only CEL can say, some of which errs.
-    st.builds("double({}) * 2.0 > {}".format, st.sampled_from(NUMBERS), DOUBLES.map(literal)),
-    st.builds("10 / {} > 2".format, st.sampled_from(["params.count", "facts.pieces", "params.quota"])),
-    st.builds("{}.{}({})".format, st.sampled_from(STRINGS), st.sampled_from(["startsWith", "contains"]), short(TEXTS).map(literal)),
-    st.builds("{} < {}".format, st.sampled_from(STRINGS), st.sampled_from(STRINGS)),
+BOUNDS = settings(
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
 )
 
 
-def guarded(leaf: str, style: int) -> str:
-    """The leaf with has() for every optional value that it reads, in one of the forms that authors write."""
-    for path in OPTIONAL:
-        if path in leaf and not leaf.startswith("has("):
-            leaf = [f"(has({path}) && {leaf})", f"({leaf} && has({path}))", f"(!has({path}) || {leaf})", f"(has({path}) ? {leaf} : false)"][
-                style // 3
-            ]
-    return f"({leaf})"
+def _run(trial: Trial) -> None:
+    run(trial, 25)
 
 
-ATOMS = st.builds(guarded, LEAVES, st.integers(0, 9))
-CONDITIONS = st.recursive(
-    ATOMS,
-    lambda inner: st.one_of(
-        st.builds("{} && {}".format, inner, inner),
-        st.builds("({} || {})".format, inner, inner),
-        st.builds("!({})".format, inner),
-    ),
-    max_leaves=6,
-).filter(lambda condition: len(condition) < 8000)
+def test_engines_agree() -> None:
+    """Both engines, in both modes, come to the verdict that the conditions mean, on every case, errors included."""
+    BOUNDS(given(trial=trials())(_run))()
 
 
-def optionally(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """The value, or None for one that is absent."""
-    return st.one_of(st.none(), values)
+@pytest.mark.parametrize("fault", ["equality is not negated", "comparisons are not mirrored", "guards are left out"])
+def test_fuzz_finds_a_faulty_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
+    """A compiler that errs in one place is found, with a case that shows it; the same case is in order once the fault is gone."""
+    with monkeypatch.context() as faulty:
+        if fault == "equality is not negated":
+            faulty.setitem(lowering._NEGATED, "", "")
+        elif fault == "comparisons are not mirrored":
+            faulty.setattr(lowering, "_MIRRORED", {operator: operator for operator in lowering._MIRRORED})
+        else:
+            write = Document.write
+            faulty.setattr(Document, "write", lambda self, values, presences, guards: write(self, values, presences, dict.fromkeys(guards)))
+        with pytest.raises(MismatchError) as found:
+            settings(BOUNDS, max_examples=600)(given(trial=trials())(_run))()
+        reproducer = tmp_path / "find.json"
+        reproducer.write_text(json.dumps(found.value.reproducer))
+        assert 1 == long_run.main(["--reproduce", str(reproducer)])
+    # Networks are shared by digest, and the faulty one may still be there: another version is another digest.
+    found.value.reproducer["document"]["version"] = 2
+    reproducer.write_text(json.dumps(found.value.reproducer))
+    assert 0 == long_run.main(["--reproduce", str(reproducer)])
 
 
-CASES = st.tuples(
-    st.fixed_dictionaries(
-        {
-            "amount": DOUBLES,
-            "limit": optionally(DOUBLES),
-            "count": INTEGERS,
-            "quota": optionally(INTEGERS),
-            "name": TEXTS,
-            "note": optionally(TEXTS),
-            "urgent": st.booleans(),
-        }
-    ),
-    st.fixed_dictionaries(
-        {
-            "status": TEXTS,
-            "total": st.one_of(INTEGERS, DOUBLES),
-            "pieces": st.one_of(INTEGERS, INTEGERS.map(float)),
-            "open": st.booleans(),
-            "score": optionally(DOUBLES),
-            "owner": optionally(TEXTS),
-            "flag": optionally(st.booleans()),
-        }
-    ),
-    st.fixed_dictionaries({"risk": DOUBLES, "cost": DOUBLES, "priority": INTEGERS, "expected_outcome": TEXTS}),
-)
-
-
-@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(conditions=st.lists(CONDITIONS, min_size=4, max_size=10), cases=st.lists(CASES, min_size=4, max_size=6))
-def test_engines_agree(
-    action: Callable[..., CompiledAction], case: Callable[..., Case], conditions: list[str], cases: list[tuple[dict[str, Any], ...]]
-) -> None:
-    """Both engines, in both modes, come to the same rules on every case, errors included."""
-    compiled = action(*conditions)
-    for params, facts, rest in cases:
-        of = case(params, facts, **rest)
-        reference = compiled.evaluate_reference(of)
-        assert compiled.evaluate(of, both=True) == reference
-        assert compiled.evaluate(of, both=False) == reference
+def test_the_long_fuzz(capsys: pytest.CaptureFixture[str]) -> None:
+    """The long fuzz does what it was told, says so, and leaves no journal behind."""
+    seed = 7_000_000 + os.getpid()
+    assert 0 == long_run.main(["--evaluations", "400", "--processes", "2", "--seed", str(seed)])
+    assert "400 evaluations of 2 documents" in capsys.readouterr().out
+    assert not (long_run.FINDS / f"{seed}.json").exists()

@@ -1,6 +1,7 @@
 """Every known way in which the C engine (H1-H18) or the CEL library answers wrongly, hangs or crashes, through our compiler.
 
-The numbers are those of the review of durable-rules 2.0.28. Each hazard is either decided right or refused clearly.
+The numbers are those of docs/guarantees.md, "Hazards of the engines", which lists each with its test. Each is either decided
+right or refused clearly.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import gavel_rules
 import pytest
 from gavel_rules.case import Case
 from gavel_rules.errors import CaseError
 from gavel_rules.ruleset import CompiledAction
+from gavel_rules.values import VALUE_DEPTH_MAX
 
 Outcome = Callable[..., bool | str]
 Action = Callable[..., CompiledAction]
@@ -181,6 +185,7 @@ def test_h17_deep_and_huge_values(action: Action, case: MakeCase) -> None:
         ("^a{0}$", "aaa", False),
         ("^(c)+((1)?)+$", "c1", True),
         ("^[\\\\x{4e00}-\\\\x{9fff}]+$", "中", True),
+        ("^(((1)*)+)*$", "1" * 2000 + "x", False),
         ("^[ab", "a", "r0"),
     ],
 )
@@ -228,6 +233,28 @@ def test_cel_nul_is_refused(action: Action, case: MakeCase, codes: Callable[...,
     with pytest.raises(CaseError):
         action('params.name == "admin"').evaluate(case({"name": "admin\0evil"}), both=True)
     assert codes('params.name == "admin\0"') == ["bad-character"]
+
+
+def test_cel_deep_values_are_refused(action: Action, case: MakeCase) -> None:
+    """CEL 2: a value nested deeper than the library's stack takes is refused before the library sees it."""
+    params = {"type": "object", "properties": {"deep": {"type": "array"}}}
+    compiled = action("has(params.deep) && size(params.deep) == 1", params=params)
+    deep: object = "x"
+    for depth in range(1, 20):
+        deep = [deep]
+        of = case({"deep": deep})
+        if depth <= VALUE_DEPTH_MAX:
+            assert len(compiled.evaluate(of, both=True).matched) == 1
+        else:
+            with pytest.raises(CaseError):
+                compiled.evaluate(of, both=True)
+
+
+def test_cel_bytes_are_never_deserialized() -> None:
+    """CEL 5: no serialized expression is ever read back into the library, whose own reader trusts it."""
+    sources = [source.read_text() for source in Path(gavel_rules.__file__).parent.glob("**/*.py")]
+    assert len(sources) > 20
+    assert not [line for text in sources for line in text.splitlines() if ".deserialize(" in line]
 
 
 def test_cel_lone_surrogate_is_refused(action: Action, case: MakeCase) -> None:

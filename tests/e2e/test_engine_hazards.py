@@ -1,0 +1,230 @@
+"""What is known to make the rule engines lie, hang or crash, sent over the wire to a real server: decided right, or refused clearly.
+
+The engines' hazards have their tests below the wire (docs/guarantees.md lists them); these are the worst of them as an agent
+or an author would send them. The server must go on serving, and its log must replay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from gavel.v1 import arbitration_service_pb2 as arbitration
+from gavel.v1.decision_pb2 import Outcome
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_client import GavelClient, GavelError, proposal_envelope, reference
+from gavel_rules.document import RULES_PER_ACTION_MAX
+from gavel_rules.network import CHAINS_MAX, SLOTS_MAX
+
+from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, POLICY, Server, open_bus, prove, publish_status
+
+TEXT_BYTES_MAX = 65_536
+PARAMS: dict[str, Any] = {
+    "type": "object",
+    "required": ["amount"],
+    "properties": {
+        "amount": {"type": "number"},
+        "limit": {"type": "number"},
+        "count": {"type": "integer"},
+        "name": {"type": "string"},
+        "urgent": {"type": "boolean"},
+    },
+}
+# Each hazard's rule refuses with the hazard's name, so that the answer tells which conditions held.
+CONDITIONS = {
+    "ERRS": "has(params.count) && 10 / params.count == 3",
+    "FORWARD": "params.amount > 800.0 || params.amount < -800.0",
+    "ADMIN": 'has(params.name) && params.name == "admin"',
+    "REFUND": 'has(params.name) && params.name in ["refund", ""]',
+    "ABOVE_LIMIT": "has(params.limit) && params.amount > params.limit",
+    "URGENT": "has(params.urgent) && params.urgent",
+    "PATTERN": 'has(params.name) && params.name.matches("^((a)*|[ab])c$")',
+    "SMALL": "params.amount <= 50 && params.amount >= 0",
+}
+
+
+def document(conditions: dict[str, str], **changes: Any) -> str:
+    """A rule set of parcels that rejects by each condition, and approves nothing."""
+    facts = {"status": {"key": "parcel.status", "type": "string", "max_age_ms": DAY_MS, "sources": [DEPOT.id]}}
+    rules = [
+        {"id": code.lower(), "action": ACTION, "priority": 60_000 - number, "when": when, "effect": "reject", "reason_code": code}
+        for number, (code, when) in enumerate(conditions.items())
+    ]
+    action = {"params": PARAMS, "facts": facts, **changes}
+    return json.dumps({"gavel": "v1", "rule_set": POLICY, "version": 1, "actions": {ACTION: action}, "rules": rules})
+
+
+class Rules:
+    """A bus with the rules in force, and a fact to rest proposals on."""
+
+    def __init__(self, client: GavelClient, fact: Envelope) -> None:
+        self.client = client
+        self._fact = fact
+
+    def proposal(self, params: dict[str, Any]) -> Envelope:
+        """A proposal with these params, checked by nobody: our client would not send the worst of them."""
+        cited = [reference(self._fact)]
+        envelope = proposal_envelope(
+            self._fact.subject, AGENT, action_type=ACTION, params={}, max_fact_age_ms=DAY_MS, based_on_events=cited
+        )
+        envelope.proposal.params.update(params)
+        return envelope
+
+    async def decide(self, params: dict[str, Any]) -> str:
+        """The reason code of the rejection, which a preflight must foretell."""
+        envelope = self.proposal(params)
+        foretold = (await self.client.preflight(envelope)).decision
+        decision = (await self.client.submit_proposal(envelope)).decision.decision
+        assert Outcome.Value("OUTCOME_REJECTED") == decision.outcome
+        assert (foretold.outcome, foretold.reason_code, foretold.rule_id) == (decision.outcome, decision.reason_code, decision.rule_id)
+        return decision.reason_code
+
+
+@pytest.fixture
+async def rules(pair: tuple[Server, Server], bus: str) -> AsyncIterator[Rules]:
+    """The rules above in force, on a bus of the test's own. What the test did must replay."""
+    async with pair[0].client(bus) as client:
+        await open_bus(client, document(CONDITIONS))
+        yield Rules(client, (await publish_status(client, ["parcel/1"]))["parcel/1"])
+        await prove(client)
+
+
+async def test_what_agents_may_send(rules: Rules) -> None:
+    """Params that the engines would confuse are decided by what they are; no name or value of an agent's speaks for another one."""
+    collisions = {
+        "c1ceajyv": 1.0,
+        "proposal.c1ceajyv": 1.0,
+        "proposal.amount": 1.0,
+        "params.amount": 1.0,
+        "n0": 1.0,
+        "sid": "9",
+        "id": "x",
+        "$s": 1,
+    }
+    assert "NO_RULE_MATCHED" == await rules.decide({"amount": 500.0, **collisions})
+    assert "SMALL" == await rules.decide({**collisions, "amount": 50.0})
+    assert "FORWARD" == await rules.decide({"amount": 900.0, "$forward": 1.0, "ckaoagwb": 1.0, "proposal.ckaoagwb": 1.0})
+    for length in (TEXT_BYTES_MAX - 1, TEXT_BYTES_MAX):
+        assert "NO_RULE_MATCHED" == await rules.decide({"amount": 500.0, "name": "refund" + "x" * (length - 6)})
+        assert "NO_RULE_MATCHED" == await rules.decide({"amount": 500.0, "name": "y" * length})
+    assert "REFUND" == await rules.decide({"amount": 500.0, "name": "refund"})
+    for _ in range(20):
+        assert "NO_RULE_MATCHED" == await rules.decide({"amount": 500.0})
+        assert "ABOVE_LIMIT" == await rules.decide({"amount": 500.0, "limit": 1e-7})
+    assert "NO_RULE_MATCHED" == await rules.decide({"amount": 500.0, "name": "abc"})
+    assert "PATTERN" == await rules.decide({"amount": 500.0, "name": "bc"})
+    assert "EVALUATION_ERROR" == await rules.decide({"amount": 500.0, "count": 0})
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"amount": "9"},
+        {"amount": ""},
+        {"amount": True},
+        {"amount": None},
+        {"amount": [900.0]},
+        {"amount": 500.0, "urgent": 1},
+        {"amount": 500.0, "urgent": "true"},
+        {"amount": 500.0, "count": 1.5},
+        {},
+    ],
+)
+async def test_values_of_another_type(rules: Rules, params: dict[str, Any]) -> None:
+    """Nothing is compared with what it is not: a value of another type than declared is INVALID_PARAMS, "9" is never above 100."""
+    assert "INVALID_PARAMS" == await rules.decide(params)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"amount": 500.0, "name": "admin\0evil"},
+        {"amount": 500.0, "admin\0evil": 1.0},
+        {"amount": 500.0, "name": "x" * (TEXT_BYTES_MAX + 1)},
+        {"amount": float("inf")},
+        {"amount": 2.0**63},
+    ],
+)
+async def test_values_that_no_engine_may_see(rules: Rules, params: dict[str, Any]) -> None:
+    """Strings that an engine would cut off, and numbers that it would not hold, are INVALID_ARGUMENT and reach no log."""
+    before = await rules.client.get_status()
+    with pytest.raises(GavelError) as refused:
+        await rules.client.submit_proposal(rules.proposal(params))
+    assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code
+    assert refused.value.violations
+    assert before.head_chain_hash == (await rules.client.get_status()).head_chain_hash
+
+
+async def test_values_nested_too_deep(rules: Rules) -> None:
+    """Nesting that would exhaust a stack is INVALID_ARGUMENT; so are bytes that nest deeper than a message may."""
+    deep: Any = 1.0
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(GavelError) as refused:
+        await rules.client.submit_proposal(rules.proposal({"amount": 500.0, "deep": deep}))
+    assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code
+
+
+async def test_bytes_nested_too_deep(rules: Rules, pair: tuple[Server, Server]) -> None:
+    """Bytes whose parser would recurse a hundred thousand times are refused, and the server goes on."""
+    value = b""
+    for _ in range(20_000):
+        value = b"\x32" + _varint(len(value) + 1 + len(_varint(len(value)))) + b"\x0a" + _varint(len(value)) + value
+    entry = b"\x0a\x01d\x12" + _varint(len(value)) + value
+    struct = b"\x0a" + _varint(len(entry)) + entry
+    field = arbitration.SubmitProposalRequest(envelope=rules.proposal({"amount": 1.0})).SerializeToString()
+    async with grpc.aio.insecure_channel(pair[0].address) as channel:
+        call: Any = channel.unary_unary("/gavel.v1.ArbitrationService/SubmitProposal")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(field + b"\x12" + _varint(len(struct)) + struct)
+    assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code()
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*written, number])
+
+
+async def codes(client: GavelClient, text: str) -> set[str]:
+    """The codes with which a document is refused."""
+    return {message.code for message in (await client.validate_rule_set(text)).errors}
+
+
+async def test_what_authors_may_write(unopened: tuple[GavelClient, GavelClient]) -> None:
+    """Conditions that compare what cannot be compared, and rules beyond what the engines hold, are refused with their code."""
+    client = unopened[0]
+    for condition in (
+        'params.amount >= "100"',
+        "has(params.urgent) && params.urgent == 1",
+        'has(params.urgent) && params.urgent == "true"',
+    ):
+        assert {"type-error"} == await codes(client, document({"A": condition}))
+    assert {"bad-character"} == await codes(client, document({"A": 'params.name == "admin\0"'}))
+    assert {"unguarded-optional"} == await codes(client, document({"A": "params.amount > params.limit"}))
+    siblings = {f"A{number}": f"params.amount > {number}" for number in range(RULES_PER_ACTION_MAX + 12)}
+    assert {"too-many-rules"} == await codes(client, document(siblings))
+    values = {f"A{number}": f"params.amount * 2.0 > {number}.5" for number in range(SLOTS_MAX + 1)}
+    assert {"too-complex"} == await codes(client, document(values))
+    alternatives = {
+        f"A{number}": " || ".join(f"params.amount == {number * 16 + at}" for at in range(16)) for number in range(CHAINS_MAX // 16 + 1)
+    }
+    assert {"too-complex"} == await codes(client, document(alternatives))
+    assert (await client.get_status()).writable
+
+
+async def test_512_siblings_that_all_hold(unopened: tuple[GavelClient, GavelClient]) -> None:
+    """As many different conditions as an action may have, all true at once: validated, deployed, and the highest one speaks."""
+    client = unopened[0]
+    await open_bus(client, document({f"A{number}": f"params.amount > {-number}" for number in range(RULES_PER_ACTION_MAX)}))
+    fact = (await publish_status(client, ["parcel/1"]))["parcel/1"]
+    rules = Rules(client, fact)
+    assert "A0" == await rules.decide({"amount": 1.0})
+    assert "A499" == await rules.decide({"amount": -498.5})
+    assert "NO_RULE_MATCHED" == await rules.decide({"amount": -499.0})
+    await prove(client)

@@ -1,0 +1,226 @@
+"""What a condition comes to, by a third opinion: CEL's semantics in plain Python, as far as the fuzz writes CEL.
+
+Every expression that the fuzz writes carries its meaning, a function from the values of a case to its own value. Neither the
+CEL library nor the compiler takes part, so a mistake that both engines share, e.g. in a guard, which is CEL on both sides, is
+found here. Where Python and CEL may rightly differ (regular expressions) a meaning is UNKNOWN, and only the engines are held
+against each other.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+Values = Mapping[str, Any]  # by dotted name; what is absent is missing
+Meaning = Callable[[Values], Any]
+
+INT_MAX: Final = 2**63 - 1
+INT_MIN: Final = -(2**63)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Precedence, as CEL's grammar has it; a higher one binds tighter.
+TERNARY, OR, AND, RELATION, ADDITION, MULTIPLICATION, UNARY, MEMBER = range(8)
+
+
+class Outcome:
+    """A value that is none: ERROR, or UNKNOWN for what this module does not want to know."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+ERROR: Final = Outcome("ERROR")
+UNKNOWN: Final = Outcome("UNKNOWN")
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """CEL text with its precedence and meaning. `reads` are the optional paths that must be tested around it, shortest first."""
+
+    text: str
+    level: int
+    meaning: Meaning
+    reads: tuple[str, ...] = ()
+
+    def at(self, level: int) -> str:
+        """The text, in parentheses where it binds less than `level`."""
+        return self.text if self.level >= level else f"({self.text})"
+
+
+def joined(*parts: Expression) -> tuple[str, ...]:
+    """What all parts together read."""
+    return tuple(sorted({path for part in parts for path in part.reads}, key=lambda path: (path.count("."), path)))
+
+
+def strict(function: Callable[..., Any], *operands: Expression) -> Meaning:
+    """The meaning of a function that wants all its arguments; ArithmeticError and LookupError of it are CEL's errors."""
+
+    def meaning(values: Values) -> Any:
+        arguments = [operand.meaning(values) for operand in operands]
+        if ERROR in arguments:
+            return ERROR
+        if UNKNOWN in arguments:
+            return UNKNOWN
+        try:
+            return function(*arguments)
+        except (ArithmeticError, LookupError):
+            return ERROR
+
+    return meaning
+
+
+def both(left: Meaning, right: Meaning) -> Meaning:
+    """&&: false absorbs an error of the other side."""
+    return lambda values: conjunction([left(values), right(values)])
+
+
+def either(left: Meaning, right: Meaning) -> Meaning:
+    """||: true absorbs an error of the other side."""
+    return lambda values: disjunction([left(values), right(values)])
+
+
+def conjunction(outcomes: Sequence[Any]) -> Any:
+    """All of them; of `all` over a list too."""
+    return _absorbed(outcomes, False)
+
+
+def disjunction(outcomes: Sequence[Any]) -> Any:
+    """Any of them; of `exists` over a list too."""
+    return _absorbed(outcomes, True)
+
+
+def _absorbed(outcomes: Sequence[Any], decisive: bool) -> Any:
+    for outcome in (decisive, UNKNOWN, ERROR):
+        if any(found is outcome for found in outcomes):
+            return outcome
+    return not decisive
+
+
+def choice(condition: Meaning, then: Meaning, otherwise: Meaning) -> Meaning:
+    """?:: only the chosen branch counts."""
+
+    def meaning(values: Values) -> Any:
+        chosen = condition(values)
+        return chosen if isinstance(chosen, Outcome) else then(values) if chosen else otherwise(values)
+
+    return meaning
+
+
+def same(left: Any, right: Any) -> bool:
+    """CEL's equality: numbers by value whatever their type, a bool is no number, other types never equal."""
+    if isinstance(left, bool) is not isinstance(right, bool):
+        return False
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    left, right = _alike(left, right)
+    return bool(left == right)
+
+
+def _alike(left: Any, right: Any) -> tuple[Any, Any]:
+    """Two numbers as CEL compares them: an int beside a double as the double nearest to it, which is exact up to 2^53."""
+    if isinstance(left, float) and isinstance(right, int):
+        return left, float(right)
+    if isinstance(left, int) and isinstance(right, float):
+        return float(left), right
+    return left, right
+
+
+def contained(item: Any, items: Sequence[Any]) -> bool:
+    """CEL's `in` for a list."""
+    return any(same(item, other) for other in items)
+
+
+def _ordering(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
+    return lambda left, right: bool(compare(*_alike(left, right)))
+
+
+COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "==": same,
+    "!=": lambda left, right: not same(left, right),
+    "<": _ordering(operator.lt),
+    "<=": _ordering(operator.le),
+    ">": _ordering(operator.gt),
+    ">=": _ordering(operator.ge),
+}
+
+
+def whole(number: int) -> int:
+    """An int of CEL; OverflowError beyond 64 bits."""
+    if not INT_MIN <= number <= INT_MAX:
+        raise OverflowError
+    return number
+
+
+def quotient(left: int, right: int) -> int:
+    """CEL's int division: towards zero."""
+    magnitude = abs(left) // abs(right)
+    return whole(magnitude if (left < 0) is (right < 0) else -magnitude)
+
+
+def remainder(left: int, right: int) -> int:
+    """CEL's %: with the sign of the left side. What overflows in the division is an error here as well."""
+    return left - right * quotient(left, right)
+
+
+def ratio(left: float, right: float) -> float:
+    """IEEE division, which never errs."""
+    if right != 0:
+        return left / right
+    if left == 0 or left != left:
+        return float("nan")
+    negative = (str(left)[0] == "-") is not (str(right)[0] == "-")
+    return float("-inf") if negative else float("inf")
+
+
+INT_ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "+": lambda left, right: whole(left + right),
+    "-": lambda left, right: whole(left - right),
+    "*": lambda left, right: whole(left * right),
+    "/": quotient,
+    "%": remainder,
+}
+DOUBLE_ARITHMETIC: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "/": ratio,
+}
+
+
+def truncated(number: float) -> int:
+    """int() of a double: cut off; OverflowError where an int does not hold it."""
+    if number != number or not -(2.0**63) < number < 2.0**63:
+        raise OverflowError
+    return int(number)
+
+
+def unsigned(number: int) -> int:
+    """uint() of an int."""
+    if number < 0:
+        raise OverflowError
+    return number
+
+
+TIME_FIELDS: Final[Mapping[str, Callable[[datetime], int]]] = {
+    "getFullYear": lambda time: time.year,
+    "getMonth": lambda time: time.month - 1,
+    "getDate": lambda time: time.day,
+    "getDayOfMonth": lambda time: time.day - 1,
+    "getDayOfWeek": lambda time: time.isoweekday() % 7,
+    "getDayOfYear": lambda time: time.timetuple().tm_yday - 1,
+    "getHours": lambda time: time.hour,
+    "getMinutes": lambda time: time.minute,
+    "getSeconds": lambda time: time.second,
+    "getMilliseconds": lambda time: time.microsecond // 1000,
+}
+
+
+def shifted(time: datetime, minutes: int) -> datetime:
+    """The wall clock of a fixed offset."""
+    return time + timedelta(minutes=minutes)

@@ -1,0 +1,164 @@
+"""Random typed vocabularies: a params schema, declared facts, and what a condition may therefore name.
+
+Names are chosen to meet: those of the engines' own fields, of CEL's functions, and names that share the C engine's 32-bit
+hash with others here (c1ceajyv and amount behind one prefix). Values are made from the same types, by `cases`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hypothesis import strategies as st
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+NAMES: Final = (
+    *("amount", "count", "name", "note", "urgent", "limit", "c1ceajyv", "atscahwx", "ckaoagwb", "kind", "one", "id", "sid", "n0", "s1"),
+    *("g2", "has_", "size", "type", "int", "Params", "Facts", "facts", "params_", "result", "_", "A1", "x" * 64),
+)
+FIELDS: Final = ("city", "zip", "price", "units", "sku", "size")
+KEYS: Final = ("a", "b", "env", "size")
+
+NUMBERS: Final = (0, 1, -1, 2, 3, 9, 10, 100, 255, 2**31, 2**53, -(2**53), 2**53 - 1)
+DOUBLES: Final = (
+    *(0.0, -0.0, 1.0, -1.0, 1.5, 2.0, 9.0, 100.0, 0.1, 0.1 + 0.2, 1e-7, 1.5e-7, 1e16, 1e300, 5e-324, 2.0**31, 2.0**53, -(2.0**53)),
+    *(2.0**53 - 1, 0.30, 99.99, 1e22),
+)
+WORDS: Final = (
+    *("", "1", "1.0", "9", "100", "true", "false", "null", "nil", "a", "A", "a b", "a!", "ab", "b", "ä", "a\u0308", '"', "'", "\\"),
+    *("\n", "\t", "/", "//", "/* */", ")", "(", "&&", "😀", "§", "\x7f", "\u2028", "r0", "case", "[", "]}", "?", "EUR"),
+)
+# Where a string leaves the length that a literal, a slot or the C engine's counters can hold.
+LONG_WORDS: Final = (*("y" * length for length in (4093, 4094, 4095, 4096, 5000)), "x" * 65_535, "x" * 65_536, "x" * 65_535 + "y")
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A type of value: "bool", "int", "double", "string", "list", "map" or "object", with what is in it."""
+
+    kind: str
+    element: Type | None = None
+    fields: tuple[tuple[str, Type, bool], ...] = ()  # name, type, required
+    literals: tuple[Any, ...] = ()  # all values that there are, where the schema lists them
+
+    def schema(self) -> dict[str, Any]:
+        """The type as JSON Schema."""
+        if self.literals:
+            return {"const": self.literals[0]} if len(self.literals) == 1 else {"enum": list(self.literals)}
+        if self.kind == "list":
+            assert self.element is not None
+            return {"type": "array", "items": self.element.schema()}
+        if self.kind == "map":
+            assert self.element is not None
+            return {"type": "object", "additionalProperties": self.element.schema()}
+        if self.kind == "object":
+            required = [name for name, _, needed in self.fields if needed]
+            return {"type": "object", "required": required, "properties": {name: of.schema() for name, of, _ in self.fields}}
+        return {"type": {"bool": "boolean", "int": "integer", "double": "number", "string": "string"}[self.kind]}
+
+
+BOOL, INT, DOUBLE, STRING = Type("bool"), Type("int"), Type("double"), Type("string")
+SCALARS: Final = (BOOL, INT, DOUBLE, STRING)
+FACT_TYPES: Final = {"bool": "boolean", "int": "integer", "double": "number", "string": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A dotted name with its type, and the paths along it that may be absent, shortest first."""
+
+    name: str
+    type: Type
+    reads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a document declares."""
+
+    params: Type
+    facts: tuple[tuple[str, Type, bool], ...]  # name, type, required
+
+    def variables(self) -> Iterator[Variable]:
+        """Every name that a condition may use, but for `now`."""
+        for name, type_, required in self.params.fields:
+            yield from _variables(f"params.{name}", type_, () if required else (f"params.{name}",))
+        for name, type_, required in self.facts:
+            yield Variable(f"facts.{name}", type_, () if required else (f"facts.{name}",))
+        for name in ("risk", "cost", "confidence"):
+            yield Variable(f"proposal.{name}", DOUBLE)
+        for name in (
+            "proposal.priority",
+            "evidence.count",
+            "evidence.worst_trust",
+            "evidence.oldest_age_ms",
+            "trace.consecutive_rejections",
+        ):
+            yield Variable(name, INT)
+        for name in (
+            "proposal.expected_outcome",
+            "subject",
+            "subject.type",
+            "subject.id",
+            "producer.type",
+            "producer.id",
+            "producer.version",
+        ):
+            yield Variable(name, STRING)
+
+    def action(self) -> dict[str, Any]:
+        """The vocabulary as an action of a rule set document."""
+        facts = {
+            name: {"key": f"thing.f{number}", "type": FACT_TYPES[type_.kind], "max_age_ms": 60_000, "optional": not required}
+            for number, (name, type_, required) in enumerate(self.facts)
+        }
+        return {"params": self.params.schema(), "facts": facts}
+
+
+def _variables(name: str, type_: Type, reads: tuple[str, ...]) -> Iterator[Variable]:
+    yield Variable(name, type_, reads)
+    for field, of_field, required in type_.fields:
+        path = f"{name}.{field}"
+        yield from _variables(path, of_field, reads if required else (*reads, path))
+
+
+@st.composite
+def vocabularies(draw: Draw) -> Vocabulary:
+    """Vocabularies with a few params and facts."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=7, unique=True))
+    params = tuple((name, draw(types()), draw(st.booleans())) for name in names)
+    fact_names = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
+    facts = tuple((name, draw(st.sampled_from(SCALARS)), draw(st.booleans())) for name in fact_names)
+    return Vocabulary(Type("object", fields=params), facts)
+
+
+@st.composite
+def types(draw: Draw) -> Type:
+    """Types of a param; most are scalars, which the network compares."""
+    match draw(st.integers(0, 15)):
+        case 0:
+            return Type("string", literals=tuple(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True))))
+        case 1:
+            return Type("int", literals=tuple(draw(st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=4, unique=True))))
+        case 2:
+            return Type("list", element=draw(st.sampled_from([STRING, DOUBLE, INT, BOOL])))
+        case 3:
+            return Type("list", element=draw(objects(0)))
+        case 4:
+            return Type("map", element=draw(st.sampled_from([STRING, DOUBLE, INT])))
+        case 5:
+            return draw(objects(1))  # type: ignore[no-any-return]
+    return draw(st.sampled_from(SCALARS))  # type: ignore[no-any-return]
+
+
+@st.composite
+def objects(draw: Draw, deeper: int) -> Type:
+    """Objects with typed fields, `deeper` more levels of them."""
+    names = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True))
+    return Type("object", fields=tuple((name, draw(_field_types(deeper)), draw(st.booleans())) for name in names))
+
+
+def _field_types(deeper: int) -> st.SearchStrategy[Type]:
+    scalars: st.SearchStrategy[Type] = st.sampled_from(SCALARS)
+    return scalars | objects(deeper - 1) if deeper else scalars

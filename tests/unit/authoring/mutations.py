@@ -1,0 +1,122 @@
+"""Rule sets with one literal changed: what a suite that is worth its name must notice.
+
+Every literal of every condition, and of the variables that conditions use, is changed by the least step that means something: a
+number by one in its last written place, up and down; a date and time by a second, a length of time by one of its units, an offset
+by an hour; any other string by a letter at its end; true for false.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from gavel_rules.cel_library import parse
+from gavel_rules.cel_syntax import Constant, Node, children
+from gavel_rules.ruleset import DocumentError, compile_rule_set
+from gavel_rules.suite import Suite
+from gavel_rules.testing import run_cases
+
+_NUMBER: Final = re.compile(r"-?(?:0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
+_TEXT: Final = re.compile(r"""[rR]?(?:'''[\s\S]*?'''|\"{3}[\s\S]*?\"{3}|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
+_LENGTH_OF_TIME: Final = re.compile(r"([0-9]+)((?:h|m|s|ms)[0-9hms]*)")
+_OFFSET: Final = re.compile(r"([+-])([0-9]{2})(:[0-9]{2})")
+
+
+class Mutation(NamedTuple):
+    """A document with one literal changed. `rule_id` is "" for a literal of a variable."""
+
+    data: dict[str, Any]
+    action: str  # the only one that the document still has, "" for all of them
+    rule_id: str
+    change: str  # for people
+
+
+def mutations(data: dict[str, Any]) -> Iterator[Mutation]:
+    """Yield every mutation of a rule set document. One of a rule keeps only that rule's action, so that it compiles fast."""
+    for name, text in data.get("variables", {}).items():
+        for changed, change in _changes(text):
+            yield Mutation({**data, "variables": {**data["variables"], name: changed}}, "", "", f"variable {name}: {change}")
+    for rule in data["rules"]:
+        alone = _only(data, rule["action"])
+        for changed, change in _changes(rule["when"]):
+            rules = [{**one, "when": changed} if one["id"] == rule["id"] else one for one in alone["rules"]]
+            yield Mutation({**alone, "rules": rules}, rule["action"], rule["id"], f"rule {rule['id']}: {change}")
+
+
+def survives(mutation: Mutation, suite: Suite) -> bool:
+    """Whether no case of the suite fails on the mutation. What does not compile could never be deployed, and does not survive."""
+    try:
+        rule_set = compile_rule_set(json.dumps(mutation.data))
+    except DocumentError:
+        return False
+    cases = [case for case in suite.cases if mutation.action in ("", case.part.action or mutation.action)]
+    # Those that this rule decides are the first to notice.
+    cases.sort(key=lambda case: case.part.expect.rule_id != mutation.rule_id)
+    return all(result.passed for result in run_cases(suite._replace(cases=tuple(cases)), rule_set, explained=False))
+
+
+def _only(data: dict[str, Any], action: str) -> dict[str, Any]:
+    """The document with one action and what belongs to it."""
+    alone = {**data, "actions": {action: data["actions"][action]}, "rules": [rule for rule in data["rules"] if rule["action"] == action]}
+    if "derivations" in data:
+        alone["derivations"] = [derivation for derivation in data["derivations"] if derivation["on"]["action"] == action]
+    return alone
+
+
+def _changes(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the text with one literal changed, and the change as people read it."""
+    seen = set()
+    for literal in _literals(parse(text)):
+        match literal.kind:
+            case "bool":
+                found, others = re.compile("true|false").match(text, literal.offset), ["false" if literal.value else "true"]
+            case "int64" | "uint64" | "double":
+                found = _NUMBER.match(text, literal.offset)
+                others = _near(found.group()) if found else []
+            case "string":
+                found, others = _TEXT.match(text, literal.offset), [json.dumps(other) for other in _beside(str(literal.value))]
+            case _:
+                continue
+        # A macro unfolds to literals of its own, which stand nowhere.
+        if found is None or found.start() in seen:
+            continue
+        seen.add(found.start())
+        for other in others:
+            yield text[: found.start()] + other + text[found.end() :], f"{found.group()} to {other}"
+
+
+def _literals(node: Node) -> Iterator[Constant]:
+    if isinstance(node, Constant):
+        yield node
+    for child in children(node):
+        yield from _literals(child)
+
+
+def _near(written: str) -> list[str]:
+    """A number, one more and one less in its last written place."""
+    if written.startswith(("0x", "-0x")):
+        return [str(int(written, 16) + step) for step in (1, -1)]
+    number = Decimal(written)
+    step = Decimal(1).scaleb(int(number.as_tuple().exponent))
+    return [format(number + step, "f"), format(number - step, "f")]
+
+
+def _beside(text: str) -> list[str]:
+    """A string, changed by as little as means something."""
+    length = _LENGTH_OF_TIME.fullmatch(text)
+    if length is not None:
+        return [f"{int(length[1]) + step}{length[2]}" for step in (1, -1)]
+    offset = _OFFSET.fullmatch(text)
+    if offset is not None:
+        return [f"{offset[1]}{int(offset[2]) + step:02}{offset[3]}" for step in (1, -1) if int(offset[2]) + step >= 0]
+    try:
+        moment = datetime.fromisoformat(text) if "T" in text else None
+    except ValueError:
+        moment = None
+    if moment is not None:
+        return [(moment + timedelta(seconds=step)).isoformat() for step in (1, -1)]
+    return [f"{text}x"]

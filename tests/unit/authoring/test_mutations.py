@@ -1,0 +1,77 @@
+"""The shipped suites are tight: any one literal changed in a shipped rule set, and a case fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.suite import read_suite
+from gavel_rules.testing import run_cases
+
+from tests.unit.authoring.mutations import mutations, survives
+from tests.unit.core.driver import document
+
+SETS = Path(__file__).parents[3] / "rules" / "sets"
+SUITES = sorted(SETS.glob("*_test.yaml"))
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_every_literal_matters(path: Path) -> None:
+    """As it is the rule set passes its suite; with any one literal of a condition changed, it does not."""
+    rule_set = compile_rule_set(path.with_name(path.name.replace("_test", "")).read_text(encoding="utf-8"))
+    suite = read_suite(path.read_text(encoding="utf-8"))
+    assert [] == [result.case.name for result in run_cases(suite, rule_set, explained=False) if not result.passed]
+    assert [] == [mutation.change for mutation in mutations(json.loads(rule_set.canonical_json)) if survives(mutation, suite)]
+
+
+def _suite(*amounts: float) -> Any:
+    cases = [
+        {"name": str(amount), "params": {"amount": amount}, "facts": {"status": "sent"}, "expect": {"outcome": outcome}}
+        for amount in amounts
+        for outcome in ["APPROVED" if amount <= 50 else "REJECTED"]
+    ]
+    return read_suite(json.dumps({"gavel": "v1", "tests": "rules.json", "cases": cases}))
+
+
+def test_a_loose_suite_is_found_out() -> None:
+    """A suite that stays away from a threshold does not notice that it moved; one that sits on both sides does."""
+    condition = 'params.amount <= 50.0 && facts.status == "sent"'
+    data = json.loads(document(rules=[{"id": "small", "when": condition, "effect": "approve"}]))
+    changes = {mutation.change: mutation for mutation in mutations(data)}
+    assert {"rule small: 50.0 to 50.1", "rule small: 50.0 to 49.9", 'rule small: "sent" to "sentx"'} == changes.keys()
+    loose, tight = _suite(20.0, 80.0), _suite(50.0, 50.01)
+    assert ["rule small: 50.0 to 50.1", "rule small: 50.0 to 49.9"] == [name for name, one in changes.items() if survives(one, loose)]
+    assert [] == [name for name, one in changes.items() if survives(one, tight)]
+
+
+def test_what_literals_are_changed_to() -> None:
+    """Every kind of literal has its least change; names, operators and what a macro unfolds to have none."""
+    condition = (
+        "params.amount > 1.50 && now.getHours('+02:00') >= 8 && now - timestamp(\"2026-01-01T00:00:00Z\") < duration('36h')"
+        " && [1, 2].exists(n, n == 0x10) && true && params.amount > -7.0"
+    )
+    data = json.loads(document(rules=[{"id": "r", "when": condition, "effect": "approve"}]))
+    assert {
+        "1.50 to 1.51",
+        "1.50 to 1.49",
+        "'+02:00' to \"+03:00\"",
+        "'+02:00' to \"+01:00\"",
+        "8 to 9",
+        "8 to 7",
+        '"2026-01-01T00:00:00Z" to "2026-01-01T00:00:01+00:00"',
+        '"2026-01-01T00:00:00Z" to "2025-12-31T23:59:59+00:00"',
+        "'36h' to \"37h\"",
+        "'36h' to \"35h\"",
+        "1 to 2",
+        "1 to 0",
+        "2 to 3",
+        "2 to 1",
+        "0x10 to 17",
+        "0x10 to 15",
+        "true to false",
+        "-7.0 to -6.9",
+        "-7.0 to -7.1",
+    } == {mutation.change.removeprefix("rule r: ") for mutation in mutations(data)}
