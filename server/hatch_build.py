@@ -28,8 +28,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("proto/gen/python/gavel", "rules/gavel_rules", "server/gavel_server", "client/python/gavel_client")
-# Left out of these packages' hot path: `network`, whose finalizer needs a weak reference; `reasons`, which reads its own names;
-# `limits`, which holds constants alone.
+# Left out of these packages' hot path: `reasons`, which reads its own names; `limits`, which holds constants alone.
 MODULES: Final = {
     "rules/gavel_rules": (
         "arbitration",
@@ -45,6 +44,7 @@ MODULES: Final = {
         "execution",
         "journal",
         "lowering",
+        "network",
         "projection",
         "publication",
         "records",

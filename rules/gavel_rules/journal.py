@@ -16,13 +16,16 @@ class _Missing:
 
 _MISSING: Final = _Missing()
 Undo = Callable[[], None]
+_Entry = tuple[Any, Any, Any] | Undo
 
 
 class Journal:
     """Something that changes by `_put`, `_drop`, `_set` and the like alone, and can go back."""
 
     def __init__(self) -> None:
-        self._journal: list[Undo] = []
+        # What to put back, in a form that costs little to write down: (table, key, old value) of a dict, (collection, item,
+        # whether it was added) of a sorted one, or an action.
+        self._journal: list[_Entry] = []
         self._forgotten = 0  # how many entries commits have dropped: positions count from the first ever
 
     @property
@@ -34,7 +37,20 @@ class Journal:
         """Take back every change since the mark, latest first."""
         keep = max(0, mark - self._forgotten)
         while len(self._journal) > keep:
-            self._journal.pop()()
+            entry = self._journal.pop()
+            if not isinstance(entry, tuple):
+                entry()
+                continue
+            table, key, old = entry
+            if not isinstance(table, dict):
+                if old:
+                    table.remove(key)
+                else:
+                    table.add(key)
+            elif old is _MISSING:
+                del table[key]
+            else:
+                table[key] = old
 
     def commit(self, mark: int | None = None) -> None:
         """Forget how to undo what came before the mark, or everything: it is in the log."""
@@ -52,25 +68,21 @@ class Journal:
         self._journal.append(action)
 
     def _put(self, table: dict[Any, Any], key: object, value: object) -> None:
-        old = table.get(key, _MISSING)
-        if old is _MISSING:
-            self._journal.append(lambda: table.pop(key))
-        else:
-            self._journal.append(lambda: table.__setitem__(key, old))
+        self._journal.append((table, key, table.get(key, _MISSING)))
         table[key] = value
 
     def _drop(self, table: dict[Any, Any], key: object) -> None:
         old = table.pop(key, _MISSING)
         if old is not _MISSING:
-            self._journal.append(lambda: table.__setitem__(key, old))
+            self._journal.append((table, key, old))
 
     def _add_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
         collection.add(item)
-        self._journal.append(lambda: collection.remove(item))
+        self._journal.append((collection, item, True))
 
     def _remove_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
         collection.remove(item)
-        self._journal.append(lambda: collection.add(item))
+        self._journal.append((collection, item, False))
 
     def _set(self, name: str, value: object) -> None:
         old = getattr(self, name)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import durable_rules_engine
+from mypy_extensions import mypyc_attr
 
 from gavel_rules.errors import GavelRulesError, NetworkFaultError
 from gavel_rules.lowering import (
@@ -131,6 +132,7 @@ class Document:
         return "".join(parts)
 
 
+@mypyc_attr(native_class=False)  # compiled or not, it can be referred to weakly
 class Network:
     """One network of the engine. Not for two threads at once."""
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import RetryPolicy
+from mypy_extensions import mypyc_attr
 
 from gavel_rules.case import Case, Reader
 from gavel_rules.conditions import Condition, Environment, presences, reads
@@ -226,6 +227,7 @@ class CompiledAction:
         return tuple(self.rules[index].id for index in indexes)
 
 
+@mypyc_attr(native_class=False)  # compiled or not, it can be referred to weakly
 class CompiledRuleSet:
     """A valid rule set document, compiled."""
 

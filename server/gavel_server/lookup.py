@@ -14,7 +14,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events import DECISION, FACT, OBSERVATION, derived_event_id
 from gavel_rules.evidence import Cited, cited
 
-from gavel_server.log import EventLog
+from gavel_server.log import Entry, EventLog
 
 CITED_MAX: Final = 65_536
 KNOWN_MAX: Final = 65_536
@@ -40,15 +40,26 @@ class Lookup:
         self._known: OrderedDict[str, Known] = OrderedDict()
 
     def note(self, envelope: Envelope) -> None:
-        """Remember a committed event."""
-        number = envelope.sequence_number
-        self._known[envelope.event_id] = Known(number, 0, envelope.trace_id)
+        """Remember a committed event that another server made."""
+        self._note(envelope, 0)
         if envelope.event_category == DECISION and not envelope.decision.previous_decision_id:
             proposal_id = envelope.decision.proposal_id
             proposal = self._known.get(proposal_id)
             if proposal is not None:
-                self._known[proposal_id] = Known(proposal.sequence_number, number, proposal.trace_id)
+                self._known[proposal_id] = Known(proposal.sequence_number, envelope.sequence_number, proposal.trace_id)
+        self._bound()
+
+    def note_all(self, envelopes: Sequence[Envelope], entries: Sequence[Entry]) -> None:
+        """Remember a committed batch of this server, whose entries say by which event each proposal was decided."""
+        for envelope, entry in zip(envelopes, entries, strict=True):
+            self._note(envelope, entry.decision_sequence_number)
+        self._bound()
+
+    def _note(self, envelope: Envelope, decided_by: int) -> None:
+        self._known[envelope.event_id] = Known(envelope.sequence_number, decided_by, envelope.trace_id)
         self.cite(envelope)
+
+    def _bound(self) -> None:
         _bound(self._cited, self.cited_max)
         _bound(self._known, self._known_max)
 

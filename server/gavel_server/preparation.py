@@ -95,6 +95,7 @@ async def _find_citations(sequencer: Sequencer, batch: list[Pending]) -> bool:
     lookup = sequencer.lookup
     cited = lookup.cited
     head = sequencer.replica.state.head
+    references = References(cited=cited)
     uncached: list[int] = []
     behind = False
     for pending in batch:
@@ -105,12 +106,13 @@ async def _find_citations(sequencer: Sequencer, batch: list[Pending]) -> bool:
                     uncached.append(reference.sequence_number)
                     behind = behind or reference.sequence_number > head
             behind = behind or proposal.projection_version > head
-            pending.references = References(cited=cited)
+            pending.references = references
     if uncached:
         fetched = await lookup.fetch_cited(uncached)
+        references = References(cited=ChainMap(fetched, cited))
         for pending in batch:
             if isinstance(pending.command, SubmitProposal):
-                pending.references = References(cited=ChainMap(fetched, cited))
+                pending.references = references
     return behind
 
 

@@ -101,9 +101,7 @@ class Replica:
         self.state.commit(decided.end)
         if decided.entries:
             self.head = decided.head
-            note = self.lookup.note
-            for envelope in decided.envelopes:
-                note(envelope)
+            self.lookup.note_all(decided.envelopes, decided.entries)
             metrics.committed(self.bus, decided.envelopes)
             self.wake_followers()
 
