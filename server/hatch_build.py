@@ -52,6 +52,7 @@ MODULES: Final = {
         "replay",
         "ruleset",
         "schema",
+        "shadow",
         "values",
         "vocabulary",
     ),

@@ -1,25 +1,24 @@
-"""The compiled rule sets that this process has, by digest: none is compiled twice while somebody uses it.
+"""The rule sets that this process has compiled lately, by digest, so that none is compiled twice in a row.
 
-A bus may hold thousands of deployed versions, of which few are in force; each takes compiled some hundred times the memory of
-its text. So the state keeps texts, and here is where they become rule sets: those in use are kept by their users, a few more
-because they were used lately (a decision may outlive the version that made it). Compiling is a pure function of the text, so
-what is found here is what compiling would give; nothing that is decided depends on what is found.
+A bus may hold thousands of deployed versions, of which few are in force; compiled, one takes some hundred times the memory of its
+text. So the state keeps texts, and here is where they become rule sets. What is in force is held by the state; here the last few
+are held besides, for whoever needs one next: a deployment is activated, a decision outlives the version that made it. Compiling is
+a pure function of the text, so what is found here is what compiling would give; nothing that is decided depends on it.
 
 Only canonical texts: the order in which a document declares things is its canonical text's, for every replica.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from typing import Final
 
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
-# Rule sets that are kept although nobody may use them any more.
+# What is held: the last few, and of large ones fewer; the last one always.
 RECENT_RULE_SETS_MAX: Final = 8
+RECENT_TEXT_LENGTH_MAX: Final = 256 * 1024
 
-_in_use: Final[weakref.WeakValueDictionary[str, CompiledRuleSet]] = weakref.WeakValueDictionary()
 _recent: Final[OrderedDict[str, CompiledRuleSet]] = OrderedDict()
 
 
@@ -30,15 +29,18 @@ def compiled(digest: str, canonical_json: str) -> CompiledRuleSet:
 
 def find(digest: str) -> CompiledRuleSet | None:
     """Return the rule set with this digest if it is at hand."""
-    rule_set = _in_use.get(digest)
+    rule_set = _recent.get(digest)
     return None if rule_set is None else keep(rule_set)
 
 
 def keep(rule_set: CompiledRuleSet) -> CompiledRuleSet:
-    """Put a rule set at hand that was compiled from its canonical text, and return the one to use."""
-    rule_set = _in_use.setdefault(rule_set.digest, rule_set)
+    """Put a rule set at hand that was compiled from its canonical text, and return it."""
     _recent[rule_set.digest] = rule_set
     _recent.move_to_end(rule_set.digest)
-    if len(_recent) > RECENT_RULE_SETS_MAX:
+    while len(_recent) > RECENT_RULE_SETS_MAX or (len(_recent) > 1 and _length() > RECENT_TEXT_LENGTH_MAX):
         _recent.popitem(last=False)
     return rule_set
+
+
+def _length() -> int:
+    return sum(len(rule_set.canonical_json) for rule_set in _recent.values())

@@ -101,12 +101,10 @@ class Compiler:
         return _report(child.returncode, child.stdout, child.stderr)
 
 
-async def ready(deployed: DeployedRuleSet) -> CompiledRuleSet:
-    """Compile a deployed version beside the event loop if it is not at hand, so that whoever activates it next does not have to.
-
-    Hold on to the answer until then.
-    """
-    return library.find(deployed.digest) or library.keep(await compile_in_thread(deployed.canonical_json))
+async def ready(deployed: DeployedRuleSet) -> None:
+    """Compile a deployed version beside the event loop if it is not at hand, so that whoever applies its activation finds it."""
+    if library.find(deployed.digest) is None:
+        library.keep(await compile_in_thread(deployed.canonical_json))
 
 
 async def compile_in_thread(text: str, *, canonically: bool = False) -> CompiledRuleSet:

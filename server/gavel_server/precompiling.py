@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Final
 
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules import library
 from gavel_rules.events import SYSTEM_FACT_KEY
 from gavel_rules.projection import State
 from gavel_rules.ruleset import CompiledRuleSet, DocumentError, compile_rule_set
@@ -30,7 +29,6 @@ class Precompiler:
     def __init__(self, *, documents: bool = False) -> None:
         self._documents = documents
         self._document: tuple[str, CompiledRuleSet] | None = None
-        self._activated: CompiledRuleSet | None = None  # held, or it might be forgotten before it is needed
 
     async def before(self, state: State, envelope_bytes: bytes) -> None:
         """Compile what the state's next event needs, if it needs anything that is not at hand."""
@@ -41,8 +39,8 @@ class Precompiler:
             match fact.WhichOneof("system"):
                 case "rule_set_activated":
                     deployed = state.rule_sets.get((fact.rule_set_activated.policy_id, fact.rule_set_activated.version))
-                    if deployed is not None and library.find(deployed.digest) is None:
-                        self._activated = await ready(deployed)
+                    if deployed is not None:
+                        await ready(deployed)
                 case "rule_set_deployed" if self._documents:
                     text = fact.rule_set_deployed.document
                     self._document = text, await compile_in_thread(text)

@@ -82,8 +82,9 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
         command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request), shadow)
         deployed = (await sequencer.settled()).rule_sets.get((request.policy_id, request.version))
-        # Held until it is in force: what is compiled here need not be compiled when the event is applied.
-        _compiled = await ready(deployed) if deployed is not None else None
+        if deployed is not None:
+            # What is compiled here need not be compiled when the event is applied.
+            await ready(deployed)
         return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command)).sequence_number)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: _Context) -> DeactivateRuleSetResponse:

@@ -334,7 +334,7 @@ def test_a_difference_that_was_tampered_with_is_found(tamper: str) -> None:
 
 
 def test_texts_are_compiled_when_they_are_needed() -> None:
-    """A version that is only deployed is not compiled; one that is put in force is compiled once, however often that happens."""
+    """A version that is only deployed is not compiled; one that is put in force again soon is not compiled again."""
     core = Core()
     text = document(version=77)
     deploy(core, text)
@@ -349,10 +349,19 @@ def test_texts_are_compiled_when_they_are_needed() -> None:
 
 
 def test_what_was_used_lately_is_kept_and_no_more() -> None:
-    """Of the rule sets that nobody uses, the library keeps the latest few; those in use are found for as long as they are."""
-    texts = [document(version=1_000 + number) for number in range(library.RECENT_RULE_SETS_MAX + 2)]
-    digests = []
-    for text in texts:
-        rule_set = compiled(text)
-        digests.append(library.compiled(rule_set.digest, rule_set.canonical_json).digest)
-    assert [False, False] + [True] * library.RECENT_RULE_SETS_MAX == [library.find(digest) is not None for digest in digests]
+    """Rule sets that nobody uses are kept at hand by the latest few, and of large ones fewer; the last one always."""
+
+    def still_at_hand(texts: list[str]) -> list[bool]:
+        used = [library.compiled(compiled(text).digest, compiled(text).canonical_json) for text in texts]
+        return [library.find(rule_set.digest) is rule_set for rule_set in used]
+
+    small = [document(version=1_000 + number) for number in range(library.RECENT_RULE_SETS_MAX + 2)]
+    assert [False, False] + [True] * library.RECENT_RULE_SETS_MAX == still_at_hand(small)
+    literals = [f"{'x' * 4_000}{number}" for number in range(40)]
+    rules = [
+        {"id": f"r{number}", "when": f'facts.status == "{literal}" || has(facts.score)', "effect": "approve"}
+        for number, literal in enumerate(literals)
+    ]
+    large = [document(rules=rules, version=2_000 + number) for number in range(3)]
+    assert library.RECENT_TEXT_LENGTH_MAX < 2 * len(large[0]) < 4 * library.RECENT_TEXT_LENGTH_MAX
+    assert [False, False, True] == still_at_hand(large)
