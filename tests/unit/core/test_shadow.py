@@ -10,15 +10,14 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import ShadowDifference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import library
-from gavel_rules.case import Case
 from gavel_rules.commands import ActivateRuleSet, Answer, Command, DeactivateRuleSet, DeployRuleSet, Fault, RuleSetAt
 from gavel_rules.decider import handle
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.events import SYSTEM_PRODUCER, derived_event_id
+from gavel_rules.network import Network
 from gavel_rules.replay import DivergedError
-from gavel_rules.ruleset import CompiledAction, Verdict
 
-from tests.unit.core.driver import RULES, Core, compiled, document, rechained, replayed
+from tests.unit.core.driver import ACTION, RULES, Core, compiled, document, rechained, replayed
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REJECTED = decision_pb2.OUTCOME_REJECTED
@@ -211,16 +210,17 @@ def test_a_shadow_whose_rule_errs() -> None:
 def test_a_shadow_whose_engines_fail(monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
     """Engines that disagree or break on a shadow cost the shadow its verdict, never the decision; a replay does not reproduce it."""
     core = watched(V1, document(version=2))
-    evaluate = CompiledAction.evaluate
+    of_shadow = core.state.shadows["refunds"].rule_set.actions[ACTION]._network
+    match = Network.match
 
-    def failing(action: CompiledAction, case: Case, both: bool) -> Verdict:
-        if action.version == 2:
-            if failure == "breaks":
-                raise NetworkFaultError("the engine is gone")
-            return Verdict((), "", (("delivered",), ()))
-        return evaluate(action, case, both)
+    def failing(network: Network, text: str) -> list[int]:
+        if network is not of_shadow:
+            return match(network, text)
+        if failure == "breaks":
+            raise NetworkFaultError("the engine is gone")
+        return []
 
-    monkeypatch.setattr(CompiledAction, "evaluate", failing)
+    monkeypatch.setattr(Network, "match", failing)
     assert APPROVED == core.approve().decision.outcome
     (difference,) = differences(core)
     assert {"disagrees": "ENGINE_DISAGREEMENT", "breaks": "EVALUATION_ERROR"}[failure] == difference.shadowed.reason_code
