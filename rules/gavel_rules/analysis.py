@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gavel_rules.attributes import ATTRIBUTES, NOW
-from gavel_rules.cases import CaseMaker, Generated, Witness
+from gavel_rules.cases import CASES_TRIED_MAX, CaseMaker, Generated, Witness
+from gavel_rules.constraints import Budget
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, Rule
 from gavel_rules.source import DocumentMessage, Messages, Source
 
@@ -28,9 +29,12 @@ VALUE_LENGTH_MAX: Final = 400
 _WOULD: Final = {"reject": "refuse", "review": "send to a person"}
 
 
-def analyse(rule_set: CompiledRuleSet) -> tuple[DocumentMessage, ...]:
-    """Return the warnings about a rule set's rules, sorted by place. They come beside `CompiledRuleSet.warnings`."""
-    return _Analysis(rule_set).warnings()
+def analyse(rule_set: CompiledRuleSet, cases_tried_max: int = CASES_TRIED_MAX) -> tuple[DocumentMessage, ...]:
+    """Return the warnings about a rule set's rules, sorted by place. They come beside `CompiledRuleSet.warnings`.
+
+    Of each action at most so many cases are tried; where that is too few, a warning says so.
+    """
+    return _Analysis(rule_set, cases_tried_max).warnings()
 
 
 def shown(generated: Generated) -> str:
@@ -63,8 +67,9 @@ def _json(value: object) -> str:
 
 
 class _Analysis:
-    def __init__(self, rule_set: CompiledRuleSet) -> None:
+    def __init__(self, rule_set: CompiledRuleSet, cases_tried_max: int) -> None:
         self._rule_set = rule_set
+        self._cases_tried_max = cases_tried_max
         self._messages = Messages()
         self._source = Source(rule_set.document, Messages())
         data = self._source.data
@@ -73,7 +78,7 @@ class _Analysis:
 
     def warnings(self) -> tuple[DocumentMessage, ...]:
         for name, action in self._rule_set.actions.items():
-            maker = CaseMaker(action)
+            maker = CaseMaker(action, budget=Budget(self._cases_tried_max))
             if maker.base is None:
                 self._not_analysed(name, "no params were found that fit its schema", "give `examples` in the schema")
                 continue

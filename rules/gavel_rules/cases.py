@@ -322,11 +322,14 @@ class CaseMaker:
 
         With `refined`, also through the values at which guards change for what has been chosen so far: slower, and finer.
         """
+        at: Assignment = dict(chosen)
         due: list[list[_Test]] = [[] for _ in order]
         for test in tests:
-            due[max((order.index(path) for path in test.paths), default=0)].append(test)
+            if test.paths:
+                due[max(order.index(path) for path in test.paths)].append(test)
+            elif not test.passes(at):
+                return None  # a guard that reads nothing always comes out the same
         budget = Budget(TRIES_MAX)
-        at: Assignment = dict(chosen)
 
         def search(depth: int) -> Generated | None:
             if depth == len(order):

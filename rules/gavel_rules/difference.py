@@ -27,6 +27,7 @@ from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 
 SWEPT_CASES_MAX: Final = 200  # of one version of an action
 CASES_SHOWN_MAX: Final = 500
+APPROVALS_MAX: Final = 4  # rules that may approve in one version what another rule decides in the other
 OVERTAKEN_MAX: Final = 16  # rules that one edited rule has overtaken, of which a case is looked for
 
 _OUTCOMES: Final = {"approve": "APPROVED", "reject": "REJECTED", "review": "NEEDS_HUMAN_REVIEW"}
@@ -242,12 +243,17 @@ def _meanings(version: CompiledAction) -> list[tuple[str, int, str, str, Node]]:
 
 
 def _around_an_edit(maker: CaseMaker, version: CompiledAction, index: int, other: CompiledAction) -> Iterator[Generated]:
-    """Yield cases that an edited rule decides in its version, and that the other version may well decide otherwise."""
+    """Yield cases that an edited rule decides in its version, and that the other version may well decide otherwise.
+
+    Those come first that the other version may approve: they tell most.
+    """
     ranks = {rule.id: rank for rank, rule in enumerate(other.rules)}
     twin = ranks.get(version.rules[index].id)
     conditions: list[list[Formula]] = [[]]
     if twin is not None:
-        conditions.insert(0, [maker.formula(other, twin, False)])
+        fails = maker.formula(other, twin, False)
+        approvals = [number for number, rule in enumerate(other.rules) if rule.effect == "approve" and number != twin]
+        conditions = [*([fails, maker.formula(other, number, True)] for number in approvals[:APPROVALS_MAX]), [fails], []]
         overtaken = [lower for lower in range(index + 1, len(version.rules)) if ranks.get(version.rules[lower].id, twin) < twin]
         conditions.extend([maker.formula(version, lower, True)] for lower in overtaken[:OVERTAKEN_MAX])
     for also in conditions:

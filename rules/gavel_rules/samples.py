@@ -220,6 +220,8 @@ class Sampler:
     def _arrays(self, schema: dict[str, Any], hints: Hints, path: str, depth: int) -> Iterator[object]:
         items = self.values(schema.get("items", {}), f"{path}[]", depth + 1) if depth < SCHEMA_DEPTH_MAX else []
         least = int(schema.get("minItems", 0))
+        if least > ITEMS_MAX:
+            return
         if not items:
             yield []
             return
@@ -288,7 +290,7 @@ def _numbers(schema: Mapping[str, Any], hints: Hints, whole: bool) -> Iterator[f
         if isinstance(value, int | float):
             tried.extend(near(value, whole))
     multiple = schema.get("multipleOf")
-    if multiple:
+    if multiple and max(map(abs, tried)) / multiple < INTEGER_MAX:
         tried = [multiple, *tried, *(math.floor(value / multiple) * multiple for value in tried)]
         tried.extend([value + multiple for value in tried])
     if not hints.constants:
@@ -317,7 +319,9 @@ def plain(value: float) -> float:
 
 
 def _texts(schema: Mapping[str, Any], hints: Hints) -> Iterator[str]:
-    least = schema.get("minLength", 0)
+    least = int(schema.get("minLength", 0))
+    if least > TEXT_LENGTH_MAX:
+        return
     tried = ["a", "b", ""]
     shaped = matching(schema["pattern"]) if "pattern" in schema else []
     tried[:0] = [*(_moments(hints) if hints.moments else ()), *shaped]

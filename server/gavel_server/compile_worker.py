@@ -1,9 +1,13 @@
 """The child process that compiles one rule set document and tries it out, so that no document can hang or crash a server.
 
 Reads the document from standard input and writes a serialized ValidateRuleSetResponse to standard output. Before it reads, it
-limits its own memory and processor time. A document that compiles is then run on generated cases, on both engines: what
-would stop an engine stops it here. Exit status: 0 with an answer, EXIT_MEMORY without one when memory ran out; a death by
-signal or any other status is for `compiler` to explain. Started by `compiler` alone.
+limits its own memory and processor time. A document that compiles is then run on made cases, on both engines: what would stop
+an engine stops it here. The cases are those that tell its rules apart (`gavel_rules.cases`); how many there are, and what it may
+take to find them, is bounded for the whole document. With ANALYSED as its argument it also looks at how the rules stand to each
+other, for authors; a deployment does not wait for that.
+
+Exit status: 0 with an answer, EXIT_MEMORY without one when memory ran out; a death by signal or any other status is for
+`compiler` to explain. Started by `compiler` alone.
 """
 
 from __future__ import annotations
@@ -12,32 +16,30 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetResponse
 from gavel_rules import ruleset
+from gavel_rules.analysis import analyse
 from gavel_rules.case import Case
+from gavel_rules.cases import CaseMaker, generated_cases
+from gavel_rules.constraints import Budget
+from gavel_rules.errors import CaseError, NetworkFaultError
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 
+ANALYSED: Final = "analysed"
 PROCESSOR_SECONDS_MAX: Final = 10
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
-CASES_PER_ACTION: Final = 16
+# Of one document: how many cases are put to the engines, and how many are tried out to find them.
+CASES_MAX: Final = 1_000
+CASES_TRIED_MAX: Final = 10_000
+SHARE_MIN: Final = 8  # of one action, however many there are
+ANALYSIS_CASES_TRIED_MAX: Final = 20_000
 # What the rest of the event that deploys a rule set takes at most of the largest envelope.
 ENVELOPE_ROOM_BYTES: Final = 4 * 1024
 EXIT_MEMORY: Final = 3
-
-# Values to try where only the type is known.
-_SAMPLES: Final[dict[str, Sequence[object]]] = {
-    "string": ("", "a", "A-1", "EUR"),
-    "number": (0.0, 1.5, -1.0, 1e6),
-    "integer": (0, 1, -1, 1_000_000),
-    "boolean": (True, False),
-    "array": ([],),
-    "object": ({},),
-    "null": (None,),
-}
 
 
 def main() -> int:
@@ -49,7 +51,7 @@ def main() -> int:
     answer = os.dup(1)
     os.dup2(2, 1)
     try:
-        report = report_on(sys.stdin.buffer.read().decode())
+        report = report_on(sys.stdin.buffer.read().decode(), analysed=ANALYSED in sys.argv[1:])
     except MemoryError:
         return EXIT_MEMORY
     with os.fdopen(answer, "wb") as output:
@@ -57,15 +59,18 @@ def main() -> int:
     return 0
 
 
-def report_on(document: str) -> ValidateRuleSetResponse:
-    """Compile a document, try it out, and return what there is to say."""
+def report_on(document: str, analysed: bool) -> ValidateRuleSetResponse:
+    """Compile a document, try it out, and return what there is to say; with `analysed`, also of how its rules stand to each other."""
     try:
         rule_set = compile_rule_set(document)
     except DocumentError as error:
         return ValidateRuleSetResponse(errors=map(_message, error.messages))
     faults = [*_size_faults(document, rule_set), *_engine_faults(rule_set)]
+    warnings = rule_set.warnings
+    if analysed and not faults:
+        warnings = tuple(sorted((*warnings, *analyse(rule_set, _share(rule_set, ANALYSIS_CASES_TRIED_MAX)))))
     return ValidateRuleSetResponse(
-        valid=not faults, errors=faults, warnings=map(_message, rule_set.warnings), digest="" if faults else rule_set.digest
+        valid=not faults, errors=faults, warnings=map(_message, warnings), digest="" if faults else rule_set.digest
     )
 
 
@@ -89,70 +94,35 @@ def _size_faults(document: str, rule_set: CompiledRuleSet) -> Iterator[DocumentM
 
 
 def _engine_faults(rule_set: CompiledRuleSet) -> Iterator[DocumentMessage]:
-    """Yield the actions on which the engines fail or disagree: a fault of Gavel's, found before it can decide anything."""
-    actions = json.loads(rule_set.canonical_json)["actions"]
+    """Yield the actions on which an engine fails, or the two disagree: a fault of Gavel's, found before it can decide anything."""
     for action_type, action in rule_set.actions.items():
-        for case in _cases(action, actions[action_type]["params"]):
-            verdict = action.evaluate(case, True)
-            if verdict.disagreement is not None:
+        action.start()
+        maker = CaseMaker(action, budget=Budget(_share(rule_set, CASES_TRIED_MAX)))
+        for made in generated_cases(action, _share(rule_set, CASES_MAX), maker):
+            fault = _fault(action, made.case)
+            if fault:
                 yield DocumentMessage(
                     line=1,
                     column=1,
                     code="engine-disagreement",
-                    message=f"the two rule engines disagree about {action_type} with params {json.dumps(case.params, sort_keys=True)}",
+                    message=f"{fault} about {action_type} with params {json.dumps(made.params, sort_keys=True)}",
                     suggestion="this is a fault of Gavel's: report it with the document, and word the action's conditions otherwise",
                 )
                 break
 
 
-def _cases(action: CompiledAction, schema: dict[str, Any]) -> Iterator[Case]:
-    """Yield cases whose params fit the action's schema, with facts of their declared types; optional ones come and go."""
-    for index in range(CASES_PER_ACTION):
-        params = {
-            name: value
-            for position, (name, part) in enumerate(sorted(schema.get("properties", {}).items()))
-            if name in schema.get("required", ()) or (index >> position % 4) & 1
-            for value in [_sample(part, index + position)]
-        }
-        if action.violations(params):
-            continue
-        yield Case(
-            params=action.typed_params(params),
-            facts={
-                fact.name: _sample({"type": fact.value_type}, index + position)
-                for position, fact in enumerate(action.facts)
-                if not fact.optional or (index >> position % 4) & 1
-            },
-            risk=index / CASES_PER_ACTION,
-            cost=float(index),
-            confidence=1.0 - index / CASES_PER_ACTION,
-            priority=index,
-            expected_outcome="",
-            subject="order/1",
-            producer_type="AGENT",
-            producer_id="agent",
-            producer_version="",
-            evidence_count=len(action.facts),
-            evidence_worst_trust=1 + index % 3,
-            evidence_oldest_age_ms=index * 1000,
-            consecutive_rejections=index % 4,
-            now_ms=1_700_000_000_000 + index,
-        )
+def _share(rule_set: CompiledRuleSet, whole: int) -> int:
+    """Return what one action may take of what the whole document may."""
+    return max(SHARE_MIN, whole // len(rule_set.actions))
 
 
-def _sample(part: Any, index: int) -> object:
-    """Return a value for a schema that says its values or its type; None for one that does not."""
-    if not isinstance(part, dict):
-        return None
-    if "const" in part:
-        return part["const"]
-    values = part.get("enum") or part.get("examples") or _SAMPLES.get(str(part.get("type")), (None,))
-    value: object = values[index % len(values)]
-    if not isinstance(value, bool) and isinstance(value, int | float):
-        least = part.get("minimum", part.get("exclusiveMinimum"))
-        if isinstance(least, int | float) and value <= least:
-            value = least + 1 + index
-    return value
+def _fault(action: CompiledAction, case: Case) -> str:
+    """Return what goes wrong when both engines are asked, together and each alone; "" when nothing does."""
+    try:
+        verdicts = {action.evaluate(case, True), action.evaluate(case, False), action.evaluate_reference(case)}
+    except (NetworkFaultError, CaseError) as error:
+        return f"an engine fails ({error}) when asked"
+    return "the two rule engines disagree" if len(verdicts) > 1 or any(verdict.disagreement for verdict in verdicts) else ""
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.records import DeployedRuleSet
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
-from gavel_server.compile_worker import EXIT_MEMORY, MEMORY_BYTES_MAX
+from gavel_server.compile_worker import ANALYSED, EXIT_MEMORY, MEMORY_BYTES_MAX
 from gavel_server.errors import ServiceError, invalid
 
 TIME_LIMIT_MS: Final = 10_000
@@ -48,9 +48,10 @@ class Compiler:
         self._free = asyncio.Semaphore(COMPILES_MAX)
         self._callers = 0
 
-    async def check(self, document: str) -> ValidateRuleSetResponse:
+    async def check(self, document: str, analysed: bool = False) -> ValidateRuleSetResponse:
         """Compile a document in a child process and try it out there; return everything there is to say about it.
 
+        With `analysed`, the warnings also say how its rules stand to each other, which takes its time.
         Raises ServiceError: INVALID_REQUEST, COMPILE_LIMIT_EXCEEDED, QUEUE_FULL, INTERNAL.
         """
         encoded = document.encode()
@@ -64,7 +65,7 @@ class Compiler:
         self._callers += 1
         try:
             async with self._free:
-                return await self._run_child(encoded)
+                return await self._run_child(encoded, analysed)
         finally:
             self._callers -= 1
 
@@ -83,13 +84,13 @@ class Compiler:
             raise ServiceError(error_pb2.ERROR_REASON_INVALID_RULE_SET, f"{place}: {description}{more}", violations)
         return library.find(report.digest) or library.keep(await compile_in_thread(document, canonically=True))
 
-    async def _run_child(self, document: bytes) -> ValidateRuleSetResponse:
+    async def _run_child(self, document: bytes, analysed: bool) -> ValidateRuleSetResponse:
         # `subprocess` starts the child by vfork, which runs no fork handlers; the event loop's own way would run gRPC's, in a
         # process whose other threads are inside gRPC.
         try:
             child = await asyncio.to_thread(
                 subprocess.run,
-                _COMMAND,
+                (*_COMMAND, *((ANALYSED,) if analysed else ())),
                 input=document,
                 capture_output=True,
                 timeout=self._time_limit_ms / 1000,

@@ -105,7 +105,7 @@ def _known(error: Exception) -> tuple[str, int] | None:
 
 
 def _gather() -> None:
-    from gavel_server.cli import authoring, consuming, demonstrating, proposing, reading, replaying, rollout, rules, serving
+    from gavel_server.cli import authoring, consuming, demonstrating, proposing, reading, replaying, rollout, rule_analysis, rules, serving
 
     for name, command in (
         ("serve", serving.serve),
@@ -129,6 +129,9 @@ def _gather() -> None:
     rules.rules.command("simulate")(rollout.simulate)
     rules.rules.command("shadow")(rollout.shadow)
     rules.rules.command("rollback")(rollout.rollback)
+    rules.rules.command("diff")(rule_analysis.diff)
+    rules.rules.command("graph")(rule_analysis.graph)
+    rules.rules.command("bench")(rule_analysis.bench)
     app.add_typer(rules.rules, name="rules")
 
 

@@ -59,7 +59,7 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: _Context) -> ValidateRuleSetResponse:
         """Compile a document and report every mistake."""
         await self._buses.get(request.bus)
-        return await self._compiler.check(request.document)
+        return await self._compiler.check(request.document, analysed=True)
 
     async def DeployRuleSet(self, request: DeployRuleSetRequest, context: _Context) -> DeployRuleSetResponse:
         """Record a version."""

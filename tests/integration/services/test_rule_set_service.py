@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -364,7 +367,10 @@ async def test_compiling_is_limited_in_time() -> None:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("import gavel_server.compile_worker as w, sys; w.report_on = lambda text: 'x' * (1 << 40); sys.exit(w.main())", "memory"),
+        (
+            "import gavel_server.compile_worker as w, sys; w.report_on = lambda text, analysed: 'x' * (1 << 40); sys.exit(w.main())",
+            "memory",
+        ),
         ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
     ],
 )
@@ -375,6 +381,47 @@ async def test_child_that_dies_is_a_limit(monkeypatch: pytest.MonkeyPatch, progr
         await Compiler().check(RULE_SET)
 
     assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def workers() -> list[int]:
+    """The process ids of this process's compiler children."""
+    children = [child for task in Path("/proc/self/task").glob("*/children") for child in task.read_text(encoding="ascii").split()]
+    return [int(child) for child in children if b"gavel_server.compile_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+async def worker() -> int:
+    """Wait for this process's compiler child, and return its process id."""
+    while not (found := workers()):  # noqa: ASYNC110  # a process table sets no event
+        await asyncio.sleep(0.001)
+    return found[0]
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV, signal.SIGXCPU])
+async def test_deployment_whose_child_is_killed(world: World, sent: signal.Signals) -> None:
+    """A deployment whose compiler is killed is refused as COMPILE_LIMIT_EXCEEDED and leaves nothing; the server goes on."""
+    deploying = asyncio.create_task(refusal(deploy(world)))
+    os.kill(await worker(), sent)
+    heard = await deploying
+
+    assert (heard.code, heard.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_LIMIT_EXCEEDED")
+    assert sent.name in heard.message
+    assert await world.head() == 1
+    assert await deploy(world) == 2
+
+
+async def test_compiler_that_hangs() -> None:
+    """A child that hangs, here because it is stopped, is given up at the time limit and is gone; the next one compiles."""
+    compiling = Compiler(time_limit_ms=3_000)
+    checking = asyncio.create_task(compiling.check(RULE_SET))
+    child = await worker()
+    os.kill(child, signal.SIGSTOP)
+
+    with pytest.raises(ServiceError, match="took longer than 3000 ms") as caught:
+        await checking
+
+    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert child not in workers()
+    assert (await Compiler().check(RULE_SET)).valid
 
 
 async def test_child_with_a_bug_is_internal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,6 +448,20 @@ async def test_callers_that_wait_are_limited() -> None:
 
     assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await compiling.check(RULE_SET)).valid
+
+
+async def test_validation_analyses_and_deployment_does_not_wait(world: World) -> None:
+    """ValidateRuleSet warns of a rule that never decides, with its place; the same document deploys without that."""
+    document = (
+        RULE_SET
+        + "  - {id: never, action: refund.create, priority: 2, when: params.amount < 1.0 && params.amount > 1.0, effect: approve}\n"
+    )
+    report = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document))
+
+    assert report.valid
+    assert [(warning.code, warning.line) for warning in report.warnings] == [("unreachable-rule", document.count("\n"))]
+    assert [warning.code for warning in (await Compiler().check(document)).warnings] == []
+    assert await deploy(world, document) == 2
 
 
 async def test_warnings_come_with_a_valid_document(world: World) -> None:

@@ -134,3 +134,54 @@ def test_no_params_no_cases(action: Make) -> None:
     """Where no params are found that fit the schema there are no cases."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "minProperties": 5}
     assert generated_cases(action("params.a == 'x'", params=schema), 10) == []
+
+
+def schemas(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
+    """Schemas of every kind, as odd as the specification allows."""
+    numbers = st.sampled_from([0, 1, -1, 2.0, 0.01, 5e-324, 2**40, 3, 2**53 - 1])
+    sizes = st.sampled_from([0, 1, 3, 2**40])
+    scalars = st.one_of(
+        st.fixed_dictionaries({"enum": st.lists(st.sampled_from([1, 1.0, True, "a", None, [1], {"b": 2}]), min_size=1, unique_by=repr)}),
+        st.fixed_dictionaries({"const": st.sampled_from(["x", 7, None])}),
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["number", "integer"])},
+            optional={"minimum": numbers, "exclusiveMaximum": numbers, "multipleOf": st.sampled_from([0.01, 3, 5e-324])},
+        ),
+        st.fixed_dictionaries(
+            {"type": st.sampled_from(["string", "boolean", "null", ["string", "null"]])},
+            optional={"minLength": sizes, "maxLength": sizes, "pattern": st.sampled_from(["^[A-Z]+$", "a|b", "[^a]{3}"])},
+        ),
+    )
+    if not depth:
+        return scalars
+    inner = schemas(depth - 1)
+    return st.one_of(
+        scalars,
+        st.fixed_dictionaries(
+            {"type": st.just("array")}, optional={"items": st.one_of(inner, st.booleans()), "minItems": sizes, "uniqueItems": st.booleans()}
+        ),
+        st.fixed_dictionaries({"type": st.just("object")}, optional={"additionalProperties": inner, "minProperties": sizes}),
+        st.builds(lambda parts: {"anyOf": parts}, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(lambda parts: {"allOf": parts}, st.lists(inner, min_size=1, max_size=2)),
+        objects(inner),
+    )
+
+
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects with properties of any name, some of which must be there."""
+    names = ["a", "b.c", "a b", "[]", "if", "$defs"]
+    return st.builds(
+        lambda properties, required: {"type": "object", "properties": properties, "required": required},
+        st.dictionaries(st.sampled_from(names), inner, max_size=3),
+        st.lists(st.sampled_from(names), max_size=2, unique=True),
+    )
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(schema=objects(schemas()))
+def test_odd_schemas(action: Make, schema: dict[str, Any]) -> None:
+    """Whatever a schema says, every case that is made fits it, and the engines agree on it."""
+    compiled = action("proposal.risk > 0.5", "subject.id == 'x' || 1 + 1 == 3", "double(proposal.priority) * 2.0 > 9.0", params=schema)
+    for generated in generated_cases(compiled, 30):
+        assert compiled.violations(generated.params) == ()
+        assert compiled.evaluate(generated.case, both=True) == compiled.evaluate_reference(generated.case)
