@@ -92,7 +92,7 @@ def test_schema_bounds_are_used(action: Make) -> None:
         assert CaseMaker(action(condition, params=schema)).decided_by(0).impossible
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(conditions=st.lists(CONDITIONS, min_size=2, max_size=5), cases=st.lists(CASES, min_size=6, max_size=6))
 def test_proofs_and_witnesses_hold(
     action: Make, case: Callable[..., Case], conditions: list[str], cases: list[tuple[dict[str, Any], ...]]
@@ -177,7 +177,7 @@ def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(schema=objects(schemas()))
 def test_odd_schemas(action: Make, schema: dict[str, Any]) -> None:
     """Whatever a schema says, every case that is made fits it, and the engines agree on it."""
