@@ -42,6 +42,7 @@ class Condition:
     source: str
     tree: Node
     written: str
+    result: str  # its type as the library names it: "BOOL", "DOUBLE", "STRING", "DYN", …
 
 
 class Environment:
@@ -85,8 +86,9 @@ class Environment:
     ) -> Condition | None:
         """Return the checked expression, or None with everything that is wrong reported.
 
-        `result` is the type that it should have, "" for any. `open_names` stand for something that could not be read: what
-        can be said without them is reported, and there is no answer. `variables` are the document's, for suggestions.
+        `result` is the type that it should have, "SCALAR" for a string, number or boolean, "" for any. `open_names` stand for
+        something that could not be read: what can be said without them is reported, and there is no answer. `variables` are the
+        document's, for suggestions.
         """
         reports = 0
 
@@ -113,11 +115,11 @@ class Environment:
             return None
         open_params = self.scope["params"].kind == "dyn"  # the schema is broken, so nothing can be said about this
         given = compiled.return_type().name()
-        if result and not reports and not open_params and given != result:
+        if result and not reports and not open_params and given not in _RESULTS.get(result, (result,)):
             note(0, *_wrong_result(given.lower(), result.lower()))
         if not reports and not self._nests(source):
             note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
-        return None if reports else Condition(text, source, decode(compiled.serialize()), text if written is None else written)
+        return None if reports else Condition(text, source, decode(compiled.serialize()), text if written is None else written, given)
 
     def _nests(self, source: str) -> bool:
         """Whether the expression still compiles inside the list and the guard that evaluation puts it in."""
@@ -130,7 +132,18 @@ class Environment:
 
 def _wrong_result(given: str, wanted: str) -> tuple[str, str, str]:
     """Return (code, message, suggestion) for an expression of another type than its place asks for."""
-    return f"not-{wanted}", f"the expression gives {given}, not {wanted}", "compare it with something" if wanted == "bool" else ""
+    named = _NAMED_RESULTS.get(wanted, wanted)
+    return f"not-{wanted}", f"the expression gives {given}, not {named}", _TOWARDS.get(wanted, "")
+
+
+_RESULTS: Final[Mapping[str, tuple[str, ...]]] = {"SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN")}
+_NAMED_RESULTS: Final[Mapping[str, str]] = {"scalar": "a string, number or boolean"}
+_TOWARDS: Final[Mapping[str, str]] = {
+    "bool": "compare it with something",
+    "double": "write 1.0 instead of 1, or double(x)",
+    "string": "string(x) gives one",
+    "scalar": "a fact's value is one of these",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +264,7 @@ class _Analysis:
         root = place.path[0]
         if root in PRESENCE_MAPS:
             self._presence_tests.add(place.offset)
-        elif root in self._scope:
+        elif root in self._scope and place.type.kind != "dyn":
             self._note(place.offset, "needless-has", f"{_dotted(tested)} is always there", "remove has()")
         self._check_guarded(place, known)
 

@@ -1,11 +1,14 @@
-"""Facts from executions: derive(EXECUTION, DECISION) -> facts (seeds 002 §4.7.3, §7.2).
+"""Facts from executions: derive(EXECUTION, DECISION, its rule set) -> facts (seeds 002 §4.7.3, §7.2).
 
-Pure, versioned, and without any other input. The fact derivation reactor calls it and publishes what it returns; the
-server calls it again on append and refuses any difference; a replay does the same.
+Pure, versioned, and without any other input. The rules are one that is built in and those of the rule set that made the
+decision, whatever is in force now. The fact derivation reactor calls it and publishes what it returns; the server calls it
+again on append and refuses any difference; a replay does the same. A rule of a rule set that fails gives no fact: the built-in
+one is always there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
@@ -15,34 +18,54 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.fact_pb2 import Fact
 from google.protobuf.struct_pb2 import Value
 
+from gavel_rules.derivation_rules import STATUS_PREFIX, DerivationRule
 from gavel_rules.events import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION, derived_event_id
+from gavel_rules.ruleset import CompiledRuleSet
+from gavel_rules.values import python_to_value
 
 STATUS_RULE_ID: Final = "gavel.execution-status"
 STATUS_RULE_VERSION: Final = 1
 
-_STATUS_PREFIX: Final = "EXECUTION_STATUS_"
 
-
-def derive(execution: Envelope, decision: Envelope) -> tuple[Envelope, ...]:
+def derive(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> tuple[Envelope, ...]:
     """Return the facts that follow from a report of an execution, as envelopes ready to publish.
 
-    `execution` and `decision` are events of the log; the report is one of the decision's. STARTED derives nothing;
-    every other status at least one fact, so no execution leaves a gap (seeds 002 §7.2).
+    `execution` and `decision` are events of the log; the report is one of the decision's, and `rule_set` the one of the
+    decision's `rule_set_digest`, None where that is empty. STARTED derives nothing; every other status at least one fact, so
+    no execution leaves a gap (seeds 002 §7.2).
     """
     report = execution.execution
     if report.status == execution_pb2.EXECUTION_STATUS_STARTED:
         return ()
-    return (
-        _fact(
-            execution,
-            decision,
-            key=f"execution.{decision.decision.action_type}.status",
-            value=Value(string_value=ExecutionStatus.Name(report.status).removeprefix(_STATUS_PREFIX)),
-            rule_id=STATUS_RULE_ID,
-            rule_version=STATUS_RULE_VERSION,
-            ordinal=0,
-        ),
+    status = _fact(
+        execution,
+        decision,
+        key=f"execution.{decision.decision.action_type}.status",
+        value=Value(string_value=ExecutionStatus.Name(report.status).removeprefix(STATUS_PREFIX)),
+        rule_id=STATUS_RULE_ID,
+        rule_version=STATUS_RULE_VERSION,
     )
+    if rule_set is None or not rule_set.derivations:
+        return (status,)
+    facts = [status]
+    for rule in _rules(execution, decision, rule_set):
+        value = rule.value(execution, decision)
+        if value is not None:
+            facts.append(_fact(execution, decision, key=rule.key, value=python_to_value(value), rule_id=rule.id, rule_version=rule.version))
+    return tuple(facts)
+
+
+def failures(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> list[DerivationRule]:
+    """Return the rules of a rule set that give no fact although they are about this report. Arguments as for `derive`."""
+    if rule_set is None:
+        return []
+    return [rule for rule in _rules(execution, decision, rule_set) if rule.value(execution, decision) is None]
+
+
+def _rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet) -> Iterator[DerivationRule]:
+    for rule in rule_set.derivations:
+        if rule.status == execution.execution.status and rule.action_type == decision.decision.action_type:
+            yield rule
 
 
 def is_derived(fact: Fact) -> bool:
@@ -50,10 +73,10 @@ def is_derived(fact: Fact) -> bool:
     return bool(fact.decision_id or fact.execution_id or fact.derivation_rule_id or fact.derivation_rule_version)
 
 
-def _fact(execution: Envelope, decision: Envelope, *, key: str, value: Value, rule_id: str, rule_version: int, ordinal: int) -> Envelope:
+def _fact(execution: Envelope, decision: Envelope, *, key: str, value: Value, rule_id: str, rule_version: int) -> Envelope:
     return Envelope(
         schema_version=SCHEMA_VERSION,
-        event_id=derived_event_id(execution.event_id, execution.sequence_number, f"fact:{rule_id}", ordinal),
+        event_id=derived_event_id(execution.event_id, execution.sequence_number, f"fact:{rule_id}"),
         event_category=FACT,
         event_name="FactDerived",
         occurred_at=execution.recorded_at,

@@ -1,7 +1,7 @@
 """A rule set document: its shape, its identity, and every mistake in it at once (seeds 002 §6.2).
 
 This module knows the document's form: keys, types, names, limits, and how rules refer to actions. What conditions mean is
-left to `conditions`. Features that Gavel does not have yet are refused by name rather than obeyed by half.
+left to `conditions`. What this build cannot obey is checked all the same, and refused by name rather than obeyed by half.
 
 A document's digest is SHA-256 over its canonical JSON (RFC 8785): layout, comments and the order of keys do not matter.
 """
@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from gavel_rules.cel_library import FUNCTIONS
 from gavel_rules.errors import GavelRulesError
+from gavel_rules.events import GAVEL
 from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX, VERSION_LENGTH_MAX
 from gavel_rules.reasons import RESERVED
 from gavel_rules.schema import suggestion
@@ -29,6 +30,7 @@ from gavel_rules.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, spellable
 
 RULES_MAX: Final = 2_000
 VARIABLES_MAX: Final = 200
+DERIVATIONS_MAX: Final = 200
 RULES_PER_ACTION_MAX: Final = 500
 ACTIONS_MAX: Final = 200
 FACTS_PER_ACTION_MAX: Final = 64
@@ -38,14 +40,17 @@ DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
 DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
 ATTEMPTS_MAX: Final = 100
 VERSIONS_MAX: Final = 32
+COMPENSATION_PARAMS_MAX: Final = 64
 REJECTION_LIMIT_MAX: Final = 1_000
 
 DECISION_TTL_MS_DEFAULT: Final = 60_000
 
-# Keys of the language that this build does not have, by where they would stand.
-_NOT_SUPPORTED: Final[Mapping[str, frozenset[str]]] = {
-    "document": frozenset({"derivations"}),
-    "action": frozenset({"contest_window_ms", "score", "compensation", "rejection_limits"}),
+# Keys of an action that are checked like all others, but that this build cannot obey: what each is for, and its value that
+# asks for nothing. Never half obeyed: a document that uses one is refused.
+_NOT_IN_THIS_RELEASE: Final[Mapping[str, tuple[str, object]]] = {
+    "contest_window_ms": ("contests between proposals", 0),
+    "compensation": ("compensations", None),
+    "rejection_limits": ("limits for each class of rejections", None),
 }
 
 
@@ -62,6 +67,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 ActionType = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=ACTION_TYPE_LENGTH_MAX)]
 FactKey = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=FACT_KEY_LENGTH_MAX)]
 Milliseconds = Annotated[int, Field(gt=0, le=DURATION_MS_MAX)]
+RejectionLimit = Annotated[int, Field(ge=1, le=REJECTION_LIMIT_MAX)]
 # What a VersionBinding can carry; one version, or all that will do.
 Version = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]+$", min_length=1, max_length=VERSION_LENGTH_MAX)]
 Versions = Annotated[
@@ -131,6 +137,26 @@ class VersionsPart(_Part):
     """Of the schema of the producer's own state."""
 
 
+class CompensationPart(_Part):
+    """The action that makes a half-done execution good, with CEL for each of its params."""
+
+    action: ActionType
+    """The action that compensates; it may belong to another rule set."""
+    params: Annotated[dict[str, Condition], Field(max_length=COMPENSATION_PARAMS_MAX)] = {}
+    """Its params: CEL over `execution` and `params`."""
+
+
+class RejectionLimitsPart(_Part):
+    """Rejections in a row before a person is called, for each class of reason codes."""
+
+    evidence: RejectionLimit | None = None
+    """Of refusals for lack of evidence."""
+    policy: RejectionLimit | None = None
+    """Of refusals by rules."""
+    conflict: RejectionLimit | None = None
+    """Of refusals because of other proposals."""
+
+
 class ActionPart(_Part):
     """An action that the rule set governs."""
 
@@ -142,8 +168,16 @@ class ActionPart(_Part):
     """What only one live approval may hold: CEL that gives a string."""
     decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
     """How long after an approval it may be started, in milliseconds."""
-    rejection_limit: Annotated[int, Field(ge=1, le=REJECTION_LIMIT_MAX)] | None = None
+    rejection_limit: RejectionLimit | None = None
     """Rejections in a row of a trace before a person is called. Default: 3."""
+    rejection_limits: RejectionLimitsPart | None = None
+    """The same for each class of reason codes. Checked, but not in this release."""
+    score: Condition | None = None
+    """What ranks proposals that compete: CEL that gives a double."""
+    contest_window_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
+    """How long competing proposals are waited for, in milliseconds. Over 0 it is checked, but not in this release."""
+    compensation: CompensationPart | None = None
+    """What makes a half-done execution good. Checked, but not in this release."""
     retry: RetryPart = RetryPart()
     """How executors may try again. Default: not at all."""
     on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None
@@ -169,6 +203,30 @@ class RulePart(_Part):
     """What agents react to, like ORDER_CANCELLED. With reject and review, and only with them."""
 
 
+class OnPart(_Part):
+    """Which reports a derivation is about."""
+
+    action: ActionType
+    """The action that was carried out."""
+    status: Literal["SUCCESS", "FAILED", "PARTIAL", "TIMEOUT", "ABORTED"]
+    """How it ended."""
+
+
+class DerivationPart(_Part):
+    """A fact that follows from the report of an execution (seeds 002 §7.2)."""
+
+    id: Name
+    """Unique among the derivations; the facts bear it."""
+    version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    """Raise it when the value changes; the facts bear it."""
+    on: OnPart
+    """Which reports the fact follows from."""
+    key: FactKey
+    """Key of the fact; its subject is the decision's."""
+    value: Condition
+    """Its value: CEL that gives a string, number or boolean."""
+
+
 class RuleSetPart(_Part):
     """A whole document."""
 
@@ -184,6 +242,8 @@ class RuleSetPart(_Part):
     """What the rule set governs, by action type."""
     rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
     """The rules of all actions."""
+    derivations: Annotated[list[DerivationPart], Field(max_length=DERIVATIONS_MAX)] = []
+    """Facts that follow from reports of executions."""
     variables: Annotated[dict[str, Condition], Field(max_length=VARIABLES_MAX)] = {}
     """Named CEL expressions for use in other expressions."""
 
@@ -216,11 +276,12 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
         if not len(messages):
             messages.add(source.place(()), "wrong-type", "a rule set document is a mapping", "start with `gavel: v1`")
         return None
-    data = _without_unsupported(source, messages)
-    part = _Salvage(source, messages).read(RuleSetPart, data, ())
+    part = _Salvage(source, messages).read(RuleSetPart, source.data, ())
     assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
+    _refuse_later_releases(part, source, messages)
     _check_names(part, source, messages)
     _check_rules(part, source, messages)
+    _check_derivations(part, source, messages)
     return part
 
 
@@ -257,9 +318,10 @@ class _Salvage:
         return model.model_construct(_fields_set=set(data), **sound)
 
     def _read_parts(self, model: type[_Part], data: object, path: Path) -> object:
-        if model in (RetryPart, VersionsPart):
-            return self.read(model, data, path) or model.model_construct()
-        if model is RulePart:
+        if model in _SINGLE_PARTS:
+            # What is no mapping has been reported with the part around it.
+            return (self.read(model, data, path) if isinstance(data, dict) else None) or model.model_construct()
+        if model in (RulePart, DerivationPart):
             return [self.read(model, item, (*path, index)) for index, item in enumerate(data)] if isinstance(data, list) else []
         if not isinstance(data, dict):
             return {}
@@ -277,22 +339,12 @@ def _named(path: Path) -> str:
     return ".".join(map(str, path)) or "the document"
 
 
-def _without_unsupported(source: Source, messages: Messages) -> dict[str, object]:
-    """Return the data without what this build does not have, each reported by name."""
-
-    def strip(value: object, place: str, path: Path) -> object:
-        if not isinstance(value, dict):
-            return value
-        for name in sorted(_NOT_SUPPORTED[place] & value.keys()):
-            messages.add(source.key_place((*path, name)), "not-supported", f"{name} is not supported yet", "remove it")
-        return {name: item for name, item in value.items() if name not in _NOT_SUPPORTED[place]}
-
-    data = strip(source.data, "document", ())
-    assert isinstance(data, dict)  # noqa: S101  # read_document has looked
-    actions = data.get("actions")
-    if isinstance(actions, dict):
-        data["actions"] = {name: strip(action, "action", ("actions", name)) for name, action in actions.items()}
-    return data
+def _refuse_later_releases(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    for name, action in _actions(part).items():
+        for key, (feature, nothing) in _NOT_IN_THIS_RELEASE.items():
+            if key in action.model_fields_set and getattr(action, key, nothing) != nothing:
+                place = source.key_place(("actions", name, key))
+                messages.add(place, "not-in-this-release", f"{key}: {feature} are not in this release", "remove it")
 
 
 # What pydantic calls a mistake -> our code. Anything else is a wrong type.
@@ -311,9 +363,17 @@ _CODES: Final[Mapping[str, str]] = {
     "less_than_equal": "out-of-range",
 }
 _PARTS_OF: Final[Mapping[type[_Part], Mapping[str, type[_Part]]]] = {
-    RuleSetPart: {"actions": ActionPart, "rules": RulePart},
-    ActionPart: {"facts": FactPart, "retry": RetryPart, "versions": VersionsPart},
+    RuleSetPart: {"actions": ActionPart, "rules": RulePart, "derivations": DerivationPart},
+    ActionPart: {
+        "facts": FactPart,
+        "retry": RetryPart,
+        "versions": VersionsPart,
+        "rejection_limits": RejectionLimitsPart,
+        "compensation": CompensationPart,
+    },
+    DerivationPart: {"on": OnPart},
 }
+_SINGLE_PARTS: Final = (RetryPart, VersionsPart, RejectionLimitsPart, CompensationPart, OnPart)
 
 
 def code_of_mistake(kind: str) -> str:
@@ -399,12 +459,50 @@ def _check_rules(part: RuleSetPart, source: Source, messages: Messages) -> None:
             )
 
 
-def _check_id(rule_id: str | None, ids: set[str], path: Path, source: Source, messages: Messages) -> None:
-    if rule_id is None:
+def _check_derivations(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    actions = sorted(_actions(part))
+    ids: set[str] = set()
+    places: dict[tuple[object, ...], str] = {}
+    for index, derivation in enumerate(getattr(part, "derivations", ())):
+        if derivation is None:
+            continue
+        path: Path = ("derivations", index)
+        derivation_id = getattr(derivation, "id", None)
+        _check_id(derivation_id, ids, path, source, messages, "derivation")
+        if derivation_id is not None and derivation_id.startswith(f"{GAVEL}."):
+            messages.add(
+                source.place((*path, "id")), "reserved-name", f"ids that begin with {GAVEL}. are Gavel's own", "choose another one"
+            )
+        key = getattr(derivation, "key", None)
+        if key is not None and key.startswith(_RESERVED_KEYS):
+            message = f"the key {key} is Gavel's own, like all that begin with {' or '.join(_RESERVED_KEYS)}"
+            messages.add(source.place((*path, "key")), "reserved-name", message, "choose another one")
+        on = getattr(derivation, "on", None)
+        action, status = getattr(on, "action", None), getattr(on, "status", None)
+        if action is not None and action not in actions:
+            _report_undeclared(action, (*path, "on", "action"), actions, source, messages)
+        if None not in (action, status, key):
+            other = places.setdefault((action, status, key), derivation_id or f"number {index}")
+            if other != (derivation_id or f"number {index}"):
+                message = f"derivation {other} gives {key} for this action and status too"
+                messages.add(source.place((*path, "key")), "duplicate-derivation", message, "one report gives a key one value")
+
+
+# Keys of facts that Gavel publishes itself: about itself, and for every execution.
+_RESERVED_KEYS: Final = (f"{GAVEL}.", "execution.")
+
+
+def _report_undeclared(action: str, path: Path, actions: list[str], source: Source, messages: Messages) -> None:
+    message = f"the action {action} is not declared under `actions`"
+    messages.add(source.place(path), "undeclared-action", message, suggestion(action, actions))
+
+
+def _check_id(own_id: str | None, ids: set[str], path: Path, source: Source, messages: Messages, kind: str = "rule") -> None:
+    if own_id is None:
         return
-    if rule_id in ids:
-        messages.add(source.place((*path, "id")), "duplicate-id", f"another rule has the id {rule_id}", "ids are unique in a rule set")
-    ids.add(rule_id)
+    if own_id in ids:
+        messages.add(source.place((*path, "id")), "duplicate-id", f"another {kind} has the id {own_id}", "ids are unique in a rule set")
+    ids.add(own_id)
 
 
 def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Path, source: Source, messages: Messages) -> None:
@@ -415,12 +513,7 @@ def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Pa
         return
     of_action = priorities.get(action)
     if of_action is None:
-        messages.add(
-            source.place((*path, "action")),
-            "undeclared-action",
-            f"the action {action} is not declared under `actions`",
-            suggestion(action, sorted(priorities)),
-        )
+        _report_undeclared(action, (*path, "action"), sorted(priorities), source, messages)
     elif priority in of_action:
         messages.add(
             source.place((*path, "priority")),

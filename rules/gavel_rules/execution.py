@@ -27,6 +27,7 @@ from gavel_rules.commands import (
     ReportExecution,
     Started,
 )
+from gavel_rules.derivation import failures
 from gavel_rules.emission import Emission
 from gavel_rules.events import (
     ARBITER_VERSION,
@@ -41,6 +42,7 @@ from gavel_rules.events import (
 from gavel_rules.evidence import STALE, Evidence, gather
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, State
 from gavel_rules.records import LiveDecision
+from gavel_rules.values import python_to_value
 
 _MESSAGES: Final = {
     reasons.STALE_FACT: "a fact that the approval rests on is no longer fresh; propose again with current facts",
@@ -136,6 +138,7 @@ def report(emission: Emission, command: ReportExecution, references: References)
 
 def _record_report(emission: Emission, live: LiveDecision, envelope: Envelope) -> Recorded:
     emission.record(envelope)
+    _note_failed_derivations(emission, live, envelope)
     execution = envelope.execution
     if execution.status == execution_pb2.EXECUTION_STATUS_PARTIAL:
         _call_person(emission, live, reasons.PARTIAL_EXECUTION, envelope, "partial")
@@ -201,7 +204,23 @@ def _abort(emission: Emission, live: LiveDecision, producer: Producer, reason_co
         status=execution_pb2.EXECUTION_STATUS_ABORTED,
         reason_code=reason_code,
     )
-    _record_execution(emission, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "aborted"))
+    envelope = _record_execution(emission, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "aborted"))
+    _note_failed_derivations(emission, live, envelope)
+
+
+def _note_failed_derivations(emission: Emission, live: LiveDecision, envelope: Envelope) -> None:
+    """Record which derivations of the rule set have no value for a report: their facts will not come (seeds 002 §7.2)."""
+    for rule in failures(envelope, live.decision, emission.state.rule_set_of(live.decision.decision)):
+        diagnostic = AgentDiagnostic(kind="DerivationFailed")
+        attributes = {"derivation_rule_id": rule.id, "derivation_rule_version": rule.version, "key": rule.key}
+        diagnostic.attributes.CopyFrom(python_to_value(attributes).struct_value)
+        emission.diagnose(
+            diagnostic,
+            event_id=derived_event_id(envelope.event_id, envelope.sequence_number, f"derivation-failed:{rule.id}"),
+            causation_id=envelope.event_id,
+            trace_id=envelope.trace_id,
+            subject=envelope.subject,
+        )
 
 
 def _record_execution(emission: Emission, live: LiveDecision, producer: Producer, execution: Execution, event_id: str) -> Envelope:

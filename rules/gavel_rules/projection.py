@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
 from google.protobuf.message import Message
@@ -93,6 +94,12 @@ class State(Journal):
         """Return the decision_id of the trace's open review, or ""."""
         trace = self.traces.get(trace_id)
         return trace.review if trace else ""
+
+    def rule_set_of(self, decision: Decision) -> CompiledRuleSet | None:
+        """Return the rule set that made a decision; None for one of Gavel's own."""
+        if not decision.rule_set_digest:
+            return None
+        return self.rule_sets[decision.policy_id, decision.policy_version].rule_set
 
     def next_timer_ms(self) -> int | None:
         """Return when the next timer is due, in milliseconds since the epoch."""
@@ -280,7 +287,8 @@ class State(Journal):
                 **status,
             )
             return
-        awaited = (*live.awaited_facts, *((fact.event_id, envelope) for fact in derivation.derive(envelope, live.decision)))
+        facts = derivation.derive(envelope, live.decision, self.rule_set_of(live.decision.decision))
+        awaited = (*live.awaited_facts, *((fact.event_id, envelope) for fact in facts))
         if execution.will_retry:
             self._move(live, envelope, running=False, awaited_facts=awaited, **status)
         else:

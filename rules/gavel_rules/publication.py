@@ -57,7 +57,8 @@ def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
             error_pb2.ERROR_REASON_DERIVATION_MISMATCH,
             f"no fact with event_id {envelope.event_id} is awaited from decision {envelope.fact.decision_id}",
         )
-    expected = next(fact for fact in derive(execution, live.decision) if fact.event_id == envelope.event_id)
+    rule_set = state.rule_set_of(live.decision.decision)
+    expected = next(fact for fact in derive(execution, live.decision, rule_set) if fact.event_id == envelope.event_id)
     differing = [name for name in _DERIVED_FIELDS if getattr(expected, name) != getattr(envelope, name)]
     if differing:
         return Fault(

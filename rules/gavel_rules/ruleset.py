@@ -17,9 +17,12 @@ from gavel.v1.decision_pb2 import RetryPolicy
 from mypy_extensions import mypyc_attr
 
 from gavel_rules.case import Case, Reader
+from gavel_rules.compensation import check_compensation
 from gavel_rules.conditions import Condition, Environment, presences, reads
+from gavel_rules.derivation_rules import DerivationRule
 from gavel_rules.document import (
     ActionPart,
+    DerivationPart,
     DocumentError,
     FactPart,
     RulePart,
@@ -47,8 +50,10 @@ from gavel_rules.vocabulary import (
     STRING,
     Field,
     ValueType,
+    compensation_scope,
     condition_scope,
     conflict_key_scope,
+    derivation_scope,
     subject_scope,
 )
 
@@ -244,6 +249,7 @@ class CompiledRuleSet:
         self.actions: Mapping[str, CompiledAction] = {
             name: CompiledAction(document, name, part.actions[name], checked[name]) for name in sorted(checked)
         }
+        self.derivations = tuple(rule for name in sorted(checked) for rule in checked[name].derivations)
 
 
 def compile_rule_set(text: str) -> CompiledRuleSet:
@@ -257,10 +263,9 @@ def compile_rule_set(text: str) -> CompiledRuleSet:
     if part is None:
         raise DocumentError(messages.sorted())
     expressions = Expressions(part, source, messages)
-    checked = {
-        name: _Checker(name, action, getattr(part, "rules", ()), source, messages, expressions).check()
-        for name, action in getattr(part, "actions", {}).items()
-    }
+    actions = getattr(part, "actions", {})
+    schemas = {name: _schema(action, ("actions", name, "params"), source, messages) for name, action in actions.items()}
+    checked = {name: _Checker(name, part, schemas, source, messages, expressions).check() for name in actions}
     expressions.finish()
     complete = {name: action for name, action in checked.items() if action is not None}
     if len(messages):
@@ -290,6 +295,7 @@ class _CheckedAction(NamedTuple):
     conflict_key: Condition
     subject_environment: Environment
     subjects: Mapping[str, Condition]  # templates by the declared fact's name
+    derivations: tuple[DerivationRule, ...]  # by id
 
 
 class _Checker:
@@ -298,15 +304,19 @@ class _Checker:
     def __init__(
         self,
         name: str,
-        part: ActionPart,
-        rules: Iterable[RulePart | None],
+        document: RuleSetPart,
+        schemas: Mapping[str, ParamsSchema | None],
         source: Source,
         messages: Messages,
         expressions: Expressions,
     ) -> None:
         self._name = name
-        self._part = part
+        self._part = document.actions[name]
+        rules: Iterable[RulePart | None] = getattr(document, "rules", ())
         self._rules = [(index, rule) for index, rule in enumerate(rules) if rule is not None and getattr(rule, "action", None) == name]
+        derivations = getattr(document, "derivations", ())
+        self._derivations = [(index, part) for index, part in enumerate(derivations) if part is not None and _about(part) == name]
+        self._schemas = schemas
         self._source = source
         self._messages = messages
         self._expressions = expressions
@@ -314,7 +324,7 @@ class _Checker:
     def check(self) -> _CheckedAction | None:
         before = len(self._messages)
         path: Path = ("actions", self._name)
-        schema = self._schema((*path, "params"))
+        schema = self._schemas[self._name]
         facts = getattr(self._part, "facts", {})
         declared = {
             name: Field(_FACT_TYPES.get(getattr(fact, "type", ""), DYN), not getattr(fact, "optional", False))
@@ -337,6 +347,9 @@ class _Checker:
         subject_environment = Environment(subject_scope(params, declared)) if templated else conflict_environment
         subjects = self._subjects(subject_environment, templated)
         order = self._fact_order(subject_environment, subjects)
+        self._expression(environment, getattr(self._part, "score", None), (*path, "score"), "DOUBLE")
+        self._check_compensation(params)
+        derivations = self._derivation_rules(params, schema)
         if len(self._messages) > before or schema is None or conflict_key is None:
             return None
         checked = [(rule, condition) for rule, condition in rules if condition is not None and getattr(rule, "priority", None) is not None]
@@ -360,7 +373,37 @@ class _Checker:
             conflict_key,
             subject_environment,
             subjects,
+            derivations,
         )
+
+    def _derivation_rules(self, params: ValueType, schema: ParamsSchema | None) -> tuple[DerivationRule, ...]:
+        """Return the sound derivations from executions of the action, by id."""
+        environment = Environment(derivation_scope(params)) if self._derivations else None
+        rules = []
+        for index, part in self._derivations:
+            assert environment is not None  # noqa: S101  # there are derivations
+            value = self._expression(environment, getattr(part, "value", None), ("derivations", index, "value"), "SCALAR")
+            if value is not None and schema is not None and not len(self._messages):
+                rules.append(DerivationRule(part, environment, value, schema))
+        return tuple(sorted(rules, key=lambda rule: rule.id))
+
+    def _check_compensation(self, params: ValueType) -> None:
+        compensation = getattr(self._part, "compensation", None)
+        if compensation is None:
+            return
+        path: Path = ("actions", self._name, "compensation")
+        environment = Environment(compensation_scope(params))
+        texts = getattr(compensation, "params", {})
+        checked = {name: self._expression(environment, text, (*path, "params", name), "") for name, text in texts.items()}
+        action = getattr(compensation, "action", "")
+
+        def report(name: str, code: str, message: str, suggestion: str) -> None:
+            place = self._source.key_place((*path, "params", name)) if name else self._source.key_place(path)
+            self._messages.add(place, code, message, suggestion)
+
+        sound = {name: condition for name, condition in checked.items() if condition is not None}
+        if len(sound) == len(checked):
+            check_compensation(action, sound, self._schemas.get(action), report)
 
     def _subjects(self, environment: Environment, names: Iterable[str]) -> dict[str, Condition]:
         """Return the sound subject templates among those of the facts named."""
@@ -383,19 +426,25 @@ class _Checker:
             self._messages.add(place, "subject-cycle", message, "take it from facts whose subject is known without this one")
         return order
 
-    def _schema(self, path: Path) -> ParamsSchema | None:
-        params = getattr(self._part, "params", None)
-        if params is None:
-            return None  # reported with the document's form
-
-        def report(inside: Path, code: str, message: str, suggestion: str) -> None:
-            place = self._source.key_place((*path, *inside)) if inside else self._source.place(path)
-            self._messages.add(place, code, message, suggestion)
-
-        return compile_schema(params, report)
-
     def _expression(self, environment: Environment, text: str | None, path: Path, result: str) -> Condition | None:
         return self._expressions.check(environment, text, path, result, self._name)
+
+
+def _schema(action: ActionPart, path: Path, source: Source, messages: Messages) -> ParamsSchema | None:
+    params = getattr(action, "params", None)
+    if params is None:
+        return None  # reported with the document's form
+
+    def report(inside: Path, code: str, message: str, suggestion: str) -> None:
+        place = source.key_place((*path, *inside)) if inside else source.place(path)
+        messages.add(place, code, message, suggestion)
+
+    return compile_schema(params, report)
+
+
+def _about(derivation: DerivationPart | None) -> str | None:
+    """Return the action whose executions a derivation is about."""
+    return getattr(getattr(derivation, "on", None), "action", None)
 
 
 def _required_versions(part: ActionPart) -> tuple[tuple[str, tuple[str, ...]], ...]:

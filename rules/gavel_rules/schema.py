@@ -89,6 +89,7 @@ class ParamsSchema:
     """A compiled params schema."""
 
     type: ValueType
+    closed: bool  # no other properties than the typed ones are allowed
     _validator: jsonschema_rs.Draft202012Validator
 
     def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
@@ -145,7 +146,7 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
             "look-around and back-references are not supported",
         )
         return None
-    return ParamsSchema(_type_of(schema, schema), validator)
+    return ParamsSchema(_type_of(schema, schema), schema.get("additionalProperties") is False, validator)
 
 
 def _check_keywords(schema: object, path: Path, note: Report) -> None:

@@ -131,6 +131,33 @@ def subject_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[str,
     return {"params": _params(params), "facts": ValueType("scope", fields=facts), "subject": _SUBJECT}
 
 
+_EXECUTION: Final = ValueType(
+    "scope",
+    fields={
+        "status": Field(STRING),
+        "attempt": Field(INT),
+        "execution_id": Field(STRING),
+        "reason_code": Field(STRING),
+        "result": Field(DYN),
+        "error": Field(_scope(code=STRING, message=STRING)),
+        "completed_steps": Field(ValueType("list", STRING)),
+    },
+)
+_DECISION: Final = _scope(
+    decision_id=STRING, proposal_id=STRING, action_type=STRING, policy_id=STRING, policy_version=INT, rule_id=STRING, conflict_key=STRING
+)
+
+
+def compensation_scope(params: ValueType) -> Mapping[str, ValueType]:
+    """Return what the params of a compensation may name. What an executor's result holds, nobody knows before."""
+    return {"params": _params(params), "execution": _EXECUTION}
+
+
+def derivation_scope(params: ValueType) -> Mapping[str, ValueType]:
+    """Return what the value of a derived fact may name."""
+    return {**compensation_scope(params), "decision": _DECISION, "subject": _SUBJECT}
+
+
 def _params(type_: ValueType) -> ValueType:
     return type_ if type_.kind == "dyn" else ValueType("scope", fields=type_.fields)
 

@@ -318,7 +318,8 @@ async def reactor(world: World, randomness: random.Random) -> None:
         done += 1
         if event.HasField("execution") and event.execution.status != STARTED:
             decision = next(other for other in events if other.event_id == event.execution.decision_id)
-            for fact in (*derive(event, decision), *derive(event, decision)):
+            rule_set = next((one for one in map(compiled, RULE_SETS) if one.digest == decision.decision.rule_set_digest), None)
+            for fact in 2 * derive(event, decision, rule_set):
                 result = await world.send(PublishEvent(world.admitted(Envelope.FromString(fact.SerializeToString()))), randomness, 10_000)
                 if not isinstance(result, Completed):
                     world.failures.append(f"a fact of execution {event.event_id} was refused: {result}")

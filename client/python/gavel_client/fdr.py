@@ -1,6 +1,7 @@
 """The fact derivation reactor (FDR): reports of executions become facts (seeds 002 §4.7.3, §7.2).
 
-For every report in the work queue it reads the decision, calls the pure `gavel_rules.derivation.derive`, and publishes each fact.
+For every report in the work queue it reads the decision and the rule set that made it, calls the pure
+`gavel_rules.derivation.derive`, and publishes each fact.
 The facts' event_ids follow from the execution, so it may see an execution twice, crash half way or run in several processes
 without a trace in the log. The server derives the same again and refuses any difference.
 
@@ -11,13 +12,17 @@ subscribes to the log.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 
+import grpc
 from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED
 from gavel_rules.derivation import derive
+from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
 from gavel_client.client import GavelClient
 from gavel_client.consumer import Consumer, Statistics, Verdict
@@ -26,6 +31,7 @@ from gavel_client.work_queue import EXECUTIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
 
 GROUP: Final = "fdr"
 CONCURRENCY_DEFAULT: Final = 32
+RULE_SETS_KEPT_MAX: Final = 32
 
 _logger = logging.getLogger(__name__)
 
@@ -42,6 +48,8 @@ class FactDerivationReactor:
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
     ) -> None:
         self._client = client
+        self._rule_sets: dict[str, CompiledRuleSet] = {}  # by digest
+        self._compiling = asyncio.Lock()
         queue = WorkQueue(redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms)
         self._consumer = Consumer(queue, self._process, concurrency=concurrency)
 
@@ -63,10 +71,32 @@ class FactDerivationReactor:
         if execution.execution.status == EXECUTION_STATUS_STARTED:
             return Verdict.DELETE  # as every STARTED, without asking for its decision
         decision = await self._decision(execution)
-        for fact in derive(execution, decision):
+        for fact in derive(execution, decision, await self._rule_set(decision)):
             await self._consumer.persist(self._client.publish_event, fact)
             _logger.debug("execution=%s fact=%s rule=%s", execution.event_id, fact.event_id, fact.fact.derivation_rule_id)
         return Verdict.DELETE
+
+    async def _rule_set(self, decision: Envelope) -> CompiledRuleSet | None:
+        """Return the rule set that made a decision, compiled; None for a decision of Gavel's own."""
+        digest = decision.decision.rule_set_digest
+        if not digest:
+            return None
+        async with self._compiling:
+            rule_set = self._rule_sets.pop(digest, None) or await self._compiled(decision.decision)
+            self._rule_sets[digest] = rule_set  # last: the one that was not used for longest goes first
+            while len(self._rule_sets) > RULE_SETS_KEPT_MAX:
+                del self._rule_sets[next(iter(self._rule_sets))]
+        return rule_set
+
+    async def _compiled(self, decision: Decision) -> CompiledRuleSet:
+        """Read and compile the rule set that made a decision. Raises GavelError if the server has another one under its version."""
+        policy_id, version = decision.policy_id, decision.policy_version
+        response = await self._consumer.persist(self._client.get_rule_set, policy_id, version=version)
+        rule_set = await asyncio.to_thread(compile_rule_set, response.canonical_json)
+        if rule_set.digest != decision.rule_set_digest:
+            problem = f"version {version} of rule set {policy_id} has digest {rule_set.digest}, the decision {decision.rule_set_digest}"
+            raise GavelError(grpc.StatusCode.DATA_LOSS, "", problem)
+        return rule_set
 
     async def _decision(self, execution: Envelope) -> Envelope:
         """Read the decision that was carried out: by its id or, once the bus has forgotten that, from the trace they share."""

@@ -56,7 +56,7 @@ async def test_whole_life_of_an_execution(governed: World) -> None:
     assert (reported.execution.attempt, reported.execution.will_retry) == (1, False)
     reported.ClearField("chain_hash")
     decision.ClearField("chain_hash")
-    (derived,) = derive(reported, decision)
+    (derived,) = derive(reported, decision, None)
     recorded = await governed.publish(derived)
 
     assert recorded.fact.value.string_value == "SUCCESS"
@@ -265,7 +265,7 @@ async def test_derived_fact_must_be_what_the_server_derives(governed: World) -> 
     reported = await governed.report(report(decision, await governed.begin(decision), SUCCESS))
     for envelope in (reported, decision):
         envelope.ClearField("chain_hash")
-    (derived,) = derive(reported, decision)
+    (derived,) = derive(reported, decision, None)
     forged = Envelope()
     forged.CopyFrom(derived)
     forged.fact.value.string_value = "FAILED"

@@ -120,7 +120,7 @@ async def test_decision_through_its_phases(governed: World) -> None:
 
     for envelope in (reported, decision):
         envelope.ClearField("chain_hash")
-    await governed.publish(derive(reported, decision)[0])
+    await governed.publish(derive(reported, decision, None)[0])
     answer = await projection(governed)
     assert list(answer.pending_decisions) == []
     derived = next(known for known in answer.facts if known.key == "execution.refund.create.status")

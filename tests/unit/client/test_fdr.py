@@ -70,7 +70,7 @@ async def test_facts_are_published(server: FakeServer, queue: Queue, reactor: Fa
     async with running(reactor):
         await until_equal(queue.ids, [])
     execution.chain_hash = b"\0" * 32
-    facts = derive(execution, decision)
+    facts = derive(execution, decision, None)
     assert 1 == len(facts)
     assert list(facts) == [request.envelope for request in server.requests["PublishEvent"]]
     assert [decision.event_id] == [request.event_id for request in server.requests["GetEvent"]]

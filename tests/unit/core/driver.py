@@ -278,7 +278,9 @@ class Core:
     def derived(self, report: Envelope) -> list[Envelope]:
         """The facts that the reactor derives from a report, ready to publish."""
         decision = self.by_id[report.execution.decision_id]
-        return [Envelope.FromString(fact.SerializeToString()) for fact in derive(report, decision)]
+        return [
+            Envelope.FromString(fact.SerializeToString()) for fact in derive(report, decision, self.state.rule_set_of(decision.decision))
+        ]
 
     def derive(self, report: Envelope) -> list[Envelope]:
         """Derive a report's facts and publish them."""

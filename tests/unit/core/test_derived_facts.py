@@ -32,7 +32,7 @@ def reported(status: ExecutionStatus.ValueType = SUCCESS) -> tuple[Core, Envelop
 def test_every_report_derives_its_status(status: ExecutionStatus.ValueType) -> None:
     """Every status but STARTED becomes a fact about the decision's subject, in its trace, traceable to decision and execution."""
     core, approval, report = reported(status)
-    (fact,) = derive(report, approval)
+    (fact,) = derive(report, approval, None)
     name = ExecutionStatus.Name(status).removeprefix("EXECUTION_STATUS_")
     assert ("execution.refund.create.status", python_to_value(name)) == (fact.fact.key, fact.fact.value)
     assert (fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK, 0) == (fact.fact.observed_from, fact.fact.max_age_ms)
@@ -58,14 +58,14 @@ def test_a_start_derives_nothing() -> None:
     """STARTED says nothing about the world yet."""
     core = Core(document())
     approval = core.approve()
-    assert () == derive(core.start(approval), approval)
+    assert () == derive(core.start(approval), approval, None)
 
 
 def test_deriving_is_pure() -> None:
     """The same two events give the same bytes, and stay as they were."""
     _, approval, report = reported()
     before = (report.SerializeToString(), approval.SerializeToString())
-    first, second = derive(report, approval), derive(report, approval)
+    first, second = derive(report, approval, None), derive(report, approval, None)
     assert first == second
     assert before == (report.SerializeToString(), approval.SerializeToString())
 

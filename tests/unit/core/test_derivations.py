@@ -1,0 +1,190 @@
+"""Derivations of a rule set: facts that follow from reports, computed alike by the reactor, the server and a replay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gavel.v1 import error_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import ExecutionStatus
+from gavel_rules.commands import PublishEvent
+from gavel_rules.ruleset import DocumentError, compile_rule_set
+from gavel_rules.values import python_to_value, value_to_python
+
+from tests.unit.core.driver import ABORTED, ACTION, FAILED, PARTIAL, SUCCESS, TIMEOUT, Core, document
+
+STATUS_KEY = f"execution.{ACTION}.status"
+
+
+def derivation(value: str, status: str = "SUCCESS", **changes: Any) -> dict[str, Any]:
+    """A derivation of order.refunded."""
+    return {"id": "refunded", "version": 3, "on": {"action": ACTION, "status": status}, "key": "order.refunded", "value": value, **changes}
+
+
+def with_derivations(*derivations: dict[str, Any], version: int = 1, **action: Any) -> str:
+    """The usual rule set with these derivations."""
+    return json.dumps({**json.loads(document(version=version, **action)), "derivations": derivations})
+
+
+def reported(core: Core, status: ExecutionStatus.ValueType = SUCCESS, result: dict[str, object] | None = None, **changes: Any) -> Envelope:
+    """Approve, start, and report."""
+    started = core.start(core.approve())
+    return core.report(started, status, result=python_to_value(result or {}).struct_value, **changes)
+
+
+def facts_of(core: Core, report: Envelope) -> dict[str, object]:
+    """What is derived from a report, published, by key; the log must replay."""
+    facts = {fact.fact.key: value_to_python(fact.fact.value) for fact in core.derive(report)}
+    core.prove()
+    return facts
+
+
+def failed(core: Core) -> list[tuple[object, object]]:
+    """What the notices of failed derivations name: id and version."""
+    attributes = [event.agent_diagnostic.attributes for event in core.events if event.agent_diagnostic.kind == "DerivationFailed"]
+    return [(one["derivation_rule_id"], one["derivation_rule_version"]) for one in attributes]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("execution.result.amount", 49.5),
+        ("params.amount - double(execution.result.fee)", 49.5),
+        ('subject + ":" + execution.status', "order/1:SUCCESS"),
+        ("has(execution.result.nothing) ? 1 : 2", 2),
+        ("has(execution.result.amount) && execution.result.amount < params.amount", True),
+        ("execution.attempt", 1),
+        ("size(execution.completed_steps)", 2),
+        ("execution.completed_steps[1]", "b"),
+        ('has(params.note) ? params.note : "none"', "none"),
+        ("execution.result.deep.list[0].name", "x"),
+        ('decision.policy_id + "/" + decision.rule_id + "/" + decision.conflict_key', "refunds/delivered/order/1"),
+        ("string(decision.policy_version)", "1"),
+    ],
+)
+def test_values(value: str, expected: object) -> None:
+    """A derivation gives its key the value of its expression over the execution, the decision, its params and subject."""
+    core = Core(with_derivations(derivation(value)))
+    result = {"amount": 49.5, "fee": 0.5, "deep": {"list": [{"name": "x"}]}, "empty": None}
+    report = reported(core, result=result, completed_steps=["a", "b"])
+    assert {STATUS_KEY: "SUCCESS", "order.refunded": expected} == facts_of(core, report)
+    assert [] == failed(core)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "execution.result.missing",
+        "execution.result.empty",
+        "execution.result.list",
+        "execution.result",
+        "execution.result.text + 1",
+        "1 / (execution.attempt - 1)",
+        "execution.result.amount * 1e308",
+        "9007199254740993",
+        "execution.result.list[7]",
+    ],
+)
+def test_a_failure_leaves_the_built_in_fact(value: str) -> None:
+    """What errs, or is no string, finite number or boolean, gives no fact; the built-in one stays, and a notice says which rule."""
+    core = Core(with_derivations(derivation(value)))
+    report = reported(core, result={"amount": 49.5e10, "text": "x", "list": [1], "empty": None})
+    assert [("refunded", 3)] == failed(core)
+    assert {STATUS_KEY: "SUCCESS"} == facts_of(core, report)
+    (notice,) = core.named("DerivationFailed")
+    assert (report.event_id, report.subject, report.trace_id) == (notice.causation_id, notice.subject, notice.trace_id)
+
+
+@pytest.mark.parametrize("status", [SUCCESS, FAILED, PARTIAL, TIMEOUT, ABORTED], ids=ExecutionStatus.Name)
+def test_each_status_has_its_own(status: ExecutionStatus.ValueType) -> None:
+    """A derivation is about the reports of its status alone."""
+    names = ["SUCCESS", "FAILED", "PARTIAL", "TIMEOUT", "ABORTED"]
+    derivations = [derivation(f'"{name}"', name, id=name.lower(), key="order.outcome") for name in names]
+    core = Core(with_derivations(*derivations))
+    name = ExecutionStatus.Name(status).removeprefix("EXECUTION_STATUS_")
+    assert {STATUS_KEY: name, "order.outcome": name} == facts_of(core, reported(core, status))
+
+
+def test_an_aborted_start_derives_too() -> None:
+    """A decision that is given up before any attempt is reported ABORTED, and what follows from that is derived."""
+    core = Core(with_derivations(derivation("execution.reason_code", "ABORTED"), derivation("1 / 0", "ABORTED", id="bad", key="a.bad")))
+    approved = core.approve()
+    core.fact("order.status", "lost")
+    core.refuse_start(approved)
+    assert {STATUS_KEY: "ABORTED", "order.refunded": "FACT_SUPERSEDED"} == facts_of(core, core.named("ExecutionAborted")[0])
+    assert [("bad", 3)] == failed(core)
+
+
+def test_the_decisions_rule_set_derives() -> None:
+    """The derivations are those of the version that decided, whatever is in force when the report comes."""
+    core = Core(with_derivations(derivation('"old"')))
+    started = core.start(core.approve())
+    core.activate(with_derivations(derivation('"new"', version=4), version=2))
+    report = core.report(started, SUCCESS)
+    assert "old" == facts_of(core, report)["order.refunded"]
+    (candidate,) = core.state.evidence["order/1"]["order.refunded"]
+    assert ("refunded", 3) == (candidate.derivation_rule_id, candidate.derivation_rule_version)
+
+
+def test_the_server_refuses_another_value() -> None:
+    """A derived fact that is not what the derivation gives is refused, and the decision waits for the right one."""
+    core = Core(with_derivations(derivation("execution.result.amount")))
+    report = reported(core, result={"amount": 49.5})
+    status, refunded = core.derived(report)
+    forged = Envelope.FromString(refunded.SerializeToString())
+    forged.fact.value.number_value = 50
+    assert error_pb2.ERROR_REASON_DERIVATION_MISMATCH == core.fault(PublishEvent(core.admitted(forged))).reason
+    core.publish(status)
+    assert 1 == len(core.state.decisions)
+    core.publish(refunded)
+    assert {} == core.state.decisions
+    core.prove()
+
+
+def test_derivations_of_other_actions_are_left_alone() -> None:
+    """An execution of one action derives nothing that is declared for another."""
+    other = {"params": {"type": "object"}, "retry": {"max_attempts": 1}}
+    text = json.loads(document(more_actions={"other.act": other}, rules=[*json.loads(document())["rules"], OTHER_RULE]))
+    core = Core(json.dumps({**text, "derivations": [derivation("true", on={"action": "other.act", "status": "SUCCESS"})]}))
+    assert {STATUS_KEY: "SUCCESS"} == facts_of(core, reported(core))
+
+
+OTHER_RULE = {"id": "other", "action": "other.act", "priority": 1, "when": "true", "effect": "approve"}
+
+
+@pytest.mark.parametrize(
+    ("derivations", "expected"),
+    [
+        ([derivation("true"), derivation("true", key="order.other")], ["duplicate-id"]),
+        ([derivation("true"), derivation("true", id="other")], ["duplicate-derivation"]),
+        ([derivation("true"), derivation("true", "FAILED", id="other")], []),
+        ([derivation("true", id="gavel.mine")], ["reserved-name"]),
+        ([derivation("true", key="execution.refund.create.status")], ["reserved-name"]),
+        ([derivation("true", key="gavel.bus_opened")], ["reserved-name"]),
+        ([derivation("true", key="Order")], ["bad-name"]),
+        ([derivation("true", on={"action": "refund.craete", "status": "SUCCESS"})], ["undeclared-action"]),
+        ([derivation("true", "STARTED")], ["unknown-value"]),
+        ([derivation("true", version=0)], ["out-of-range"]),
+        ([derivation("true", on={"action": ACTION})], ["missing-key"]),
+        ([derivation("true", on="SUCCESS")], ["wrong-type"]),
+        (["true"], ["wrong-type"]),
+        ([derivation("[1]")], ["not-scalar"]),
+        ([derivation('timestamp("2020-01-01T00:00:00Z")')], ["not-scalar"]),
+        ([derivation("facts.status")], ["unknown-name"]),
+        ([derivation("execution.statsu")], ["unknown-name"]),
+        ([derivation("execution.error")], ["not-a-value"]),
+        ([derivation("params.note")], ["unguarded-optional"]),
+        ([derivation("execution.result.")], ["cel-syntax"]),
+        ([{"id": "x"}], ["missing-key"] * 4),
+    ],
+)
+def test_mistakes(derivations: list[Any], expected: list[str]) -> None:
+    """Mistakes in derivations are refused with their codes, and nothing else is said of them."""
+    try:
+        compile_rule_set(with_derivations(*derivations))
+        found = []
+    except DocumentError as error:
+        found = [message.code for message in error.messages]
+    assert expected == found

@@ -1,0 +1,75 @@
+"""What a rule set says of compensations is checked whole, although this release does not carry them out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gavel_rules.ruleset import DocumentError, compile_rule_set
+
+UNDO = {
+    "type": "object",
+    "required": ["amount"],
+    "additionalProperties": False,
+    "properties": {
+        "amount": {"type": "number"},
+        "pieces": {"type": "integer"},
+        "why": {"type": "string"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "open": {},
+    },
+}
+
+
+def mistakes(action: str, params: dict[str, str]) -> list[tuple[str, str]]:
+    """(code, message) of everything that is wrong with a compensation, but that there are none in this release."""
+    document: dict[str, Any] = {
+        "gavel": "v1",
+        "rule_set": "demo",
+        "version": 1,
+        "actions": {
+            "thing.do": {
+                "params": {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "number"}}},
+                "compensation": {"action": action, "params": params},
+            },
+            "thing.undo": {"params": UNDO},
+        },
+        "rules": [
+            {"id": "do", "action": "thing.do", "priority": 1, "when": "true", "effect": "approve"},
+            {"id": "undo", "action": "thing.undo", "priority": 1, "when": "true", "effect": "approve"},
+        ],
+    }
+    with pytest.raises(DocumentError) as caught:
+        compile_rule_set(json.dumps(document))
+    found = [(message.code, message.message) for message in caught.value.messages]
+    assert "not-in-this-release" in [code for code, _ in found]
+    return [(code, message) for code, message in found if code != "not-in-this-release"]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"amount": "execution.result.refunded"}, []),
+        ({"amount": "params.amount", "pieces": "size(execution.completed_steps)", "why": "execution.error.code"}, []),
+        ({"amount": "2", "tags": "execution.completed_steps", "open": "{'a': 1}"}, []),
+        ({}, [("missing-key", "the param amount of thing.undo is missing")]),
+        ({"amount": "execution.error.code"}, [("type-error", "the param amount is a number, and the expression gives string")]),
+        ({"amount": "1.0", "pieces": "params.amount"}, [("type-error", "the param pieces is an integer, and the expression gives double")]),
+        ({"amount": "1.0", "why": "true"}, [("type-error", "the param why is a string, and the expression gives bool")]),
+        ({"amount": "1.0", "open": 'duration("1s")'}, [("type-error", "a param cannot be a duration")]),
+        ({"amount": "1.0", "reason": "'x'"}, [("unknown-name", "thing.undo has no param reason")]),
+        ({"amount": "facts.amount"}, [("unknown-name", "nothing is named facts")]),
+        ({"amount": "params.amont"}, [("unknown-name", "params has no field amont")]),
+        ({"amount": "execution.reslt.x"}, [("unknown-name", "execution has no field reslt")]),
+    ],
+)
+def test_params_of_a_declared_action(params: dict[str, str], expected: list[tuple[str, str]]) -> None:
+    """Params are CEL over `execution` and `params`, held to the schema of a declared action."""
+    assert expected == mistakes("thing.undo", params)
+
+
+def test_params_of_an_undeclared_action() -> None:
+    """An action of another rule set may compensate; what its params are, nobody knows here."""
+    assert [] == mistakes("thing.elsewhere", {"anything": "params.amount"})
+    assert [("unknown-name", "params has no field amont")] == mistakes("thing.elsewhere", {"anything": "params.amont"})
