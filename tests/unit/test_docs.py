@@ -20,7 +20,7 @@ from gavel.v1 import (
     rule_set_service_pb2,
     tool_service_pb2,
 )
-from gavel_rules import limits, reasons
+from gavel_rules import codes, events, limits, reasons
 from gavel_rules.analysis import analyse
 from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
 from gavel_server.cli.main import app
@@ -175,18 +175,40 @@ def _modules_of_the_compiler() -> set[Path]:
 
 def _codes_of_the_compiler() -> set[str]:
     """Return every kebab-case text of the compiler's modules: these are its codes, and nothing else there looks like one."""
-    codes = {"not-bool", "not-string"}  # made of the type that an expression should have
+    found = {"not-bool", "not-double", "not-scalar", "not-string"}  # made of the type that an expression should have
     for module in _modules_of_the_compiler():
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value):
-                codes.add(node.value)
-    return codes
+                found.add(node.value)
+    return found - {events.FACT_DERIVATION_REACTOR}
+
+
+def test_the_table_of_codes_is_complete() -> None:
+    """The table has the codes that the compiler's modules use, and no other."""
+    assert sorted(_codes_of_the_compiler()) == sorted({*codes.MISTAKES, *codes.WARNINGS})
 
 
 def test_codes_of_the_compiler_are_listed() -> None:
-    """The codes that rule-language.md lists are those that the compiler knows."""
-    listed = {cells[0].strip("`") for cells in _rows(_text("rule-language.md")) if re.fullmatch(r"`[a-z]+(-[a-z]+)+`", cells[0])}
-    assert listed == _codes_of_the_compiler()
+    """rule-language.md lists every code with what the table says that it means."""
+    rows = [cells for cells in _rows(_text("rule-language.md")) if re.fullmatch(r"`[a-z]+(-[a-z]+)+`", cells[0])]
+    assert {**codes.MISTAKES, **codes.WARNINGS} == {cells[0].strip("`"): cells[1].rstrip(" |") for cells in rows}
+
+
+def test_every_code_has_an_example() -> None:
+    """Every code has an example that a test below makes, but for those that no single change to the sample can give."""
+    without = {*codes.MISTAKES, *codes.WARNINGS} - {example[0] for example in _examples()}
+    assert {
+        "document-too-long",
+        "duplicate-derivation",
+        "engine-disagreement",
+        "more-mistakes",
+        "not-analysed",
+        "schema-too-large",
+        "too-complex",
+        "too-deep",
+        "too-large",
+        "too-many-rules",
+    } == without
 
 
 def _sample() -> str:
@@ -199,9 +221,9 @@ def _examples() -> list[tuple[str, str, str, str]]:
     """Return (code, what to change, what into, message) of every example of a mistake or warning."""
     examples = []
     for cells in _rows(_text("rule-language.md")):
-        change = re.fullmatch(r"`([^`]+)` to `([^`]+)`", cells[1])
+        change = re.fullmatch(r"`([^`]+)` to `([^`]+)`", cells[2]) if len(cells) == 4 else None
         if change is not None:
-            examples.append((cells[0].strip("`"), change[1], change[2], cells[2].strip("`").strip()))
+            examples.append((cells[0].strip("`"), change[1], change[2], cells[3].strip("`").strip()))
     return examples
 
 

@@ -13,10 +13,12 @@ from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse, ListEventsResponse
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS, Execution, ExecutionStatus
+from gavel.v1.rule_set_service_pb2 import GetRuleSetResponse
 from gavel_client.client import GavelClient
 from gavel_client.fdr import FactDerivationReactor
 from gavel_client.work_queue import EXECUTIONS
 from gavel_rules.derivation import derive
+from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
 from tests.unit.client.fake_server import FakeServer, approved, refused
 from tests.unit.client.redis_helpers import Queue, until, until_equal
@@ -158,3 +160,55 @@ async def test_many_reactors_many_executions(server: FakeServer, queue: Queue, c
         await until_equal(queue.ids, [])
     assert known.keys() == {request.envelope.fact.decision_id for request in server.requests["PublishEvent"]}
     assert 40 == first.statistics.processed + second.statistics.processed
+
+
+DERIVING = """\
+gavel: v1
+rule_set: refunds
+version: 3
+actions: {refund.create: {params: {type: object}}}
+rules: [{id: fine, action: refund.create, priority: 1, when: 'true', effect: approve}]
+derivations:
+  - {id: refunded, version: 2, on: {action: refund.create, status: SUCCESS}, key: order.refunded, value: execution.attempt}
+"""
+
+
+def decided(sequence_number: int, bus: str, rule_set: CompiledRuleSet) -> Envelope:
+    """An approval by a rule set."""
+    decision = approved(sequence_number, bus)
+    decision.decision.action_type = "refund.create"
+    decision.decision.policy_id = rule_set.policy_id
+    decision.decision.policy_version = rule_set.version
+    decision.decision.rule_set_digest = rule_set.digest
+    return decision
+
+
+async def test_the_rule_set_that_decided_is_read_once(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:
+    """The derivations of the decision's rule set are followed; it is read by policy and version, and kept."""
+    rule_set = compile_rule_set(DERIVING)
+    decision = decided(7, bus, rule_set)
+    server.script("GetEvent", GetEventResponse(envelope=decision), GetEventResponse(envelope=decision))
+    server.script("GetRuleSet", GetRuleSetResponse(document=DERIVING, canonical_json=rule_set.canonical_json))
+    executions = [executed(decision, number) for number in (9, 10)]
+    async with running(reactor):
+        for execution in executions:
+            await queue.add(execution)
+        await until_equal(queue.ids, [])
+    published = [request.envelope.fact for request in server.requests["PublishEvent"]]
+    rules = [(fact.derivation_rule_id, fact.derivation_rule_version) for fact in published]
+    assert sorted([("gavel.execution-status", 1), ("refunded", 2)] * 2) == sorted(rules)
+    assert [("refunds", 3)] == [(request.policy_id, request.version) for request in server.requests["GetRuleSet"]]
+
+
+async def test_another_rule_set_under_the_version_is_not_followed(
+    server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str
+) -> None:
+    """A rule set whose digest is not the decision's derives nothing: the execution stays pending and is counted as failed."""
+    rule_set = compile_rule_set(DERIVING)
+    decision = decided(7, bus, compile_rule_set(DERIVING.replace("order.refunded", "order.other")))
+    server.script("GetEvent", GetEventResponse(envelope=decision))
+    server.script("GetRuleSet", GetRuleSetResponse(document=DERIVING, canonical_json=rule_set.canonical_json))
+    await queue.add(executed(decision, 9))
+    async with running(reactor):
+        await until(lambda: reactor.statistics.failed > 0)
+    assert [] == server.requests["PublishEvent"]
