@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from cel_expr_python import cel
 
-from gavel_rules.cel_library import TIME_FIELDS, Report, library_config, report_complaint
+from gavel_rules.cel_library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode
 from gavel_rules.schema import suggestion
 from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType, variables
@@ -48,8 +48,10 @@ class Condition:
 class Environment:
     """CEL with one vocabulary: compiles expressions for checking and for evaluation."""
 
-    def __init__(self, scope: Mapping[str, ValueType]) -> None:
+    def __init__(self, scope: Mapping[str, ValueType], *, salvaged: bool = False) -> None:
+        """`salvaged`: the params schema is broken, and what has no type in the scope may well have had one."""
         self.scope = scope
+        self.salvaged = salvaged
         self.types: dict[str, ValueType] = dict(variables(scope))
         declared = {name: cel.Type(type_.cel()) for name, type_ in self.types.items()}
         presence = cel.Type("map<string,dyn>")
@@ -103,7 +105,7 @@ class Environment:
         except RuntimeError as error:
             report_complaint(self.scope, text, str(error), note, reported=False)
             return None
-        analysis = _Analysis(self.scope, note, variables)
+        analysis = _Analysis(self.scope, note, variables, salvaged=self.salvaged)
         analysis.visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
         if open_names:
             return None
@@ -113,9 +115,9 @@ class Environment:
         except RuntimeError as error:
             report_complaint(self.scope, source, str(error), note, reported=reports > 0)
             return None
-        open_params = self.scope["params"].kind == "dyn"  # the schema is broken, so nothing can be said about this
         given = compiled.return_type().name()
-        if result and not reports and not open_params and given not in _RESULTS.get(result, (result,)):
+        unknown = given == "DYN" and self.salvaged
+        if result and not reports and not unknown and given not in _RESULTS.get(result, (result,)):
             note(0, *_wrong_result(given.lower(), result.lower()))
         if not reports and not self._nests(source):
             note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
@@ -175,8 +177,11 @@ _NOTHING: Final[_Known] = frozenset()
 class _Analysis:
     """One walk over a parsed expression: names, guards, functions with hidden input."""
 
-    def __init__(self, scope: Mapping[str, ValueType], note: Report, variables: frozenset[str] = _NO_NAMES) -> None:
+    def __init__(
+        self, scope: Mapping[str, ValueType], note: Report, variables: frozenset[str] = _NO_NAMES, *, salvaged: bool = False
+    ) -> None:
         self._scope = scope
+        self._salvaged = salvaged
         self._report = note
         self._variables = variables
         self._reports = 0
@@ -242,7 +247,7 @@ class _Analysis:
         if place.type.kind == "scope":
             fields = sorted(place.type.fields)
             self._note(place.offset, "not-a-value", f"{name} is not a value", f"read one of its fields: {', '.join(fields[:8])}")
-        elif place.type.kind == "dyn" and place.path[0] == "params" and self._scope["params"].kind == "scope":
+        elif place.type.kind == "dyn" and place.path[0] == "params" and not self._salvaged:
             self._note(place.offset, "untyped-param", f"the schema gives {name} no single type", "declare its type in the params schema")
         self._check_guarded(place, known)
 
@@ -278,6 +283,8 @@ class _Analysis:
                     f"{node.function} with a named time zone reads the host's time zone files",
                     'write "UTC" or a fixed offset like "+02:00"',
                 )
+        if node.function in UNSUPPORTED_FUNCTIONS:
+            self._note(node.offset, "not-supported", f"{node.function} is not supported: its result may grow without bound", "")
         if node.function == "_[_]" and self._resolve(node, names) is not None:
             self._visit_read(node, known, names)
             return

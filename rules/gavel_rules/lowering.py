@@ -115,6 +115,11 @@ class _Lowering:
                 of_left = self.lower(left, (span[0], node.offset), wanted)
                 of_right = self.lower(right, (node.offset + 2, span[1]), wanted)
                 return _both(of_left, of_right) if (node.function == "_&&_") is wanted else _either(of_left, of_right)
+            case Call("_?_:_", None, (condition, then, otherwise)):
+                colon = _colon(self._condition.source, node.offset + 1, span[1])
+                taken = _both(self.lower(condition, (span[0], node.offset), True), self.lower(then, (node.offset + 1, colon), wanted))
+                passed = _both(self.lower(condition, (span[0], node.offset), False), self.lower(otherwise, (colon + 1, span[1]), wanted))
+                return _either(taken, passed)
         formula = self._leaf(node, wanted)
         return formula if formula is not None else self._guard(node, span, wanted)
 
@@ -261,6 +266,16 @@ def own_span(source: str, span: Span) -> Span:
     if opened:
         low = opened[-1].end()
     return _unwrapped(source, low, high)
+
+
+def _colon(source: str, low: int, high: int) -> int:
+    """Return where the colon stands that belongs to the question mark just before `low`."""
+    depth = 0
+    for token in _tokens(source, low, high):
+        depth += {"open": 1, "close": -1}.get(token.lastgroup or "", 0)
+        if depth == 0 and token.group() == ":":
+            return token.start()  # CEL wants another choice before the colon in parentheses
+    return high
 
 
 def _unwrapped(source: str, low: int, high: int) -> Span:

@@ -37,7 +37,7 @@ from gavel_rules.expressions import Expressions
 from gavel_rules.lowering import Lowered, lower
 from gavel_rules.network import Document, LimitError, Network, NetworkPlan, plan
 from gavel_rules.reference import Program, condition_source, guard_source
-from gavel_rules.schema import ParamsSchema, compile_schema
+from gavel_rules.schema import ParamsSchema, compile_schema, salvaged_type
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
 from gavel_rules.subjects import SubjectTemplate, in_order, needs_of
 from gavel_rules.values import number_problem
@@ -317,6 +317,7 @@ class _Checker:
         derivations = getattr(document, "derivations", ())
         self._derivations = [(index, part) for index, part in enumerate(derivations) if part is not None and _about(part) == name]
         self._schemas = schemas
+        self._salvaged = False
         self._source = source
         self._messages = messages
         self._expressions = expressions
@@ -330,11 +331,12 @@ class _Checker:
             name: Field(_FACT_TYPES.get(getattr(fact, "type", ""), DYN), not getattr(fact, "optional", False))
             for name, fact in facts.items()
         }
-        # Where the schema is broken, params are taken as they come, so that the rest of each condition is still checked.
-        params = schema.type if schema is not None else DYN
-        environment = Environment(condition_scope(params, declared))
+        # Where the schema is broken, what can be read of it will do: the conditions have mistakes of their own.
+        params = schema.type if schema is not None else salvaged_type(getattr(self._part, "params", None))
+        self._salvaged = schema is None
+        environment = self._environment(condition_scope(params, declared))
         self._expressions.note_environment(environment)
-        conflict_environment = Environment(conflict_key_scope(params))
+        conflict_environment = self._environment(conflict_key_scope(params))
         conflict_key = self._expression(
             conflict_environment, getattr(self._part, "conflict_key", "subject"), (*path, "conflict_key"), "STRING"
         )
@@ -344,7 +346,7 @@ class _Checker:
         ]
         # A fact that rests on itself is a mistake of its own, with words of its own, so all of them may be named here.
         templated = [name for name, fact in facts.items() if getattr(fact, "subject", None) is not None]
-        subject_environment = Environment(subject_scope(params, declared)) if templated else conflict_environment
+        subject_environment = self._environment(subject_scope(params, declared)) if templated else conflict_environment
         subjects = self._subjects(subject_environment, templated)
         order = self._fact_order(subject_environment, subjects)
         self._expression(environment, getattr(self._part, "score", None), (*path, "score"), "DOUBLE")
@@ -378,7 +380,7 @@ class _Checker:
 
     def _derivation_rules(self, params: ValueType, schema: ParamsSchema | None) -> tuple[DerivationRule, ...]:
         """Return the sound derivations from executions of the action, by id."""
-        environment = Environment(derivation_scope(params)) if self._derivations else None
+        environment = self._environment(derivation_scope(params)) if self._derivations else None
         rules = []
         for index, part in self._derivations:
             assert environment is not None  # noqa: S101  # there are derivations
@@ -392,7 +394,7 @@ class _Checker:
         if compensation is None:
             return
         path: Path = ("actions", self._name, "compensation")
-        environment = Environment(compensation_scope(params))
+        environment = self._environment(compensation_scope(params))
         texts = getattr(compensation, "params", {})
         checked = {name: self._expression(environment, text, (*path, "params", name), "") for name, text in texts.items()}
         action = getattr(compensation, "action", "")
@@ -404,6 +406,9 @@ class _Checker:
         sound = {name: condition for name, condition in checked.items() if condition is not None}
         if len(sound) == len(checked):
             check_compensation(action, sound, self._schemas.get(action), report)
+
+    def _environment(self, scope: Mapping[str, ValueType]) -> Environment:
+        return Environment(scope, salvaged=self._salvaged)
 
     def _subjects(self, environment: Environment, names: Iterable[str]) -> dict[str, Condition]:
         """Return the sound subject templates among those of the facts named."""

@@ -149,6 +149,28 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
     return ParamsSchema(_type_of(schema, schema), schema.get("additionalProperties") is False, validator)
 
 
+def salvaged_type(schema: object) -> ValueType:
+    """Return what can be said of the params of a broken schema: its properties, with the types that are plain to see.
+
+    Where not even the properties can be read, params are "dyn": taken as they come.
+    """
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(schema, dict) or not isinstance(properties, dict):
+        return DYN
+    required = schema.get("required")
+    names = required if isinstance(required, list) else list(properties)
+    types = {name: part.get("type") if isinstance(part, dict) else None for name, part in properties.items()}
+    return ValueType(
+        "object",
+        fields={
+            name: Field(_PLAIN_TYPES.get(type_, DYN) if isinstance(type_, str) else DYN, name in names) for name, type_ in types.items()
+        },
+    )
+
+
+_PLAIN_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "integer": INT, "number": DOUBLE, "boolean": BOOL}
+
+
 def _check_keywords(schema: object, path: Path, note: Report) -> None:
     for part, place in _walk(schema, path):
         for keyword, value in part.items():

@@ -105,7 +105,7 @@ def test_good(refusals: Refusals) -> None:
         ("{type: number}", "{$ref: 'http://example.com/s.json'}", [(6, 50, "schema-reference")]),
         ("{type: number}", "{$ref: '#/$defs/none'}", [(6, 50, "schema-reference")]),
         ("{type: number}", "{type: object, additionalProperties: {$ref: '#'}}", [(6, 87, "schema-reference")]),
-        ("{type: number}", "{type: string, pattern: '(?=a)'}", [(6, 64, "schema-invalid")]),
+        ("{type: number}", "{type: string, pattern: '(?=a)'}", [(6, 64, "schema-invalid"), (11, 69, "type-error")]),
         ("{type: object, prop", "{type: object, $schema: 'http://json-schema.org/draft-07/schema#', prop", [(6, 28, "schema-keyword")]),
         ("priority: 10", "priority: 20", [(12, 43, "duplicate-priority")]),
         ("priority: 10", "priority: 65536", [(11, 45, "out-of-range")]),
@@ -151,6 +151,7 @@ def test_all_mistakes_at_once() -> None:
     assert [message.format("demo.yaml").partition(" (")[0] for message in caught.value.messages] == [
         "demo.yaml:3:10: out-of-range: version: input should be greater than or equal to 1",
         "demo.yaml:6:64: schema-keyword: JSON Schema 2020-12 knows no keyword 'minimun'",
+        "demo.yaml:11:55: unknown-name: params has no field amout",
         "demo.yaml:12:5: missing-key: the key effect is missing",
         "demo.yaml:12:43: duplicate-priority: rule small has priority 20 too",
         "demo.yaml:12:76: unknown-key: no such key here: efect",
