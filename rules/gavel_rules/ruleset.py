@@ -442,7 +442,8 @@ def _schema(action: ActionPart, path: Path, source: Source, messages: Messages) 
 
     def report(inside: Path, code: str, message: str, suggestion: str) -> None:
         place = source.key_place((*path, *inside)) if inside else source.place(path)
-        messages.add(place, code, message, suggestion)
+        if (*path, *inside) not in source.broken:  # else it has been reported with the text
+            messages.add(place, code, message, suggestion)
 
     return compile_schema(params, report)
 

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from gavel_rules.values import number_problem
+from gavel_rules.values import INTEGER_MAX, number_problem
 
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 32
@@ -141,8 +141,8 @@ class Source:
             problem = _character_problem(value)
             return self._refuse(path, messages, "bad-character", f"a string {problem}", "remove it") if problem else value
         if isinstance(value, int | float):
-            problem = number_problem(value)
-            hint = "use a plain decimal within 2^53"
+            problem = _number_problem(value)
+            hint = "use a plain decimal below 2^53"
             return self._refuse(path, messages, "bad-number", f"the number {value} {problem}", hint) if problem else value
         return value
 
@@ -261,10 +261,10 @@ class _Reader:
             case "int" | "float":
                 try:
                     number: float = int(text) if text.lstrip("+-").isdigit() else float(text)
-                    problem = "is not written as a plain decimal" if "_" in text else number_problem(number)
+                    problem = "is not written as a plain decimal" if "_" in text else _number_problem(number)
                 except ValueError:
                     number, problem = 0, "is not written as a plain decimal"
-                hint = "use a plain decimal within 2^53"
+                hint = "use a plain decimal below 2^53"
                 return self._refuse(node, path, "bad-number", f"the number {text} {problem}", hint) if problem else number
         message = f"{text!r} is neither string, number, true, false nor null in YAML"
         return self._refuse(node, path, "wrong-type", message, "quote it")
@@ -274,6 +274,11 @@ def _character_problem(text: str) -> str:
     if "\0" in text:
         return "holds a NUL character"
     return "" if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text) else "holds a lone surrogate"
+
+
+def _number_problem(number: float) -> str:
+    # RFC 8785, which a document's digest rests on, ends one below 2^53.
+    return "is 2^53 or more" if abs(number) == INTEGER_MAX else number_problem(number)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
