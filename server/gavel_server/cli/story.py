@@ -37,6 +37,8 @@ ACTION: Final = "refund.create"
 STEP_TIMEOUT_MS: Final = 30_000
 MAX_FACT_AGE_MS: Final = 300_000
 CUSTOMER: Final = "customer-7"
+# What the rule set derives of a refund that was paid. It comes after the built-in fact of the report's status.
+DERIVED_KEY: Final = "order.refunded"
 
 ORDERS: Final = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db", version="demo")
 AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="refund-agent", version="demo")
@@ -211,7 +213,7 @@ class Story:
         handlers.action(ACTION)(_create_refund)
         executor = Executor(self._client, self._redis_url, handlers, producer_id="demo-executor", producer_version="demo")
         running = asyncio.create_task(executor.run())
-        watching = asyncio.create_task(self._show_until(lambda event: event.fact.decision_id == decision.event_id))
+        watching = asyncio.create_task(self._show_until(lambda event: _is_last_fact(event, decision)))
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
         executor.stop()
         await asyncio.gather(running, watching)
@@ -240,6 +242,10 @@ class Story:
     @staticmethod
     def _params(amount: int) -> dict[str, object]:
         return {"amount": amount, "currency": "EUR", "customer_id": CUSTOMER}
+
+
+def _is_last_fact(event: Envelope, decision: Envelope) -> bool:
+    return event.fact.decision_id == decision.event_id and event.fact.key == DERIVED_KEY
 
 
 async def _create_refund(context: ExecutionContext) -> HandlerResult:

@@ -26,6 +26,7 @@ STEPS = [
     ("execution", "demo-executor", "attempt 1 STARTED"),
     ("execution", "demo-executor", "attempt 1 SUCCESS"),
     ("fact", "fact reactor", 'execution.refund.create.status = "SUCCESS"'),
+    ("fact", "fact reactor", "order.refunded = 620"),
     ("decision", "gavel", "APPROVED"),
     ("decision", "gavel", "REJECTED, CONFLICTING_DECISION, conflicts with"),
     ("execution", "demo-executor", "attempt 1 SUCCESS"),
@@ -44,7 +45,7 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = gavel("demo")
     assert (0, "") == (done.returncode, done.stderr)
     lines = done.stdout.splitlines()
-    assert "proved: 43 events, 9 decisions recomputed equal" == lines[-1]
+    assert "proved: 45 events, 9 decisions recomputed equal" == lines[-1]
     assert max(map(len, lines)) <= 100
     assert "\x1b" not in done.stdout
     remaining = iter(lines)
@@ -57,7 +58,7 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     again = gavel("demo")
     assert 0 == again.returncode
-    assert "proved: 83 events, 18 decisions recomputed equal" == again.stdout.splitlines()[-1]
+    assert "proved: 87 events, 18 decisions recomputed equal" == again.stdout.splitlines()[-1]
 
 
 def test_what_the_demo_leaves(tmp_path: Path) -> None:

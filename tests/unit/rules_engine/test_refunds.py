@@ -39,6 +39,7 @@ def refund() -> CompiledAction:
         ({"amount": 500.01}, {"fraud_score": 0.2}, {}, "large"),
         ({}, {"fraud_score": 0.9}, {}, "delivered"),
         ({}, {"fraud_score": 0.91}, {}, "fraud"),
+        ({}, {"refunded": 10.0}, {}, "second-refund"),
         ({}, {}, {"risk": 0.5}, "agent-unsure"),
         ({}, {}, {"confidence": 0.59}, "agent-unsure"),
         ({"reason": "not_received"}, {"order_status": "lost"}, {}, "not-received"),
