@@ -445,7 +445,8 @@ def _schema(action: ActionPart, path: Path, source: Source, messages: Messages) 
         if (*path, *inside) not in source.broken:  # else it has been reported with the text
             messages.add(place, code, message, suggestion)
 
-    return compile_schema(params, report)
+    schema = compile_schema(params, report)
+    return None if any(broken[: len(path)] == path for broken in source.broken) else schema
 
 
 def _about(derivation: DerivationPart | None) -> str | None:

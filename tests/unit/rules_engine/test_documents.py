@@ -57,6 +57,7 @@ def test_good(refusals: Refusals) -> None:
         ("version: 1", "version: 9007199254740992", [(3, 10, "bad-number")]),
         ("version: 1", "version: 9007199254740991", []),
         ("{type: number}", "{type: number, maximum: -9007199254740992.0}", [(6, 73, "bad-number")]),
+        ("{type: number}", "{enum: [1, 9007199254740992]}", [(6, 60, "bad-number")]),
         ("{type: number}", "{type: number, maximum: 9007199254740991.0}", []),
         ("version: 1", "version: 1\nversion: 2", [(4, 1, "duplicate-key")]),
         ("version: 1", "version: 1\nversoin: 2", [(4, 1, "unknown-key")]),
