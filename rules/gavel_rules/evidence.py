@@ -93,18 +93,18 @@ def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int
     worst_trust = 0
     oldest_age_ms = 0
     present = 0
-    unresolved: list[FactDeclaration] = []
-    unnamed: list[FactDeclaration] = []
+    unresolved: tuple[FactDeclaration, ...] = ()
+    unnamed: tuple[FactDeclaration, ...] = ()
     for declared in declarations:
         subject, of_subject = own_subject, of_own_subject
         if declared.subject:
             template = action.subject_templates[declared.subject]
             if not _settled(template.needs, facts, pieces):
-                unresolved.append(declared)
+                unresolved += (declared,)
                 continue
             named = template.subject(action.typed_params(struct_to_dict(proposal.params)), facts, own_subject)
             if named is None:
-                unnamed.append(declared)
+                unnamed += (declared,)
                 continue
             subject, of_subject = named, state.evidence.get(named, _NOTHING)
         max_age_ms = declared.max_age_ms if declared.max_age_ms < limit_ms else limit_ms
@@ -117,7 +117,7 @@ def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int
             oldest_age_ms = max(oldest_age_ms, now_ms - candidate.aged_from_ms)
             if declared.name:
                 facts[declared.name] = candidate.value
-    return Evidence(pieces, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms, tuple(unresolved), tuple(unnamed))
+    return Evidence(pieces, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms, unresolved, unnamed)
 
 
 def _settled(needs: Sequence[str], facts: Mapping[str, object], pieces: Sequence[Piece]) -> bool:
