@@ -80,7 +80,7 @@ def test_bench(written: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     """Each action is measured with both engines and with each alone; an empty call is the shortest."""
     assert 0 == run(["rules", "bench", written[0], "--json"])
     (action,) = json.loads(capsys.readouterr().out)["actions"]
-    assert (action["action"], action["rules"]) == ("refund.create", REFUNDS.count("- id:"))
+    assert (action["action"], action["rules"]) == ("refund.create", REFUNDS.count("effect:"))
     assert action["cases"] > 10
     assert 0 < action["empty_call_us"] < min(action["both_us"], action["rete_us"], action["reference_us"])
     assert 0 == run(["rules", "bench", written[0]])
