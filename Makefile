@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # taken from pip's cache (--no-cache-dir), which does not know with which flags it was built.
 DURABLE_RULES_FLAGS := CPPFLAGS="-O2 -fwrapv -frecord-gcc-switches"
 # Puts the compiled tree before what is installed.
-COMPILED := PYTHONPATH="$(CURDIR)/build/compiled"
+COMPILED := PYTHONPATH="$(CURDIR)/build/compiled$${PYTHONPATH:+:$$PYTHONPATH}"
 # Where `make proto` puts the generated code; .ci/contract generates elsewhere to compare.
 GENERATED ?= proto/gen/python
 # Arguments of `make bench`, e.g. BENCH="--gate --json build/bench.json".
@@ -34,7 +34,7 @@ demo: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/gavel serve
 
-# The same server, several parts of it as machine code: for speed. It prints which build it is as its log begins.
+# The same server, its hot path compiled: what an image runs. The first line of its log says which build it is.
 serve-compiled: compiled
 	$(COMPILED) $(BIN)/gavel serve
 
@@ -45,12 +45,12 @@ compiled: $(STAMP)
 # The fast tests speak first; everything else under tests/ follows.
 test: $(STAMP)
 	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
-	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract
+	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
 
-# The tests of everything that decides, on the compiled build; tests/conftest.py makes sure that they run on it.
+# The tests again, on the compiled build (tests/conftest.py makes sure that it is the one they run on), and what holds of both builds.
 test-compiled: compiled
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
-	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests/simulation tests/e2e
+	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests/compiled tests/simulation tests/e2e
 
 check: $(STAMP)
 	$(BIN)/ruff check
@@ -59,6 +59,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 	.ci/contract
 	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test-compiled
 
 # The two rule engines against each other, on random documents and cases; a seed of an earlier run does the same again:
 # FUZZ="--seed 123". The tests run a few thousand evaluations of it.
@@ -67,7 +68,7 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.run --evaluations $(FUZZ_EVALUATIONS) $(FUZZ)
 
 # Needs Go when ghz (the load generator) is not there yet.
-bench: $(STAMP) build/ghz
+bench: $(STAMP) compiled build/ghz
 	$(BIN)/python -m tests.load.bench --ghz build/ghz $(BENCH)
 
 # What takes minutes: 2,000 versions deployed and put in force on one server, and 200,000 evaluations and 2,000 rule sets of the engines

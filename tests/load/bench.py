@@ -2,6 +2,7 @@
 
 Rates of one machine say little about another, so each of four calls runs on real servers (embedded Redis, fsync before every answer, both
 rule engines; one with the shipped refund rule set, one with twenty rules) and on an empty handler of the same messages (empty_server.py).
+The servers are the compiled build, as users run it, unless --interpreted asks for the other.
 They take turns, several rounds with fresh servers, and medians count. ghz makes the load; it shares the machine with the servers in every
 measurement alike. What the rule engines cost without server and log is measured first (engines.py). Outcomes are counted from the log
 afterwards: a decision that did not come from the rules fails the run. Never part of the tests, since timings decide here.
@@ -37,6 +38,7 @@ from gavel.v1 import projection_service_pb2_grpc as projection_grpc
 from gavel.v1 import rule_set_service_pb2 as rule_set
 from gavel.v1 import rule_set_service_pb2_grpc as rule_set_grpc
 from gavel_rules.shipped import shipped_rule_set
+from gavel_server.build import COMPILED, INTERPRETED
 from google.protobuf import descriptor_pb2
 from rich.console import Console
 from rich.progress import Progress
@@ -46,6 +48,7 @@ from tests.load.measurements import EMPTY, Cell, Sample, gates, rows_of, table
 
 ROOT: Final = Path(__file__).parents[2]
 GAVEL: Final = Path(sys.executable).with_name("gavel")
+COMPILED_TREE: Final = ROOT / "build/compiled"
 READY: Final = "gavel: ready on "
 EMPTY_SERVER: Final = Path(__file__).with_name("empty_server.py")
 PAGE_SIZE: Final = 1000
@@ -93,8 +96,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Settings:
-    """How much load, and for how long."""
+    """Of which build, how much load, and for how long."""
 
+    build: str
     ghz: Path
     seconds: float
     rounds: int
@@ -113,6 +117,7 @@ class Bench:
         self._progress = progress
         self._documents = {"refunds": shipped_rule_set("refunds")}
         self._documents["twenty rules"] = workload.large_rule_set(self._documents["refunds"])
+        self._environment = environment_of(settings.build)
         self._proposals: list[envelope_pb2.Envelope] = []
         self._task = progress.add_task("measuring", total=settings.rounds * len(CALLS) * (1 + len(self._documents)))
 
@@ -124,7 +129,9 @@ class Bench:
             for number in range(self._settings.rounds):
                 with ExitStack() as stack:
                     real = [
-                        stack.enter_context(_gavel(name, document, self._directory / f"round-{number}" / f"rules-{place}"))
+                        stack.enter_context(
+                            _gavel(name, document, self._directory / f"round-{number}" / f"rules-{place}", self._environment)
+                        )
                         for place, (name, document) in enumerate(self._documents.items())
                     ]
                     empty = empty or lasting.enter_context(_empty(self._canned_answer(real[0])))
@@ -242,13 +249,24 @@ def _outcome(decision: decision_pb2.Decision) -> str:
     return f"{name} {decision.reason_code}".strip()
 
 
+def environment_of(build: str) -> dict[str, str]:
+    """The environment in which `gavel` is this build; BenchError where it is not."""
+    environment = dict(os.environ)
+    if build == COMPILED:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(COMPILED_TREE), os.environ.get("PYTHONPATH"))))
+    said = subprocess.run([GAVEL, "--version"], env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    if not said.endswith(f"({build})"):
+        raise BenchError(f"the {build} build is to be measured, and this is {said!r}; use make bench")
+    return environment
+
+
 @contextmanager
-def _gavel(name: str, document: str, directory: Path) -> Iterator[Target]:
+def _gavel(name: str, document: str, directory: Path, environment: dict[str, str]) -> Iterator[Target]:
     """A real server on the embedded Redis, with the rule set in force."""
     directory.mkdir(parents=True)
     with (directory / "server.log").open("w") as log:
         command = [str(GAVEL), "serve", "--listen", "127.0.0.1:0", "--data", str(directory / "data")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
             try:
                 assert process.stdout is not None
                 address = next((line.removeprefix(READY).strip() for line in process.stdout if line.startswith(READY)), "")
@@ -325,7 +343,8 @@ def main() -> int:
     # Beside the sources and not in /tmp, which may be memory: an fsync has to cost what it costs.
     directory = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / "build"))
     settings = Settings(
-        **{name: getattr(arguments, name) for name in ("ghz", "seconds", "rounds", "concurrency", "batch_concurrency", "connections")}
+        build=INTERPRETED if arguments.interpreted else COMPILED,
+        **{name: getattr(arguments, name) for name in ("ghz", "seconds", "rounds", "concurrency", "batch_concurrency", "connections")},
     )
     figures = engines.measure()
     try:
@@ -352,7 +371,7 @@ def main() -> int:
     engines.show(figures, console)
     seconds = round(time.monotonic() - began, 1)
     machine = {"cpus": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version()}
-    console.print(f"{seconds} s, {machine}", highlight=False)
+    console.print(f"the {settings.build} build, {seconds} s, {machine}", highlight=False)
     if arguments.json:
         used = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
         document = {"machine": machine, "settings": used, "seconds": seconds, "rows": rows, "gates": verdicts, "engines": figures}
@@ -370,6 +389,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="unary requests under way at once (default 64)")
     parser.add_argument("--batch-concurrency", type=int, default=8, help="batches under way at once (default 8)")
     parser.add_argument("--connections", type=int, default=4, help="connections that they share (default 4)")
+    parser.add_argument("--interpreted", action="store_true", help="measure the build of Python alone (default: the compiled one)")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     parser.add_argument("--gate", action="store_true", help="exit 1 if a gate is missed")
     return parser.parse_args()

@@ -1,0 +1,60 @@
+"""The wheel of `make wheels`: the hot path's libraries are in it, and what is installed from it runs compiled."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gavel's wheel, built as the Makefile builds it."""
+    directory = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)],
+        cwd=ROOT,
+        env={**os.environ, "HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"},
+        check=True,
+        capture_output=True,
+        timeout=110,
+    )
+    (built,) = directory.glob("gavel-*.whl")
+    return built
+
+
+def test_the_libraries_are_in_the_wheel(wheel: Path) -> None:
+    """Every compiled module and the library of its package are there, beside the source, and the name says for which machine."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    libraries = {path.as_posix() for path in runpy.run_path(str(ROOT / "server/hatch_build.py"))["library_paths"](Path())}
+    assert len(libraries) > 20
+    assert libraries == {name for name in names if name.endswith(".so")}
+    assert {"gavel_rules/decider.py", "gavel_server/log/append.lua", "gavel_rules/sets/refunds.yaml"} <= names
+    top_level = {PurePosixPath(name).parts[0] for name in names}
+    assert {"gavel", "gavel_rules", "gavel_server", "gavel_client"} == {name for name in top_level if not name.endswith(".dist-info")}
+    assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+
+
+def test_what_is_installed_runs_compiled(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked away from the tree, the program says that it is the compiled build, and the core works."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = [
+        "from gavel_server.build import build",
+        "from gavel_rules import decider, ruleset, shipped",
+        "print(decider.__file__, build(), ruleset.compile_rule_set(shipped.shipped_rule_set('refunds')).policy_id)",
+    ]
+    command = [sys.executable, "-c", "\n".join(program)]
+    said = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    where, *rest = said.split()
+    assert Path(where).parent == tmp_path / "gavel_rules"
+    assert ["compiled", "refunds"] == rest
