@@ -2,19 +2,12 @@
 
 `arbitrate` is total and pure. The first stage that refuses gives the reason code; the evidence stages are looked at even
 when an earlier one refuses, so that one rejection names everything that is missing. Missing is never permission: what
-cannot be evaluated is refused.
-
-    1  UNDER_REVIEW            6  UNKNOWN_EVENT          12  STALE_FACTS
-    3  NO_ACTIVE_POLICY        7  NO_FACT_INPUT          13  FACT_SUPERSEDED
-    4  INVALID_PARAMS          8  PROJECTION_CHANGED     15  CONFLICTING_DECISION
-    5  VERSION_MISMATCH       10  NEED_MORE_FACTS,       16  the rules
-                                  FACT_TYPE_MISMATCH
-                              11  INSUFFICIENT_EVIDENCE_TIER
+cannot be evaluated is refused. `stages` has them in one table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gavel.v1 import decision_pb2
@@ -37,7 +30,9 @@ from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
 from gavel_rules.evidence import Cited, Evidence, Piece, citations_of, gather, hint, superseded
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import APPROVED, EXECUTING, State
+from gavel_rules.records import Rejections
 from gavel_rules.ruleset import CompiledAction, Rule, Verdict
+from gavel_rules.stages import RefusalClass, refusal_class
 from gavel_rules.values import struct_to_dict
 
 # How an action's rules are asked: Rete with or without the cross-check, or the reference engine alone.
@@ -279,7 +274,7 @@ def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Cas
         evidence_count=view.evidence.present,
         evidence_worst_trust=view.evidence.worst_trust,
         evidence_oldest_age_ms=view.evidence.oldest_age_ms,
-        consecutive_rejections=state.consecutive_rejections(envelope.trace_id, now_ms),
+        consecutive_rejections=state.rejections(envelope.trace_id, now_ms).total,
         now_ms=now_ms,
     )
 
@@ -367,22 +362,53 @@ def _refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None
     decision.retry_hint.CopyFrom(retry_hint)
 
 
-def _count(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Iterable[CompiledAction]) -> None:
-    """Count a rejection and, at the limit, call a person instead of letting the trace loop (seeds 002 §5.6, §6.3)."""
-    if decision.outcome != decision_pb2.OUTCOME_REJECTED:
-        if decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
-            decision.consecutive_rejections = state.consecutive_rejections(trace_id, now_ms)
+def _count(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Sequence[CompiledAction]) -> None:
+    """Count a rejection and, at a limit, call a person instead of letting the trace loop (seeds 002 §5.6, §6.3)."""
+    if decision.outcome == decision_pb2.OUTCOME_APPROVED:
         return
-    count = state.consecutive_rejections(trace_id, now_ms)
-    if decision.reason_code in reasons.UNCOUNTED:
-        decision.consecutive_rejections = count
-        return
-    decision.consecutive_rejections = count + 1
-    limits = [action.rejection_limit for action in actions if action.rejection_limit is not None]
-    if count + 1 < min(limits, default=REJECTION_LIMIT_DEFAULT):
-        return
+    rejections = state.rejections(trace_id, now_ms)
+    of_class = refusal_class(decision.reason_code) if decision.outcome == decision_pb2.OUTCOME_REJECTED else None
+    if of_class is not None:
+        rejections = rejections._replace(**{of_class: getattr(rejections, of_class) + 1})
+    if rejections.total:
+        decision.consecutive_rejections = rejections.total
+        decision.rejection_counts.evidence = rejections.evidence
+        decision.rejection_counts.policy = rejections.policy
+        decision.rejection_counts.conflict = rejections.conflict
+    if of_class is not None and _limit_reached(rejections, of_class, actions):
+        _call_person(decision)
+
+
+def _limit_reached(rejections: Rejections, of_class: RefusalClass, actions: Sequence[CompiledAction]) -> bool:
+    """Whether a rejection of a class was one too many for any rule set.
+
+    A class that a rule set limits is counted by itself; its `rejection_limit` is for the classes that it does not limit. Where
+    no rule set says anything about the class, Gavel's own limit holds.
+    """
+    limited = False
+    for action in actions:
+        if of_class in action.rejection_limits:
+            limited = True
+            if getattr(rejections, of_class) >= action.rejection_limits[of_class]:
+                return True
+        elif action.rejection_limit is not None:
+            limited = True
+            if _outside(rejections, action.rejection_limits) >= action.rejection_limit:
+                return True
+    own = {name for action in actions for name in action.rejection_limits}
+    return not limited and _outside(rejections, own) >= REJECTION_LIMIT_DEFAULT
+
+
+def _outside(rejections: Rejections, classes: Container[str]) -> int:
+    """Return how many rejections there were of other classes than these."""
+    return sum(count for name, count in zip(Rejections._fields, rejections, strict=True) if name not in classes)
+
+
+def _call_person(decision: Decision) -> None:
+    """Make a rejection a call for a person; what was wrong becomes a warning."""
+    count = decision.consecutive_rejections
     decision.warnings.append(
-        DecisionWarning(code=decision.reason_code, message=f"rejection {count + 1} in a row of this trace; the limit calls a person")
+        DecisionWarning(code=decision.reason_code, message=f"rejection {count} in a row of this trace; the limit calls a person")
     )
     decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
     decision.reason_code = reasons.REJECTION_LIMIT

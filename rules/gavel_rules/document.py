@@ -50,7 +50,6 @@ DECISION_TTL_MS_DEFAULT: Final = 60_000
 _NOT_IN_THIS_RELEASE: Final[Mapping[str, tuple[str, object]]] = {
     "contest_window_ms": ("contests between proposals", 0),
     "compensation": ("compensations", None),
-    "rejection_limits": ("limits for each class of rejections", None),
 }
 
 
@@ -171,7 +170,7 @@ class ActionPart(_Part):
     rejection_limit: RejectionLimit | None = None
     """Rejections in a row of a trace before a person is called. Default: 3."""
     rejection_limits: RejectionLimitsPart | None = None
-    """The same for each class of reason codes. Checked, but not in this release."""
+    """Rejections in a row of one class before a person is called: such a class counts by itself, `rejection_limit` is for the rest."""
     score: Condition | None = None
     """What ranks proposals that compete: CEL that gives a double."""
     contest_window_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0

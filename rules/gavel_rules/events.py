@@ -19,7 +19,7 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 from google.protobuf.timestamp_pb2 import Timestamp
 
 # The semantics of this core. Any change that alters an outcome or an emitted event raises it.
-ARBITER_VERSION: Final = 1
+ARBITER_VERSION: Final = 2
 SCHEMA_VERSION: Final = "gavel.v1"
 GAVEL: Final = "gavel"
 # The last millisecond that a Timestamp can name: 9999-12-31T23:59:59.999Z.

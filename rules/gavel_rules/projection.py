@@ -28,10 +28,12 @@ from gavel_rules.events import FACT, OBSERVATION, milliseconds
 from gavel_rules.journal import Journal
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
 from gavel_rules.records import (
+    NO_REJECTIONS,
     ActiveRuleSet,
     Candidate,
     DeployedRuleSet,
     LiveDecision,
+    Rejections,
     Review,
     Shadowing,
     ShadowRuleSet,
@@ -78,10 +80,10 @@ class State(Journal):
 
     # Reading
 
-    def consecutive_rejections(self, trace_id: str, now_ms: int) -> int:
-        """Return how many rejections in a row the trace has had; 0 once it has been silent for TRACE_LAPSE_MS."""
+    def rejections(self, trace_id: str, now_ms: int) -> Rejections:
+        """Return how many rejections in a row the trace has had; none once it has been silent for TRACE_LAPSE_MS."""
         trace = self.traces.get(trace_id)
-        return trace.consecutive_rejections if trace is not None and not _has_lapsed(trace, now_ms) else 0
+        return trace.rejections if trace is not None and not _has_lapsed(trace, now_ms) else NO_REJECTIONS
 
     def tool_evidence(self, trace_id: str, event_id: str, now_ms: int) -> ToolEvidence | None:
         """Return a tool result of the trace, unless the trace has lapsed."""
@@ -163,7 +165,9 @@ class State(Journal):
         elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
             review = decision.decision_id
             self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, ""))
-        self._count(envelope.trace_id, decision.consecutive_rejections, review)
+        counts = decision.rejection_counts
+        rejections = Rejections(counts.evidence, counts.policy, counts.conflict) if decision.consecutive_rejections else NO_REJECTIONS
+        self._count(envelope.trace_id, rejections, review)
         if self.shadowing:
             for shadow in self.shadowing.get(decision.action_type, ()):
                 watching = self.shadows[shadow.policy_id]
@@ -197,11 +201,11 @@ class State(Journal):
         else:
             self._release(live)
 
-    def _count(self, trace_id: str, consecutive_rejections: int, review: str) -> None:
+    def _count(self, trace_id: str, rejections: Rejections, review: str) -> None:
         trace = self.traces.get(trace_id)
         review = review or (trace.review if trace else "")
-        if consecutive_rejections or review or trace_id in self.tool_calls or trace_id in self.tool_results:
-            self._put_trace(trace_id, Trace(consecutive_rejections, self.recorded_at_ms, review))
+        if rejections.total or review or trace_id in self.tool_calls or trace_id in self.tool_results:
+            self._put_trace(trace_id, Trace(rejections, self.recorded_at_ms, review))
         elif trace is not None:
             self._drop_trace(trace_id, trace)
 
@@ -229,7 +233,7 @@ class State(Journal):
             trace = self.traces[trace_id]
             self._drop_trace(trace_id, trace)
             if trace.review:
-                self._put_trace(trace_id, Trace(0, self.recorded_at_ms, trace.review))
+                self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms, trace.review))
 
     def _move(self, live: LiveDecision, envelope: Envelope, **changes: Any) -> LiveDecision:
         moved = live._replace(last_sequence_number=envelope.sequence_number, **changes)
@@ -400,7 +404,7 @@ class State(Journal):
 
     def _keep_trace(self, trace_id: str) -> None:
         if trace_id not in self.traces:
-            self._put_trace(trace_id, Trace(0, self.recorded_at_ms))
+            self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms))
 
     def _apply_diagnostic(self, envelope: Envelope) -> None:
         """Count what shadows would have decided otherwise; diagnostics decide nothing."""

@@ -1,4 +1,4 @@
-"""Gavel's own reason codes, their classes and their order of precedence (seeds 002 §6.3). Rule sets may not use them."""
+"""Gavel's own reason codes (seeds 002 §6.3). Rule sets may not use them; `stages` says which stage gives which."""
 
 from __future__ import annotations
 
@@ -40,8 +40,5 @@ ALREADY_FINISHED: Final = "ALREADY_FINISHED"
 NOT_APPROVED: Final = "NOT_APPROVED"
 REVIEW_RELEASED: Final = "REVIEW_RELEASED"
 REVOKED: Final = "REVOKED"
-
-# Rejections that add nothing to a trace's count: the trace was closed before it asked.
-UNCOUNTED: Final = frozenset({UNDER_REVIEW, NO_FEASIBLE_PROPOSAL})
 
 RESERVED: Final = frozenset(value for name, value in vars().copy().items() if name.isupper() and isinstance(value, str))

@@ -5,7 +5,7 @@ They say what is and do nothing; `projection.State` alone puts others in their p
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gavel.v1 import common_pb2
 from gavel.v1.common_pb2 import ProducerType
@@ -88,10 +88,26 @@ class ToolEvidence(NamedTuple):
     recorded_at_ms: int
 
 
+class Rejections(NamedTuple):
+    """How many rejections in a row a trace has had, by class (`stages.RefusalClass`)."""
+
+    evidence: int = 0
+    policy: int = 0
+    conflict: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.evidence + self.policy + self.conflict
+
+
+NO_REJECTIONS: Final = Rejections()
+
+
 class Trace(NamedTuple):
     """What is remembered of a trace while it is alive."""
 
-    consecutive_rejections: int
+    rejections: Rejections
     last_event_ms: int
     review: str = ""  # decision_id of its open review
 

@@ -133,6 +133,8 @@ class CompiledAction:
         self.params_schema = part.params
         self.decision_ttl_ms = part.decision_ttl_ms
         self.rejection_limit = part.rejection_limit
+        limits = part.rejection_limits.model_dump(exclude_none=True) if part.rejection_limits is not None else {}
+        self.rejection_limits: Mapping[str, int] = limits  # by RefusalClass
         self.retry = RetryPolicy(**part.retry.model_dump())
         self.on_version_mismatch = part.on_version_mismatch or "fail"
         self.required_versions = _required_versions(part)

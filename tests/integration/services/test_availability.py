@@ -22,6 +22,7 @@ from gavel.v1.projection_service_pb2 import GetProjectionRequest, GetStatusReque
 from gavel.v1.rule_set_service_pb2 import GetRuleSetRequest
 from gavel_rules.commands import OpenBus, PublishEvent
 from gavel_rules.decider import handle
+from gavel_rules.events import ARBITER_VERSION
 from gavel_rules.projection import State
 from gavel_server.admission import admit
 from gavel_server.clock import wall_clock_ms
@@ -116,7 +117,7 @@ async def test_bus_of_another_arbiter_version() -> None:
     state = State("default")
     command = OpenBus(some_uuid(), CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS), 7 * 86_400_000)
     (opened,) = handle(state, command, now_ms=START_MS).events
-    opened.fact.bus_opened.arbiter_version = 2
+    opened.fact.bus_opened.arbiter_version = ARBITER_VERSION + 1
     data = opened.SerializeToString()
     log = MemoryLog("default", Clock())
     head = empty_head("default")
@@ -130,7 +131,7 @@ async def test_bus_of_another_arbiter_version() -> None:
         status = await world.projections.GetStatus(GetStatusRequest())
 
     assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "ARBITER_VERSION_NOT_IMPLEMENTED")
-    assert (status.writable, status.arbiter_version, status.head_sequence_number) == (False, 2, 1)
+    assert (status.writable, status.arbiter_version, status.head_sequence_number) == (False, ARBITER_VERSION + 1, 1)
 
 
 async def test_log_that_lost_events(world: World) -> None:

@@ -18,6 +18,7 @@ from gavel.v1.projection_service_pb2 import (
 )
 from gavel.v1.rule_set_service_pb2 import ListRuleSetsRequest
 from gavel_rules.derivation import derive
+from gavel_rules.events import ARBITER_VERSION
 
 from tests.integration.services.world import (
     START_MS,
@@ -237,7 +238,7 @@ async def test_status(governed: World) -> None:
     assert (status.head_sequence_number, status.head_chain_hash) == (last.sequence_number, last.chain_hash)
     assert status.head_recorded_at == last.recorded_at
     assert [(one.policy_id, one.version) for one in status.active_rule_sets] == [("refunds", 1)]
-    assert (status.arbiter_version, status.cross_check.mode) == (1, fact_pb2.CROSS_CHECK_MODE_ALWAYS)
+    assert (status.arbiter_version, status.cross_check.mode) == (ARBITER_VERSION, fact_pb2.CROSS_CHECK_MODE_ALWAYS)
     assert status.server_version.startswith("gavel ")
     assert not status.durable
     assert "memory" in status.durability_warnings[0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reasons
+from gavel_rules.events import ARBITER_VERSION
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT, TRACE_LAPSE_MS
 
 from tests.unit.core.driver import Core, document
@@ -53,7 +56,7 @@ def test_at_the_limit_a_person_is_called_once(limit: int | None) -> None:
     decisions = [reject(core) for _ in range(most + 2)]
     assert [REJECTED] * (most - 1) + [REVIEW] + [REJECTED] * 2 == [decision.outcome for decision in decisions]
     escalated = decisions[most - 1]
-    assert (reasons.REJECTION_LIMIT, "gavel", 1) == (escalated.reason_code, escalated.policy_id, escalated.policy_version)
+    assert (reasons.REJECTION_LIMIT, "gavel", ARBITER_VERSION) == (escalated.reason_code, escalated.policy_id, escalated.policy_version)
     assert [reasons.NEED_MORE_FACTS] == [warning.code for warning in escalated.warnings]
     assert (most, False) == (escalated.consecutive_rejections, escalated.retry_hint.retryable)
     assert ["order.status"] == list(escalated.retry_hint.missing_fact_keys)
@@ -135,6 +138,59 @@ def test_an_escalation_for_lack_of_trust_still_asks_for_facts() -> None:
     core.propose([core.observe("order.status", "delivered", tool="orders-db")])
     assert ["NeedsHumanReview", "FactCollectionRequested"] == [event.event_name for event in core.events[-2:]]
     core.prove()
+
+
+# Classes
+
+
+def of_class(core: Core, name: str, **changes: Any) -> Decision:
+    """Have a proposal refused for a reason of this class; the subjects keep the classes apart."""
+    if name == "evidence":
+        return core.decide([core.fact("k.note", "x", subject="order/9")], subject="order/9", **changes)
+    if name == "conflict":
+        if "order/8" not in core.state.holds:
+            core.approve("order/8", trace_id="rival")
+        return core.decide([core.fact("order.status", "delivered", subject="order/8")], subject="order/8", **changes)
+    return core.decide([core.fact("k.note", "x")], amount=-1, **changes)
+
+
+def classes(decision: Decision) -> tuple[int, int, int]:
+    """How many of each class the decision counts."""
+    counts = decision.rejection_counts
+    return counts.evidence, counts.policy, counts.conflict
+
+
+def test_rejections_are_counted_by_class() -> None:
+    """A decision counts the rejections of its trace by class, and their sum; an approval resets all."""
+    core = limited(10)
+    counted = [classes(of_class(core, name)) for name in ("evidence", "policy", "conflict", "policy")]
+    assert [(1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 2, 1)] == counted
+    assert (0, 0, 0) == classes(core.approve().decision)
+    again = of_class(core, "evidence")
+    assert ((1, 0, 0), 1) == (classes(again), again.consecutive_rejections)
+    core.prove()
+
+
+@pytest.mark.parametrize("name", ["evidence", "policy", "conflict"])
+def test_a_class_may_have_a_limit_of_its_own(name: str) -> None:
+    """Rejections of a limited class count by themselves, up to their own limit, whatever `rejection_limit` is."""
+    core = Core(document(rejection_limit=2, rejection_limits={name: 4}))
+    others = {"evidence", "policy", "conflict"} - {name}
+    of_class(core, min(others))
+    decisions = [of_class(core, name) for _ in range(4)]
+    assert [(REJECTED, 2), (REJECTED, 3), (REJECTED, 4), (REVIEW, 5)] == counts(decisions)
+    assert reasons.REJECTION_LIMIT == decisions[-1].reason_code
+    core.prove()
+
+
+def test_the_general_limit_is_for_the_other_classes() -> None:
+    """`rejection_limit` counts the classes without a limit of their own together; without it, Gavel's own does."""
+    for general in (None, REJECTION_LIMIT_DEFAULT):
+        core = Core(document(rejection_limit=general, rejection_limits={"evidence": 50}))
+        for _ in range(4):
+            of_class(core, "evidence")
+        assert [(REJECTED, 5), (REJECTED, 6), (REVIEW, 7)] == counts([of_class(core, name) for name in ("policy", "conflict", "policy")])
+        core.prove()
 
 
 # Lapse

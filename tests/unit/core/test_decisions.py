@@ -41,7 +41,7 @@ def test_every_proposal_gets_one_decision_right_after_it() -> None:
     assert (proposal.trace_id, proposal.subject) == (envelope.trace_id, envelope.subject)
     assert (ARBITER_VERSION, proposal.sequence_number) == (decision.arbiter_version, decision.state_version)
     assert proposal.recorded_at == envelope.recorded_at == decision.evaluated_at
-    assert Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id="gavel", version="1") == envelope.producer
+    assert Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id="gavel", version=str(ARBITER_VERSION)) == envelope.producer
 
 
 def test_the_highest_matching_rule_decides_and_all_matches_are_named() -> None:

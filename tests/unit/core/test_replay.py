@@ -11,7 +11,7 @@ from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence
 from gavel_rules.chain import chain, genesis_hash
-from gavel_rules.events import timestamp
+from gavel_rules.events import ARBITER_VERSION, timestamp
 from gavel_rules.replay import (
     DamagedError,
     DivergedError,
@@ -239,13 +239,13 @@ def test_semantics_that_this_build_does_not_have(change: str) -> None:
     """A log that needs another arbiter_version is neither proved nor called wrong."""
     events = copies(told())
     if change == "opened":
-        events[0].fact.bus_opened.arbiter_version = 2
+        events[0].fact.bus_opened.arbiter_version = ARBITER_VERSION + 1
     else:
         events[3].fact.ClearField("value")
-        events[3].fact.arbiter_version_changed.arbiter_version = 2
+        events[3].fact.arbiter_version_changed.arbiter_version = ARBITER_VERSION + 1
     with pytest.raises(VersionNotImplementedError) as caught:
         replayed(BUS, rechained(BUS, events))
-    assert (1 if change == "opened" else 4, 2) == (caught.value.sequence_number, caught.value.arbiter_version)
+    assert (1 if change == "opened" else 4, ARBITER_VERSION + 1) == (caught.value.sequence_number, caught.value.arbiter_version)
 
 
 def test_an_event_id_may_come_again_after_the_idempotency_window() -> None:

@@ -18,7 +18,7 @@ from gavel_rules.commands import (
     RuleSetAt,
 )
 from gavel_rules.decider import handle
-from gavel_rules.events import SYSTEM_PRODUCER
+from gavel_rules.events import ARBITER_VERSION, SYSTEM_PRODUCER
 from gavel_rules.projection import State
 
 from tests.unit.core.driver import RULES, Core, compiled, document, replayed
@@ -212,7 +212,7 @@ def test_a_bus_opens_once() -> None:
     """BusOpened is the first event, and only that."""
     core = Core()
     opened = core.events[0].fact.bus_opened
-    assert (1, fact_pb2.CROSS_CHECK_MODE_ALWAYS) == (opened.arbiter_version, opened.cross_check.mode)
+    assert (ARBITER_VERSION, fact_pb2.CROSS_CHECK_MODE_ALWAYS) == (opened.arbiter_version, opened.cross_check.mode)
     fault = core.fault(OpenBus(core.new_id(), CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_OFF), 1))
     assert error_pb2.ERROR_REASON_WRONG_STATE == fault.reason
 

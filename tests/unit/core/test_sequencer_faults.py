@@ -14,6 +14,7 @@ from gavel_rules.commands import (
     PublishEvent,
     SubmitProposal,
 )
+from gavel_rules.events import ARBITER_VERSION
 from gavel_server import sequencer as sequencer_module
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.errors import ServiceError
@@ -164,11 +165,11 @@ async def test_semantics_that_this_build_does_not_have(servers: Servers) -> None
     """A bus of another arbiter_version can be read, and is not written."""
     await servers.start()
     events = await servers.events()
-    events[0].fact.bus_opened.arbiter_version = 2
+    events[0].fact.bus_opened.arbiter_version = ARBITER_VERSION + 1
     newer = MemoryLog(BUS, servers.now_ms, WEEK_MS)
     await _append(newer, rechained(BUS, events), servers)
     sequencer, _ = await servers.start(log=newer)
-    assert 2 == (await sequencer.settled()).arbiter_version
+    assert ARBITER_VERSION + 1 == (await sequencer.settled()).arbiter_version
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await tell(sequencer, servers.fact()))
 
 

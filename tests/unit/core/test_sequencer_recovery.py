@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, NotStarted, SubmitProposal
-from gavel_rules.events import FACT, SYSTEM_PRODUCER
+from gavel_rules.events import ARBITER_VERSION, FACT, SYSTEM_PRODUCER
 from gavel_server import planning, preparation
 from gavel_server.admission import admit
 from gavel_server.errors import ServiceError
@@ -165,10 +165,10 @@ async def test_an_upgrade_while_the_server_runs(servers: Servers) -> None:
     """When another build changes the bus's arbiter_version, this one stops writing at once and goes on serving reads."""
     sequencer, _ = await servers.start()
     upgrade = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="upgrade", producer=SYSTEM_PRODUCER)
-    upgrade.fact.arbiter_version_changed.arbiter_version = 2
+    upgrade.fact.arbiter_version_changed.arbiter_version = ARBITER_VERSION + 1
     await _write(servers, upgrade)
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await tell(sequencer, servers.fact()))
-    assert 2 == (await asyncio.wait_for(sequencer.settled(), 10)).arbiter_version
+    assert ARBITER_VERSION + 1 == (await asyncio.wait_for(sequencer.settled(), 10)).arbiter_version
     assert 2 == len(await servers.events())
     fact = servers.fact().envelope
     await _write(servers, fact)

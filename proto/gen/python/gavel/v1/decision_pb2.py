@@ -27,41 +27,43 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gavel/v1/decision.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe3\x07\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x13\n\x0bproposal_id\x18\x02 \x01(\t\x12\x1c\n\x14previous_decision_id\x18\x03 \x01(\t\x12\x17\n\x0f\x61rbiter_version\x18\x04 \x01(\x05\x12\"\n\x07outcome\x18\x05 \x01(\x0e\x32\x11.gavel.v1.Outcome\x12\x13\n\x0breason_code\x18\x06 \x01(\t\x12\x10\n\x08terminal\x18\x07 \x01(\x08\x12\x11\n\tpolicy_id\x18\x08 \x01(\t\x12\x16\n\x0epolicy_version\x18\t \x01(\x03\x12\x0f\n\x07rule_id\x18\n \x01(\t\x12\x17\n\x0frule_set_digest\x18\x0b \x01(\t\x12\x19\n\x11\x61\x63tive_policy_ids\x18\x0c \x03(\t\x12\x34\n\x10\x61\x63tive_rule_sets\x18\r \x03(\x0b\x32\x1a.gavel.v1.RuleSetReference\x12)\n\x0crule_matches\x18\x0e \x03(\x0b\x32\x13.gavel.v1.RuleMatch\x12\"\n\x1a\x63onflict_with_proposal_ids\x18\x0f \x03(\t\x12\'\n\nretry_hint\x18\x10 \x01(\x0b\x32\x13.gavel.v1.RetryHint\x12\x13\n\x0b\x61\x63tion_type\x18\x11 \x01(\t\x12\'\n\x06params\x18\x12 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x30\n\x0c\x65valuated_at\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bvalid_until\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstate_version\x18\x15 \x01(\x03\x12*\n\x0c\x61\x62sent_facts\x18\x16 \x03(\x0b\x32\x14.gavel.v1.AbsentFact\x12\x30\n\x0f\x65ngine_verdicts\x18\x17 \x03(\x0b\x32\x17.gavel.v1.EngineVerdict\x12*\n\x0cpinned_facts\x18\x18 \x03(\x0b\x32\x14.gavel.v1.PinnedFact\x12\"\n\x07\x63ontest\x18\x19 \x01(\x0b\x32\x11.gavel.v1.Contest\x12+\n\x0cretry_policy\x18\x1a \x01(\x0b\x32\x15.gavel.v1.RetryPolicy\x12\x1f\n\x17\x63ompensates_decision_id\x18\x1b \x01(\t\x12\x1e\n\x16\x63onsecutive_rejections\x18\x1c \x01(\x05\x12#\n\x08warnings\x18\x1d \x03(\x0b\x32\x11.gavel.v1.Warning\x12\x14\n\x0c\x63onflict_key\x18\x1e \x01(\t\"F\n\x10RuleSetReference\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"R\n\tRuleMatch\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07rule_id\x18\x02 \x01(\t\x12\x0e\n\x06\x65\x66\x66\x65\x63t\x18\x03 \x01(\t\x12\x11\n\tcondition\x18\x04 \x01(\t\"\xf4\x01\n\tRetryHint\x12\x19\n\x11missing_fact_keys\x18\x01 \x03(\t\x12\x30\n\x13required_trust_tier\x18\x02 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x19\n\x11preferred_sources\x18\x03 \x03(\t\x12\x1e\n\x16max_observation_age_ms\x18\x04 \x01(\x03\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x16\n\x0eretry_after_ms\x18\x06 \x01(\x03\x12\x34\n\x11\x66\x61\x63t_requirements\x18\x07 \x03(\x0b\x32\x19.gavel.v1.FactRequirement\"\xb5\x01\n\x0f\x46\x61\x63tRequirement\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.gavel.v1.FactRequirementState\x12\x30\n\x13required_trust_tier\x18\x04 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x12\n\nmax_age_ms\x18\x05 \x01(\x03\x12\x0f\n\x07sources\x18\x06 \x03(\t\"*\n\nAbsentFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\"\xc6\x01\n\nPinnedFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\x12\'\n\ntrust_tier\x18\x05 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12/\n\x0b\x66resh_until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\revidence_hash\x18\x07 \x01(\t\"V\n\rEngineVerdict\x12 \n\x06\x65ngine\x18\x01 \x01(\x0e\x32\x10.gavel.v1.Engine\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x10\n\x08rule_ids\x18\x03 \x03(\t\"\x97\x01\n\x07\x43ontest\x12-\n\topened_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tclosed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncandidates\x18\x03 \x03(\x0b\x32\x1a.gavel.v1.ContestCandidate\"d\n\x10\x43ontestCandidate\x12\x13\n\x0bproposal_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x13\n\x0breason_code\x18\x04 \x01(\t\"\x94\x01\n\x0bRetryPolicy\x12\x14\n\x0cmax_attempts\x18\x01 \x01(\x05\x12\x1a\n\x12\x62\x61\x63koff_initial_ms\x18\x02 \x01(\x03\x12\x1a\n\x12\x62\x61\x63koff_multiplier\x18\x03 \x01(\x01\x12\x16\n\x0e\x62\x61\x63koff_max_ms\x18\x04 \x01(\x03\x12\x1f\n\x17human_takeover_after_ms\x18\x05 \x01(\x03\"(\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\x98\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_APPROVED\x10\x01\x12\x14\n\x10OUTCOME_REJECTED\x10\x02\x12\x1e\n\x1aOUTCOME_NEEDS_HUMAN_REVIEW\x10\x03\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x04\x12\x13\n\x0fOUTCOME_REVOKED\x10\x05*\xab\x02\n\x14\x46\x61\x63tRequirementState\x12&\n\"FACT_REQUIREMENT_STATE_UNSPECIFIED\x10\x00\x12\"\n\x1e\x46\x41\x43T_REQUIREMENT_STATE_MISSING\x10\x01\x12 \n\x1c\x46\x41\x43T_REQUIREMENT_STATE_STALE\x10\x02\x12\'\n#FACT_REQUIREMENT_STATE_TIER_TOO_LOW\x10\x03\x12.\n*FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED\x10\x04\x12%\n!FACT_REQUIREMENT_STATE_SUPERSEDED\x10\x05\x12%\n!FACT_REQUIREMENT_STATE_WRONG_TYPE\x10\x06*G\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x45NGINE_RETE\x10\x01\x12\x14\n\x10\x45NGINE_REFERENCE\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gavel/v1/decision.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x98\x08\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x13\n\x0bproposal_id\x18\x02 \x01(\t\x12\x1c\n\x14previous_decision_id\x18\x03 \x01(\t\x12\x17\n\x0f\x61rbiter_version\x18\x04 \x01(\x05\x12\"\n\x07outcome\x18\x05 \x01(\x0e\x32\x11.gavel.v1.Outcome\x12\x13\n\x0breason_code\x18\x06 \x01(\t\x12\x10\n\x08terminal\x18\x07 \x01(\x08\x12\x11\n\tpolicy_id\x18\x08 \x01(\t\x12\x16\n\x0epolicy_version\x18\t \x01(\x03\x12\x0f\n\x07rule_id\x18\n \x01(\t\x12\x17\n\x0frule_set_digest\x18\x0b \x01(\t\x12\x19\n\x11\x61\x63tive_policy_ids\x18\x0c \x03(\t\x12\x34\n\x10\x61\x63tive_rule_sets\x18\r \x03(\x0b\x32\x1a.gavel.v1.RuleSetReference\x12)\n\x0crule_matches\x18\x0e \x03(\x0b\x32\x13.gavel.v1.RuleMatch\x12\"\n\x1a\x63onflict_with_proposal_ids\x18\x0f \x03(\t\x12\'\n\nretry_hint\x18\x10 \x01(\x0b\x32\x13.gavel.v1.RetryHint\x12\x13\n\x0b\x61\x63tion_type\x18\x11 \x01(\t\x12\'\n\x06params\x18\x12 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x30\n\x0c\x65valuated_at\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bvalid_until\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstate_version\x18\x15 \x01(\x03\x12*\n\x0c\x61\x62sent_facts\x18\x16 \x03(\x0b\x32\x14.gavel.v1.AbsentFact\x12\x30\n\x0f\x65ngine_verdicts\x18\x17 \x03(\x0b\x32\x17.gavel.v1.EngineVerdict\x12*\n\x0cpinned_facts\x18\x18 \x03(\x0b\x32\x14.gavel.v1.PinnedFact\x12\"\n\x07\x63ontest\x18\x19 \x01(\x0b\x32\x11.gavel.v1.Contest\x12+\n\x0cretry_policy\x18\x1a \x01(\x0b\x32\x15.gavel.v1.RetryPolicy\x12\x1f\n\x17\x63ompensates_decision_id\x18\x1b \x01(\t\x12\x1e\n\x16\x63onsecutive_rejections\x18\x1c \x01(\x05\x12#\n\x08warnings\x18\x1d \x03(\x0b\x32\x11.gavel.v1.Warning\x12\x14\n\x0c\x63onflict_key\x18\x1e \x01(\t\x12\x33\n\x10rejection_counts\x18\x1f \x01(\x0b\x32\x19.gavel.v1.RejectionCounts\"E\n\x0fRejectionCounts\x12\x10\n\x08\x65vidence\x18\x01 \x01(\x05\x12\x0e\n\x06policy\x18\x02 \x01(\x05\x12\x10\n\x08\x63onflict\x18\x03 \x01(\x05\"F\n\x10RuleSetReference\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"R\n\tRuleMatch\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07rule_id\x18\x02 \x01(\t\x12\x0e\n\x06\x65\x66\x66\x65\x63t\x18\x03 \x01(\t\x12\x11\n\tcondition\x18\x04 \x01(\t\"\xf4\x01\n\tRetryHint\x12\x19\n\x11missing_fact_keys\x18\x01 \x03(\t\x12\x30\n\x13required_trust_tier\x18\x02 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x19\n\x11preferred_sources\x18\x03 \x03(\t\x12\x1e\n\x16max_observation_age_ms\x18\x04 \x01(\x03\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x16\n\x0eretry_after_ms\x18\x06 \x01(\x03\x12\x34\n\x11\x66\x61\x63t_requirements\x18\x07 \x03(\x0b\x32\x19.gavel.v1.FactRequirement\"\xb5\x01\n\x0f\x46\x61\x63tRequirement\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.gavel.v1.FactRequirementState\x12\x30\n\x13required_trust_tier\x18\x04 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x12\n\nmax_age_ms\x18\x05 \x01(\x03\x12\x0f\n\x07sources\x18\x06 \x03(\t\"*\n\nAbsentFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\"\xc6\x01\n\nPinnedFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\x12\'\n\ntrust_tier\x18\x05 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12/\n\x0b\x66resh_until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\revidence_hash\x18\x07 \x01(\t\"V\n\rEngineVerdict\x12 \n\x06\x65ngine\x18\x01 \x01(\x0e\x32\x10.gavel.v1.Engine\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x10\n\x08rule_ids\x18\x03 \x03(\t\"\x97\x01\n\x07\x43ontest\x12-\n\topened_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tclosed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncandidates\x18\x03 \x03(\x0b\x32\x1a.gavel.v1.ContestCandidate\"d\n\x10\x43ontestCandidate\x12\x13\n\x0bproposal_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x13\n\x0breason_code\x18\x04 \x01(\t\"\x94\x01\n\x0bRetryPolicy\x12\x14\n\x0cmax_attempts\x18\x01 \x01(\x05\x12\x1a\n\x12\x62\x61\x63koff_initial_ms\x18\x02 \x01(\x03\x12\x1a\n\x12\x62\x61\x63koff_multiplier\x18\x03 \x01(\x01\x12\x16\n\x0e\x62\x61\x63koff_max_ms\x18\x04 \x01(\x03\x12\x1f\n\x17human_takeover_after_ms\x18\x05 \x01(\x03\"(\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\x98\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_APPROVED\x10\x01\x12\x14\n\x10OUTCOME_REJECTED\x10\x02\x12\x1e\n\x1aOUTCOME_NEEDS_HUMAN_REVIEW\x10\x03\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x04\x12\x13\n\x0fOUTCOME_REVOKED\x10\x05*\xab\x02\n\x14\x46\x61\x63tRequirementState\x12&\n\"FACT_REQUIREMENT_STATE_UNSPECIFIED\x10\x00\x12\"\n\x1e\x46\x41\x43T_REQUIREMENT_STATE_MISSING\x10\x01\x12 \n\x1c\x46\x41\x43T_REQUIREMENT_STATE_STALE\x10\x02\x12\'\n#FACT_REQUIREMENT_STATE_TIER_TOO_LOW\x10\x03\x12.\n*FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED\x10\x04\x12%\n!FACT_REQUIREMENT_STATE_SUPERSEDED\x10\x05\x12%\n!FACT_REQUIREMENT_STATE_WRONG_TYPE\x10\x06*G\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x45NGINE_RETE\x10\x01\x12\x14\n\x10\x45NGINE_REFERENCE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.decision_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTCOME']._serialized_start=2491
-  _globals['_OUTCOME']._serialized_end=2643
-  _globals['_FACTREQUIREMENTSTATE']._serialized_start=2646
-  _globals['_FACTREQUIREMENTSTATE']._serialized_end=2945
-  _globals['_ENGINE']._serialized_start=2947
-  _globals['_ENGINE']._serialized_end=3018
+  _globals['_OUTCOME']._serialized_start=2615
+  _globals['_OUTCOME']._serialized_end=2767
+  _globals['_FACTREQUIREMENTSTATE']._serialized_start=2770
+  _globals['_FACTREQUIREMENTSTATE']._serialized_end=3069
+  _globals['_ENGINE']._serialized_start=3071
+  _globals['_ENGINE']._serialized_end=3142
   _globals['_DECISION']._serialized_start=124
-  _globals['_DECISION']._serialized_end=1119
-  _globals['_RULESETREFERENCE']._serialized_start=1121
-  _globals['_RULESETREFERENCE']._serialized_end=1191
-  _globals['_RULEMATCH']._serialized_start=1193
-  _globals['_RULEMATCH']._serialized_end=1275
-  _globals['_RETRYHINT']._serialized_start=1278
-  _globals['_RETRYHINT']._serialized_end=1522
-  _globals['_FACTREQUIREMENT']._serialized_start=1525
-  _globals['_FACTREQUIREMENT']._serialized_end=1706
-  _globals['_ABSENTFACT']._serialized_start=1708
-  _globals['_ABSENTFACT']._serialized_end=1750
-  _globals['_PINNEDFACT']._serialized_start=1753
-  _globals['_PINNEDFACT']._serialized_end=1951
-  _globals['_ENGINEVERDICT']._serialized_start=1953
-  _globals['_ENGINEVERDICT']._serialized_end=2039
-  _globals['_CONTEST']._serialized_start=2042
-  _globals['_CONTEST']._serialized_end=2193
-  _globals['_CONTESTCANDIDATE']._serialized_start=2195
-  _globals['_CONTESTCANDIDATE']._serialized_end=2295
-  _globals['_RETRYPOLICY']._serialized_start=2298
-  _globals['_RETRYPOLICY']._serialized_end=2446
-  _globals['_WARNING']._serialized_start=2448
-  _globals['_WARNING']._serialized_end=2488
+  _globals['_DECISION']._serialized_end=1172
+  _globals['_REJECTIONCOUNTS']._serialized_start=1174
+  _globals['_REJECTIONCOUNTS']._serialized_end=1243
+  _globals['_RULESETREFERENCE']._serialized_start=1245
+  _globals['_RULESETREFERENCE']._serialized_end=1315
+  _globals['_RULEMATCH']._serialized_start=1317
+  _globals['_RULEMATCH']._serialized_end=1399
+  _globals['_RETRYHINT']._serialized_start=1402
+  _globals['_RETRYHINT']._serialized_end=1646
+  _globals['_FACTREQUIREMENT']._serialized_start=1649
+  _globals['_FACTREQUIREMENT']._serialized_end=1830
+  _globals['_ABSENTFACT']._serialized_start=1832
+  _globals['_ABSENTFACT']._serialized_end=1874
+  _globals['_PINNEDFACT']._serialized_start=1877
+  _globals['_PINNEDFACT']._serialized_end=2075
+  _globals['_ENGINEVERDICT']._serialized_start=2077
+  _globals['_ENGINEVERDICT']._serialized_end=2163
+  _globals['_CONTEST']._serialized_start=2166
+  _globals['_CONTEST']._serialized_end=2317
+  _globals['_CONTESTCANDIDATE']._serialized_start=2319
+  _globals['_CONTESTCANDIDATE']._serialized_end=2419
+  _globals['_RETRYPOLICY']._serialized_start=2422
+  _globals['_RETRYPOLICY']._serialized_end=2570
+  _globals['_WARNING']._serialized_start=2572
+  _globals['_WARNING']._serialized_end=2612
 # @@protoc_insertion_point(module_scope)

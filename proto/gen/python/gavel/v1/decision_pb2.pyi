@@ -152,6 +152,7 @@ class Decision(_message.Message):
     CONSECUTIVE_REJECTIONS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     CONFLICT_KEY_FIELD_NUMBER: _builtins.int
+    REJECTION_COUNTS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """Equal to the envelope's event_id."""
     proposal_id: _builtins.str
@@ -218,7 +219,7 @@ class Decision(_message.Message):
 
     @_builtins.property
     def absent_facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbsentFact]:
-        """Optional facts that were absent."""
+        """For an approval or a terminal refusal: optional facts that were absent."""
 
     @_builtins.property
     def engine_verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineVerdict]:
@@ -226,7 +227,7 @@ class Decision(_message.Message):
 
     @_builtins.property
     def pinned_facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinnedFact]:
-        """For an approval: the evidence it rests on."""
+        """For an approval or a terminal refusal: the evidence it rests on."""
 
     @_builtins.property
     def contest(self) -> Global___Contest:
@@ -239,6 +240,10 @@ class Decision(_message.Message):
     @_builtins.property
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Warning]:
         """Things worth knowing that did not decide."""
+
+    @_builtins.property
+    def rejection_counts(self) -> Global___RejectionCounts:
+        """`consecutive_rejections` by the classes of their reason codes."""
 
     def __init__(
         self,
@@ -273,14 +278,45 @@ class Decision(_message.Message):
         consecutive_rejections: _builtins.int = ...,
         warnings: _abc.Iterable[Global___Warning] | None = ...,
         conflict_key: _builtins.str = ...,
+        rejection_counts: Global___RejectionCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "evaluated_at", b"evaluated_at", "params", b"params", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "valid_until", b"valid_until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "evaluated_at", b"evaluated_at", "params", b"params", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "decision_id", b"decision_id", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "decision_id", b"decision_id", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class RejectionCounts(_message.Message):
+    """RejectionCounts counts rejections in a row of a trace by class: a rule set may limit each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    CONFLICT_FIELD_NUMBER: _builtins.int
+    evidence: _builtins.int
+    """For lack of evidence."""
+    policy: _builtins.int
+    """By rules, schemas, or the lack of a rule set."""
+    conflict: _builtins.int
+    """Because of other proposals."""
+    def __init__(
+        self,
+        *,
+        evidence: _builtins.int = ...,
+        policy: _builtins.int = ...,
+        conflict: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict", b"conflict", "evidence", b"evidence", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectionCounts: _TypeAlias = RejectionCounts  # noqa: Y015
 
 @_typing.final
 class RuleSetReference(_message.Message):

@@ -36,7 +36,7 @@ class AgentDiagnostic(_message.Message):
     SHADOW_DIFFERENCE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """What kind of note, PascalCase, e.g. "GraphTransitioned", 1..128 characters. Gavel's own: NeedsHumanReview,
-    FactCollectionRequested, LateExecutionReport, ShadowDifference, DerivationFailed.
+    NoFeasibleProposal, FactCollectionRequested, LateExecutionReport, ShadowDifference, DerivationFailed.
     """
     @_builtins.property
     def attributes(self) -> _struct_pb2.Struct:
