@@ -7,17 +7,20 @@ again a RetryInfo. A refusal by policy is a Decision and never comes here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 from gavel.v1 import error_pb2
 from gavel.v1.error_pb2 import ErrorReason
-from gavel_rules.commands import Fault
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
+
+if TYPE_CHECKING:
+    # The front knows the error table and must not load the rules engines for it.
+    from gavel_rules.commands import Fault
 
 DOMAIN: Final = "gavel"
 _REASON_PREFIX: Final = "ERROR_REASON_"

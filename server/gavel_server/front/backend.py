@@ -18,6 +18,7 @@ class Backend:
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._methods = tuple(methods[name] for name in METHODS)
         self._link: Link | None = None
+        self._serving = False
         self._bound: asyncio.Future[str | OSError] = asyncio.get_running_loop().create_future()
 
     async def connect(self, end: socket.socket) -> None:
@@ -33,11 +34,15 @@ class Backend:
 
     def serve(self) -> None:
         """Let the front answer calls."""
+        self._serving = True
         self._send(SERVE, 0, b"")
 
     def stop(self) -> None:
-        """Let the front end, once it has handed out the answers that it has."""
-        self._send(STOP, 0, b"")
+        """Let the front end: at once if it has not answered calls yet, else once those under way have ended."""
+        if self._serving:
+            self._send(STOP, 0, b"")
+        elif self._link is not None:
+            self._link.close()
 
     def _send(self, kind: int, number: int, content: bytes) -> None:
         if self._link is not None:

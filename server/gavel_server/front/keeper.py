@@ -45,19 +45,19 @@ class FrontKeeper:
         with ours, theirs:
             # A session of its own: Ctrl-C at a terminal reaches the server, which ends its front when it has drained.
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - forks in this thread on purpose; no shell, our own arguments
-                [sys.executable, "-m", "gavel_server.front.process", str(theirs.fileno()), self._listen, self._inner],
+                [sys.executable, "-P", "-m", "gavel_server.front.process", str(theirs.fileno()), self._listen, self._inner],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-            backend = Backend(self._methods)
-            await backend.connect(ours.dup())
-        self._backend = backend
-        # Once taken, a free port stays the server's.
+            self._backend = Backend(self._methods)
+            await self._backend.connect(ours.dup())
         try:
-            self._listen = await asyncio.wait_for(backend.address(), START_SECONDS_MAX)
+            # Once taken, a free port stays the server's.
+            self._listen = await asyncio.wait_for(self._backend.address(), START_SECONDS_MAX)
         except TimeoutError as error:
+            self._process.kill()
             raise OSError(f"the process that speaks gRPC does not say within {START_SECONDS_MAX:.0f} s that it listens") from error
         return self._listen
 

@@ -41,6 +41,11 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """How much waits for the other end to read."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def send(self, kind: int, number: int, content: bytes) -> None:
         """Send a frame, together with all others of this turn of the event loop. Lost if the other end is."""
         if not self._outgoing:
