@@ -18,18 +18,11 @@ import grpc
 import structlog
 import uvloop
 from gavel.v1 import (
-    arbitration_service_pb2,
-    event_service_pb2,
     event_service_pb2_grpc,
-    execution_service_pb2,
     execution_service_pb2_grpc,
-    projection_service_pb2,
     projection_service_pb2_grpc,
-    replay_service_pb2,
     replay_service_pb2_grpc,
-    rule_set_service_pb2,
     rule_set_service_pb2_grpc,
-    tool_service_pb2,
     tool_service_pb2_grpc,
 )
 from gavel_client.client import GavelClient
@@ -57,22 +50,13 @@ from gavel_server.services.projection import ProjectionServicer
 from gavel_server.services.replay import Replays, ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
+from gavel_server.surface import NAMES, SERVICES
 from gavel_server.transport import STOP_GRACE_SECONDS, bind, make_server
 
 # gRPC cuts off what reaches a server that stops, with CANCELLED. So callers whose last answer has just gone out are still told
 # that it is shutting down; the pause that they are advised (RETRY_AFTER_MS_DEFAULT) is longer than this, and then it is gone.
 FAREWELL_SECONDS: Final = 0.15
 REDIS_RESTART_PAUSE_SECONDS: Final = 1.0
-
-_SERVICES: Final = (
-    arbitration_service_pb2.DESCRIPTOR.services_by_name["ArbitrationService"],
-    event_service_pb2.DESCRIPTOR.services_by_name["EventService"],
-    execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"],
-    rule_set_service_pb2.DESCRIPTOR.services_by_name["RuleSetService"],
-    projection_service_pb2.DESCRIPTOR.services_by_name["ProjectionService"],
-    replay_service_pb2.DESCRIPTOR.services_by_name["ReplayService"],
-    tool_service_pb2.DESCRIPTOR.services_by_name["ToolService"],
-)
 
 _log = structlog.get_logger("gavel.server")
 
@@ -269,10 +253,9 @@ def _register(server: grpc.aio.Server, buses: Buses) -> tuple[Arbitration, _Heal
     tool_service_pb2_grpc.add_ToolServiceServicer_to_server(ToolServicer(), guard)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, Plain(server))
-    names = [descriptor.full_name for descriptor in _SERVICES]
-    reflected = reflection.aio.ReflectionServicer([*names, health.SERVICE_NAME, reflection.SERVICE_NAME])
+    reflected = reflection.aio.ReflectionServicer(NAMES)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, Plain(server))  # type: ignore[no-untyped-call]
-    return arbitration, _Health(servicer, ["", *names])
+    return arbitration, _Health(servicer, ["", *(service.full_name for service in SERVICES)])
 
 
 def _serve_metrics(settings: Settings) -> None:

@@ -9,6 +9,9 @@ import grpc
 # Above the contract's own limits, so that those are refused with a named violation and not by the transport.
 RECEIVE_BYTES_MAX: Final = 16 * 1024 * 1024
 SEND_BYTES_MAX: Final = 64 * 1024 * 1024
+# Calls that have arrived and wait for Python. From 1,000 on gRPC would end some of them with CANCELLED, at random; they are to
+# reach the sequencer, which says why a call is refused and when to come back.
+PENDING_CALLS_MAX: Final = 50_000
 STOP_GRACE_SECONDS: Final = 5.0
 
 
@@ -19,6 +22,8 @@ def make_server() -> grpc.aio.Server:
             ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
             ("grpc.max_send_message_length", SEND_BYTES_MAX),
             ("grpc.so_reuseport", 0),
+            ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
+            ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
         ]
     )
 

@@ -94,6 +94,8 @@ class FrontKeeper:
             try:
                 await self.start()
                 self.serve()
+            except OSError as error:
+                _LOG.error("front.restart_failed", address=self._listen, problem=str(error))
             except Exception:  # noqa: BLE001  # keep trying: the log is whole, and nobody else can let callers in
                 _LOG.exception("front.restart_failed", address=self._listen)
             await asyncio.sleep(RESTART_PAUSE_SECONDS)

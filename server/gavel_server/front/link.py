@@ -15,7 +15,7 @@ from typing import Final, cast
 HEADER: Final = Struct("<IIB")
 
 # The methods that go over the link, by kind of frame. Both ends are of one build: the server starts the front.
-METHODS: Final = ("SubmitProposal", "BatchSubmitProposals", "Preflight", "BatchPreflight")
+METHODS: Final = ("SubmitProposal", "BatchSubmitProposals", "Preflight", "BatchPreflight", "StreamProposals")
 
 # Kinds of the server's frames.
 RESPONSE: Final = 0

@@ -63,14 +63,15 @@ class Arbitration:
             "BatchSubmitProposals": self._batch_submit_proposals,
             "Preflight": lambda data, heard: self._start(_answered(self._preflight(data), heard)),
             "BatchPreflight": lambda data, heard: self._start(_answered(self._batch_preflight(data), heard)),
+            "StreamProposals": _later("StreamProposals"),
         }
         self.methods: Mapping[str, Method] = {name: _total(name, method) for name, method in methods.items()}
 
     def register(self, server: grpc.aio.Server) -> None:
         """Register the service's methods with a gRPC server; they take and answer bytes."""
         unary = {**self.methods, **{name: _total(name, _later(name)) for name in ("ResolveReview", "RevokeDecision")}}
+        stream = _awaited(unary.pop("StreamProposals"))
         handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(_awaited(method)) for name, method in unary.items()}
-        stream = _awaited(_total("StreamProposals", _later("StreamProposals")))
         register(server, SERVICE, {**handlers, "StreamProposals": grpc.stream_stream_rpc_method_handler(stream)})
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
