@@ -147,6 +147,10 @@ def portions(seed: int, evaluations: int) -> Iterator[Portion]:
 def reproduce(path: Path, console: Console) -> int:
     """Decide a reproducer's case again. Returns 1 if the engines still disagree."""
     found = json.loads(path.read_text(encoding="utf-8"))
+    if "case" not in found:
+        again = f"python -m tests.fuzz.run --portion --seed {path.stem} --evaluations {PORTION_EVALUATIONS}"
+        console.print(f"the process ended while it was at this document, nobody knows at which case; the same again: {again}", markup=False)
+        return 1
     action = compile_rule_set(json.dumps(found["document"])).actions[ACTION]
     case = Case(**found["case"])
     case = case._replace(params=action.typed_params(case.params))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,14 @@ def test_the_long_fuzz(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == long_run.main(["--evaluations", "400", "--processes", "2", "--seed", str(seed)])
     assert "400 evaluations of 2 documents" in capsys.readouterr().out
     assert not (long_run.FINDS / f"{seed}.json").exists()
+
+
+def test_a_process_that_dies_is_a_find(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A portion whose process is killed is reported with what it was at, and makes the fuzz fail."""
+    seed = 8_000_000 + os.getpid()
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    assert 1 == long_run.main(["--evaluations", "200", "--processes", "1", "--seed", str(seed)])
+    journal = long_run.FINDS / f"{seed}.json"
+    assert f"ended with status 1; reproducer: {journal}" in capsys.readouterr().out.replace("\n", "")
+    assert 1 == long_run.main(["--reproduce", str(journal)])
+    journal.unlink()
