@@ -249,16 +249,7 @@ class RuleSetPart(_Part):
 
 def canonical_json(data: object) -> str:
     """Return data as canonical JSON (RFC 8785)."""
-    return rfc8785.dumps(_in_doubles(data)).decode()  # type: ignore[arg-type]  # source.py lets only JSON through
-
-
-def _in_doubles(data: object) -> object:
-    """Return data with every number as the double that RFC 8785 takes it for: the library refuses the int 2^53, which is one."""
-    if isinstance(data, dict):
-        return {name: _in_doubles(value) for name, value in data.items()}
-    if isinstance(data, list):
-        return [_in_doubles(value) for value in data]
-    return float(data) if isinstance(data, int) and not isinstance(data, bool) else data
+    return rfc8785.dumps(data).decode()  # type: ignore[arg-type]  # source.py lets only JSON through
 
 
 def digest_of(canonical: str) -> str:
