@@ -1,8 +1,9 @@
 """Gavel's Python client.
 
 `GavelClient` (asyncio) and `SyncGavelClient` speak the contract; `envelopes` builds what they send. `executor` carries out
-approved decisions, `fdr` derives facts from executions, both over the work queues of `work_queue`. The package knows the server
-by its contract only, and starts no thread and opens no connection at import.
+approved decisions, `fdr` derives facts from executions, both over the work queues of `work_queue`. `proposal_loop` plays an agent's
+proposals to their end, with the evidence that `providers` get. The package knows the server by its contract only, and
+starts no thread and opens no connection at import.
 """
 
 from gavel_client.client import GavelClient
@@ -18,15 +19,26 @@ from gavel_client.envelopes import (
     tool_call_envelope,
     tool_result_envelope,
 )
-from gavel_client.errors import GavelClientError, GavelError, HandlerError, Violation, WorkQueueError
+from gavel_client.errors import GavelClientError, GavelError, HandlerError, ProviderError, Violation, WorkQueueError
+from gavel_client.loop_results import LoopResult, StopReason
+from gavel_client.proposal_loop import ProposalLoop, SyncProposalLoop
+from gavel_client.providers import FactNeed, FactProviders, ToolReading
 from gavel_client.sync import SyncGavelClient
 
 __all__ = [
+    "FactNeed",
+    "FactProviders",
     "GavelClient",
     "GavelClientError",
     "GavelError",
     "HandlerError",
+    "LoopResult",
+    "ProposalLoop",
+    "ProviderError",
+    "StopReason",
     "SyncGavelClient",
+    "SyncProposalLoop",
+    "ToolReading",
     "Violation",
     "WorkQueueError",
     "content_hash",

@@ -1,4 +1,4 @@
-"""The client's errors: one base, three leaves.
+"""The client's errors: one base, four leaves.
 
 A refusal by policy is a Decision and never an error (seeds 002 §6). What stands here says that something could not be
 decided, reached or carried out.
@@ -103,6 +103,18 @@ class HandlerError(GavelClientError):
     """Raised by an action's handler that failed without effect, to name why.
 
     `code` (UPPER_SNAKE_CASE, e.g. "PSP_DOWN") and `message` go into the log as they are: put no secret into them.
+    """
+
+    def __init__(self, code: str, message: str = "") -> None:
+        self.code = code
+        self.message = message
+        super().__init__(f"{code}: {message}" if message else code)
+
+
+class ProviderError(GavelClientError):
+    """Raised by a fact provider that cannot answer, to name why; `code` is like "E_PERMISSION".
+
+    `code` and `message` go into the log as they are: put no secret into them.
     """
 
     def __init__(self, code: str, message: str = "") -> None:

@@ -108,8 +108,9 @@ class Refusal(NamedTuple):
 class World:
     """A server and the stubs of a client of it. `open_log` makes the log of a bus."""
 
-    def __init__(self, channel: grpc.aio.Channel, buses: Buses, clock: Clock) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, buses: Buses, clock: Clock) -> None:
         self.channel = channel
+        self.address = address
         self.buses = buses
         self.clock = clock
         self.arbitration = arbitration_service_pb2_grpc.ArbitrationServiceStub(channel)
@@ -194,7 +195,7 @@ async def running_world(open_log: OpenLog = open_memory_log, clock: Clock | None
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield World(channel, buses, clock)
+        yield World(channel, f"127.0.0.1:{port}", buses, clock)
         await buses.stop()
     await server.stop(None)
     for sequencer in buses.all():
