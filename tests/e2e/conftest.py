@@ -13,9 +13,12 @@ from tests.e2e.world import Server, open_bus, serving
 
 @pytest.fixture(scope="session")
 def pair(redis_server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """Two servers on the Redis that all tests share. Tests that end a server start their own."""
+    """Two servers on the Redis that all tests share, the first with a front. Tests that end a server start their own."""
     data = tmp_path_factory.mktemp("pair")
-    servers = Server(data / "first", redis_url=redis_server.url), Server(data / "second", redis_url=redis_server.url)
+    servers = (
+        Server(data / "first", redis_url=redis_server.url, options=["--front"]),
+        Server(data / "second", redis_url=redis_server.url, options=["--no-front"]),
+    )
     with serving(*servers):
         yield servers
 

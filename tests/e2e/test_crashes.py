@@ -21,7 +21,7 @@ from gavel_server.log import LogUnavailableError
 from tests.e2e.in_process import sequencer_on
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import WAIT_SECONDS_MAX, Server, caught_up, open_bus, prove, publish_status, replay, serving, until
+from tests.e2e.world import WAIT_SECONDS_MAX, Server, caught_up, open_bus, prove, publish_status, replay, serving, until, writable
 
 BUS = "default"
 
@@ -57,18 +57,6 @@ CRASHES: tuple[Callable[[Server], None], ...] = (server_dies, redis_dies, both_d
 def server(tmp_path: Path) -> Server:
     """A server with its embedded Redis, not started; its address outlives it."""
     return Server(tmp_path / "gavel", listen=f"unix:{tmp_path}/gavel.sock")
-
-
-async def writable(client: GavelClient) -> None:
-    """Return once the server takes writes (again)."""
-
-    async def takes_writes() -> bool | None:
-        try:
-            return (await client.get_status()).writable or None
-        except GavelError:
-            return None
-
-    await until(takes_writes)
 
 
 async def prepared(client: GavelClient) -> dict[str, Envelope]:

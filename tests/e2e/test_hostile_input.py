@@ -106,11 +106,11 @@ class Target(NamedTuple):
         return f"{error.code.name} {error.reason}"
 
 
-@pytest.fixture(scope="module")
-def opened(pair: tuple[Server, Server]) -> Iterator[Target]:
-    """A bus with rules, a fact and an approved proposal."""
+@pytest.fixture(scope="module", params=[0, 1], ids=["front", "no-front"])
+def opened(pair: tuple[Server, Server], request: pytest.FixtureRequest) -> Iterator[Target]:
+    """A bus with rules, a fact and an approved proposal, on a server with a front and on one without."""
     bus = f"hostile-{uuid.uuid4().hex[:12]}"
-    with grpc.insecure_channel(pair[0].address) as channel, SyncGavelClient(channel, bus=bus) as client:
+    with grpc.insecure_channel(pair[request.param].address) as channel, SyncGavelClient(channel, bus=bus) as client:
         client.deploy_rule_set(rule_set())
         client.activate_rule_set(POLICY, 1)
         approved = proposal(client.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")).envelope)

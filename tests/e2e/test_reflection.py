@@ -69,10 +69,10 @@ class Curl:
             yield json.loads(json_format.MessageToJson(answer, preserving_proto_field_name=True, descriptor_pool=self._pool))
 
 
-@pytest.fixture
-def curl(pair: tuple[Server, Server]) -> Iterator[Curl]:
-    """A caller of the first server."""
-    with grpc.insecure_channel(pair[0].address) as channel:
+@pytest.fixture(params=[0, 1], ids=["front", "no-front"])
+def curl(pair: tuple[Server, Server], request: pytest.FixtureRequest) -> Iterator[Curl]:
+    """A caller of a server with a front, and of one without."""
+    with grpc.insecure_channel(pair[request.param].address) as channel:
         yield Curl(channel)
 
 

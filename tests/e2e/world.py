@@ -79,14 +79,15 @@ class Server:
     """One `gavel serve` on `data`, started and ended as often as a test likes: by turns, like an operator's.
 
     Without `redis_url` it has its embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with port 0 every start
-    picks another port, which `address` names.
+    picks another port, which `address` names. `options` are further ones of `gavel serve`.
     """
 
-    def __init__(self, data: Path, *, redis_url: str = "", listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, data: Path, *, redis_url: str = "", listen: str = "127.0.0.1:0", options: Sequence[str] = ()) -> None:
         self.data = data
         self.address = ""
         self._redis_url = redis_url
         self._listen = listen
+        self._options = tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -105,7 +106,7 @@ class Server:
     def launch(self) -> None:
         """Start the process and do not wait for it."""
         self.data.mkdir(parents=True, exist_ok=True)
-        command = [GAVEL, "serve", "--listen", self._listen, "--data", str(self.data)]
+        command = [GAVEL, "serve", "--listen", self._listen, "--data", str(self.data), *self._options]
         if self._redis_url:
             command += ["--redis", self._redis_url]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
@@ -152,6 +153,11 @@ class Server:
             info: Any = connection.info("server")
         return int(info["process_id"])
 
+    def front_process_id(self) -> int:
+        """Return the process id of its front."""
+        (process_id,) = fronts_of(self.running.pid)
+        return process_id
+
     def log(self) -> str:
         """Return what the process has written to stderr."""
         return (self.data / "server.log").read_text(errors="replace")
@@ -159,6 +165,12 @@ class Server:
     def client(self, bus: str = "") -> GavelClient:
         """Return a client that repeats what may heal, with short pauses."""
         return GavelClient(self.address, bus=bus, backoff=Backoff(initial_ms=20, maximum_ms=500))
+
+
+def fronts_of(process_id: int) -> list[int]:
+    """Return the children of a process that speak gRPC for it."""
+    children = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
+    return [int(child) for child in children if "gavel_server.front.process" in Path(f"/proc/{child}/cmdline").read_text().split("\0")]
 
 
 @contextmanager
@@ -249,6 +261,18 @@ async def until(found: Callable[[], Awaitable[Result | None]], problem: Callable
             return result
         assert time.monotonic() < deadline, problem()
         await asyncio.sleep(0.01)
+
+
+async def writable(client: GavelClient) -> None:
+    """Return once the server takes writes (again)."""
+
+    async def takes_writes() -> bool | None:
+        try:
+            return (await client.get_status()).writable or None
+        except GavelError:
+            return None
+
+    await until(takes_writes)
 
 
 async def prove(client: GavelClient) -> ReplayVerdict:

@@ -463,13 +463,6 @@ async def test_stopping_lets_calls_end(front: World) -> None:
     assert front.process.returncode is not None
 
 
-async def test_a_front_that_hangs_is_killed(front: World) -> None:
-    """A front that does not end when it is told to is killed, and is gone when `stop` returns."""
-    os.kill(front.process_id, signal.SIGSTOP)
-    await front.keeper.stop()
-    assert front.process.returncode is not None
-
-
 async def test_a_front_that_was_never_let_to_serve(world: World) -> None:
     """Where the server cannot start after all, its front ends at once, and the port is free again."""
     address = await world.keeper.start()
