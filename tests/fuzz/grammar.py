@@ -23,7 +23,7 @@ DEPTH_MAX: Final = 4
 VARIABLES_MAX: Final = 5
 ORDERS: Final = ("==", "!=", "<", "<=", ">", ">=")
 PATTERNS: Final = ("a", "^a", "^[ab]+$", "^$", "(a|b)*c", "\\d+", "^.{1,3}$", "(?i)A", "^((a)*|[ab])c$", "[\\x{4e00}-\\x{9fff}]")
-SPACES: Final = ("", " ", " ", " ", "\n", "\t ", ' // ) && "x\n')
+SPACES: Final = ("", " ", " ", " ", "\n", "\t ", ' // ) ? : && "x\n')
 ZONES: Final = {"": 0, '"UTC"': 0, '"+02:00"': 120, '"-05:30"': -330, '"+14:00"': 840}
 TIMES: Final = (
     *("2000-01-01T00:00:00Z", "2023-11-14T22:13:20Z", "2024-02-29T23:59:59.999Z", "2024-03-31T01:00:00Z"),
@@ -276,7 +276,9 @@ class Writer:
 
     def _measure(self, names: Names) -> Expression:
         """A number made of something else: a size, a conversion."""
-        match self._number(4):
+        match self._number(5):
+            case 5:
+                return self._method(m.TEXT_TO_INT, self._text(0, names))
             case 0:
                 text = self._text(0, names)
                 return self._call("size", text, meaning=strict(len, text))
@@ -300,7 +302,7 @@ class Writer:
     def _text(self, depth: int, names: Names) -> Expression:
         if depth <= 0:
             return self._text_literal() if self._number(2) == 0 else self._of("string", names, self._text_literal)
-        match self._number(3):
+        match self._number(4):
             case 0:
                 left, right = self._text(0, names), self._text(0, names)
                 return self._binary("+", m.ADDITION, left, right, strict(lambda a, b: a + b, left, right))
@@ -309,7 +311,14 @@ class Writer:
                 return self._call("string", number, meaning=strict(str, number))
             case 2:
                 return self._indexed(names)
+            case 3:
+                return self._method(m.TEXT_TO_TEXT, self._text(0, names))
         return self._choice(self._boolean(depth - 1, names), self._text(0, names), self._text(0, names))
+
+    def _method(self, table: Mapping[str, Callable[[str], Any]], text: Expression) -> Expression:
+        """A function of a text, as a method of it."""
+        function = self._draw(st.sampled_from(sorted(table)))
+        return Expression(f"{text.at(m.MEMBER)}.{function}", m.MEMBER, strict(table[function], text), text.reads)
 
     def _indexed(self, names: Names) -> Expression:
         """A string of a list or map by its place or key; one that is not there is an error."""

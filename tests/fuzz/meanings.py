@@ -224,3 +224,32 @@ TIME_FIELDS: Final[Mapping[str, Callable[[datetime], int]]] = {
 def shifted(time: datetime, minutes: int) -> datetime:
     """The wall clock of a fixed offset."""
     return time + timedelta(minutes=minutes)
+
+
+def _ascii(change: Callable[[str], str]) -> Callable[[str], str]:
+    return lambda text: "".join(change(character) if character.isascii() else character for character in text)
+
+
+def _substring(text: str, start: int, end: int) -> str:
+    if max(start, end) > len(text):
+        raise IndexError
+    return text[start:end]
+
+
+# Functions of a text, with their arguments as CEL has them.
+TEXT_TO_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
+    "lowerAscii()": _ascii(str.lower),
+    "upperAscii()": _ascii(str.upper),
+    "reverse()": lambda text: text[::-1],
+    "charAt(0)": lambda text: text[:1],
+    "substring(1)": lambda text: _substring(text, 1, len(text)),
+    # The library errs where the end is the text's own, which CEL allows (docs/rule-language.md says so to authors).
+    "substring(0, 2)": lambda text: _substring(text, 0, 2) if len(text) != 2 else ERROR,
+    # What counts as white space beyond ASCII is the library's to say.
+    "trim()": lambda text: text.strip(" \t\n") if text.isascii() and text.isprintable() else UNKNOWN,
+}
+TEXT_TO_INT: Final[Mapping[str, Callable[[str], int]]] = {
+    "indexOf('a')": lambda text: text.find("a"),
+    'lastIndexOf("1")': lambda text: text.rfind("1"),
+    "split('a').size()": lambda text: len(text.split("a")),
+}

@@ -38,6 +38,12 @@ def test_string_functions(outcome: Outcome, condition: str) -> None:
     assert outcome(f"!({condition})", {"name": "äBC D"}) is False
 
 
+def test_substring_up_to_the_end(outcome: Outcome) -> None:
+    """The library errs on an end that is just the text's own, and fails closed; without an end there is no error. The page says so."""
+    assert outcome('params.name.substring(1, 3) == "BC"', {"name": "ABC"}) == "r0"
+    assert outcome('params.name.substring(1) == "BC"', {"name": "ABC"}) is True
+
+
 @pytest.mark.parametrize("function", ['replace("a", params.name)', "format([1])"])
 def test_functions_that_may_grow_are_refused(codes: Callable[..., list[str]], function: str) -> None:
     """Functions that could make gigabytes out of two texts are refused by name."""

@@ -209,6 +209,9 @@ def test_integers_at_the_edge(outcome: Outcome) -> None:
     assert outcome(f"params.count == {edge - 1}", {"count": edge}) is False
     assert outcome("params.count < 9223372036854775807", {"count": edge}) is True
     assert outcome("params.amount < 9223372036854775808.0 && params.amount < 1e30", {"amount": 5.0}) is True
+    # An int beyond 2^53 beside a double is the double nearest to it, as the page says.
+    assert outcome(f"params.amount == {edge + 1}", {"amount": float(edge)}) is True
+    assert outcome(f"params.count == {edge + 1}", {"count": edge}) is False
 
 
 @pytest.mark.parametrize(
