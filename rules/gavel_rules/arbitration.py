@@ -28,6 +28,7 @@ from gavel_rules import reasons
 from gavel_rules.case import Case
 from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
 from gavel_rules.evidence import Cited, Evidence, Piece, citations_of, gather, hint, superseded
+from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import APPROVED, EXECUTING, State
 from gavel_rules.records import Rejections
@@ -149,7 +150,14 @@ def _judge_governed(
         )
         for reference in unknown
     )
-    reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key)
+    contradicted = _contradicted(state, citations, pieces) if state.contradicted else {}
+    decision.warnings.extend(
+        DecisionWarning(code=reasons.CONFLICTING_EVIDENCE, message=f"observations read different values of {what} in {evidence_ref}")
+        for evidence_ref, what in contradicted.items()
+    )
+    reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key, bool(contradicted))
+    if not reason_code and _repeated(state, envelope, now_ms):
+        reason_code = reasons.DUPLICATE_PROPOSAL
     if reason_code:
         _refuse(decision, reason_code, hint(unmet, retryable=True))
         unresolved = dict.fromkeys(declared.key for view in governed for declared in view.evidence.unresolved)
@@ -157,6 +165,9 @@ def _judge_governed(
             DecisionWarning(code="SUBJECT_UNRESOLVED", message=f"whose {key} is needed depends on facts that are not as required")
             for key in unresolved
         )
+        if reason_code == reasons.CONFLICTING_EVIDENCE:
+            decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+            decision.retry_hint.retryable = False
         return
     decision.conflict_key = conflict_key
     holder = state.holds.get(conflict_key)
@@ -202,6 +213,7 @@ def _first_refusal(
     pieces: list[Piece],
     unmet: list[Piece],
     conflict_key: str,
+    contradicted: bool,
 ) -> str:
     """Return the reason code of the first of stages 6 to 13 that refuses, or ""."""
     if unknown:
@@ -211,12 +223,27 @@ def _first_refusal(
     proposal = envelope.proposal
     if proposal.HasField("projection_version") and _changed_since(state, proposal.projection_version, citations, pieces, conflict_key):
         return reasons.PROJECTION_CHANGED
+    if contradicted:
+        return reasons.CONFLICTING_EVIDENCE
     if unmet:
         states = {piece.state for piece in unmet}
         for of_stage, reason_code in _EVIDENCE_STAGES:
             if states & of_stage:
                 return reason_code
     return ""
+
+
+def _contradicted(state: State, citations: list[Cited], pieces: list[Piece]) -> dict[str, str]:
+    """Return the tool results that the evidence rests on and that were read in two ways, with what of (seeds 002 §4.6)."""
+    refs = [citation.evidence_ref for citation in citations]
+    refs.extend(piece.candidate.evidence_ref for piece in pieces if piece.candidate is not None)
+    return {evidence_ref: state.contradicted[evidence_ref] for evidence_ref in refs if evidence_ref in state.contradicted}
+
+
+def _repeated(state: State, envelope: Envelope, now_ms: int) -> bool:
+    """Whether the trace was refused this very proposal last, for lack of evidence or by policy."""
+    refused = state.refused(envelope.trace_id, now_ms)
+    return bool(refused) and fingerprint(envelope) == refused
 
 
 def _cites_input(envelope: Envelope, citations: list[Cited], pieces: list[Piece]) -> bool:

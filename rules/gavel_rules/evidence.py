@@ -46,6 +46,7 @@ class Cited(NamedTuple):
     category: int
     subject: str
     keys: tuple[str, ...]
+    evidence_ref: str  # of an observation: the tool result that it names
 
 
 class Piece(NamedTuple):
@@ -73,7 +74,9 @@ class Evidence(NamedTuple):
 
 def cited(envelope: Envelope) -> Cited:
     """Return what a proposal that cites this event needs to know of it."""
-    return Cited(envelope.sequence_number, envelope.event_id, envelope.event_category, envelope.subject, fact_keys(envelope))
+    keys = fact_keys(envelope)
+    evidence_ref = envelope.observation.evidence_ref if envelope.HasField("observation") else ""
+    return Cited(envelope.sequence_number, envelope.event_id, envelope.event_category, envelope.subject, keys, evidence_ref)
 
 
 def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int) -> Evidence:

@@ -25,6 +25,7 @@ from sortedcontainers import SortedList
 from gavel_rules import derivation
 from gavel_rules.document import digest_of
 from gavel_rules.events import FACT, OBSERVATION, milliseconds
+from gavel_rules.fingerprint import fingerprint
 from gavel_rules.journal import Journal
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
 from gavel_rules.records import (
@@ -41,6 +42,7 @@ from gavel_rules.records import (
     Trace,
 )
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
+from gavel_rules.stages import RefusalClass, refusal_class
 from gavel_rules.values import value_to_python
 
 # Phases of an approved decision; PendingPhase of the contract.
@@ -75,6 +77,8 @@ class State(Journal):
         self.traces: dict[str, Trace] = {}
         self.tool_calls: dict[str, dict[str, str]] = {}
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
+        self.readings: dict[str, dict[str, Any]] = {}  # by tool result: what was read in it, by subject and key
+        self.contradicted: dict[str, str] = {}  # by tool result: a subject and key of which it was read to say two things
         self._timers: SortedList = SortedList()  # (due_ms, sequence_number of the decision, decision_id)
         self._lapses: SortedList = SortedList()  # (last_event_ms, trace_id)
 
@@ -84,6 +88,11 @@ class State(Journal):
         """Return how many rejections in a row the trace has had; none once it has been silent for TRACE_LAPSE_MS."""
         trace = self.traces.get(trace_id)
         return trace.rejections if trace is not None and not _has_lapsed(trace, now_ms) else NO_REJECTIONS
+
+    def refused(self, trace_id: str, now_ms: int) -> str:
+        """Return the fingerprint of what the trace was refused last, for lack of evidence or by policy, or ""."""
+        trace = self.traces.get(trace_id)
+        return trace.refused if trace is not None and not _has_lapsed(trace, now_ms) else ""
 
     def tool_evidence(self, trace_id: str, event_id: str, now_ms: int) -> ToolEvidence | None:
         """Return a tool result of the trace, unless the trace has lapsed."""
@@ -167,7 +176,7 @@ class State(Journal):
             self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, ""))
         counts = decision.rejection_counts
         rejections = Rejections(counts.evidence, counts.policy, counts.conflict) if decision.consecutive_rejections else NO_REJECTIONS
-        self._count(envelope.trace_id, rejections, review)
+        self._count(envelope.trace_id, rejections, review, _refused(decision, proposal))
         if self.shadowing:
             for shadow in self.shadowing.get(decision.action_type, ()):
                 watching = self.shadows[shadow.policy_id]
@@ -201,11 +210,13 @@ class State(Journal):
         else:
             self._release(live)
 
-    def _count(self, trace_id: str, rejections: Rejections, review: str) -> None:
+    def _count(self, trace_id: str, rejections: Rejections, review: str, refused: str) -> None:
         trace = self.traces.get(trace_id)
+        if rejections.total and trace is not None:
+            refused = refused or trace.refused
         review = review or (trace.review if trace else "")
         if rejections.total or review or trace_id in self.tool_calls or trace_id in self.tool_results:
-            self._put_trace(trace_id, Trace(rejections, self.recorded_at_ms, review))
+            self._put_trace(trace_id, Trace(rejections, self.recorded_at_ms, review, refused))
         elif trace is not None:
             self._drop_trace(trace_id, trace)
 
@@ -223,6 +234,9 @@ class State(Journal):
         self._remove_sorted(self._lapses, (trace.last_event_ms, trace_id))
         self._drop(self.traces, trace_id)
         self._drop(self.tool_calls, trace_id)
+        for event_id in self.tool_results.get(trace_id, ()):
+            self._drop(self.readings, event_id)
+            self._drop(self.contradicted, event_id)
         self._drop(self.tool_results, trace_id)
 
     def _forget_lapsed_traces(self) -> None:
@@ -351,7 +365,11 @@ class State(Journal):
         if observation.HasField("evidence_recorded_at"):
             aged_from_ms = min(aged_from_ms, milliseconds(observation.evidence_recorded_at))
         producer = envelope.producer
+        of_evidence = self.readings.get(observation.evidence_ref)
         for key in sorted(observation.extracted_fields):
+            value = value_to_python(observation.extracted_fields[key])
+            if of_evidence is not None:
+                self._note_reading(observation.evidence_ref, of_evidence, f"{envelope.subject} {key}", value)
             self._put_candidate(
                 envelope.subject,
                 key,
@@ -361,7 +379,7 @@ class State(Journal):
                     category=OBSERVATION,
                     trust_tier=observation.trust_tier,
                     source=observation.source_tool,
-                    value=value_to_python(observation.extracted_fields[key]),
+                    value=value,
                     claimed_at_ms=claimed_at_ms,
                     aged_from_ms=aged_from_ms,
                     max_age_ms=0,
@@ -376,6 +394,13 @@ class State(Journal):
                     derivation_rule_version=0,
                 ),
             )
+
+    def _note_reading(self, evidence_ref: str, of_evidence: dict[str, Any], what: str, value: Any) -> None:
+        """Note what an observation, whoever made it, says that a tool result says (seeds 002 §4.6)."""
+        if what not in of_evidence:
+            self._put(of_evidence, what, value)
+        elif evidence_ref not in self.contradicted and not _same_value(of_evidence[what], value):
+            self._put(self.contradicted, evidence_ref, what)
 
     def _put_candidate(self, subject: str, key: str, candidate: Candidate) -> None:
         keys = self._inner(self.evidence, subject)
@@ -401,6 +426,7 @@ class State(Journal):
             envelope.event_id,
             ToolEvidence(result.execution_id, result.tool_name, result.content_hash, result.is_error, self.recorded_at_ms),
         )
+        self._put(self.readings, envelope.event_id, {})
 
     def _keep_trace(self, trace_id: str) -> None:
         if trace_id not in self.traces:
@@ -493,11 +519,28 @@ class State(Journal):
             "traces": self.traces,
             "tool_calls": self.tool_calls,
             "tool_results": self.tool_results,
+            "readings": self.readings,
+            "contradicted": self.contradicted,
             "timers": list(self._timers),
             "lapses": list(self._lapses),
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _refused(decision: Decision, proposal: Envelope) -> str:
+    """Return the fingerprint of a proposal that was rejected for lack of evidence or by policy; "" for any other outcome."""
+    if decision.outcome != decision_pb2.OUTCOME_REJECTED:
+        return ""
+    return fingerprint(proposal) if refusal_class(decision.reason_code) in _OF_THE_PROPOSAL else ""
+
+
+_OF_THE_PROPOSAL: Final = (RefusalClass.EVIDENCE, RefusalClass.POLICY)
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal: a boolean is no number, whatever Python says."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def _has_lapsed(trace: Trace, now_ms: int) -> bool:

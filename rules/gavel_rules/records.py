@@ -110,6 +110,7 @@ class Trace(NamedTuple):
     rejections: Rejections
     last_event_ms: int
     review: str = ""  # decision_id of its open review
+    refused: str = ""  # `fingerprint` of the last proposal that it was refused, for the proposal's own sake: evidence or policy
 
 
 class DeployedRuleSet(NamedTuple):

@@ -115,11 +115,11 @@ def test_every_other_rejection_counts(rejected_by: str, reason_code: str) -> Non
     core = limited()
     status = core.fact("order.status", "cancelled")
     decisions = []
-    for _ in range(3):
+    for amount in (5, 6, 7):
         if rejected_by == "ungoverned":
             decisions.append(core.decide([status], action_type="nobody.knows"))
         else:
-            decisions.append(core.decide([status], amount=-1 if rejected_by == "params" else 5))
+            decisions.append(core.decide([status], amount=-amount if rejected_by == "params" else amount))
     assert [(REJECTED, 1), (REJECTED, 2), (REVIEW, 3)] == counts(decisions)
     assert [reason_code, reason_code, reasons.REJECTION_LIMIT] == [decision.reason_code for decision in decisions]
     core.prove()

@@ -147,7 +147,7 @@ def test_rules_see_rejections_before_this_one() -> None:
     """`trace.consecutive_rejections` is what the trace had before the proposal."""
     core = Core(document(NO_FACTS, [{"id": "third-try", "when": "trace.consecutive_rejections == 2", "effect": "approve"}]))
     note = core.fact("k.note", "x")
-    assert [REJECTED, REJECTED, APPROVED] == [core.decide([note]).outcome for _ in range(3)]
+    assert [REJECTED, REJECTED, APPROVED] == [core.decide([note], amount=amount).outcome for amount in (1, 2, 3)]
 
 
 def test_an_approval_is_bound_to_its_action_and_evidence() -> None:

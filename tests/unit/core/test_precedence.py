@@ -23,6 +23,7 @@ FACTS: dict[str, Any] = {
     for name in ("missing", "typed", "trusted", "aged", "cited", "changing")
 }
 FACTS["aged"]["max_age_ms"] = 1_000
+FACTS["read"] = {"key": "k.read", "type": "string", "min_trust": 2, "max_age_ms": 3_600_000}
 OTHER = {"params": {"type": "object"}, "retry": {"max_attempts": 1}}
 RULES: list[dict[str, Any]] = [
     {"id": "too-much", "when": "params.amount > 100.0", "effect": "reject", "reason_code": "TOO_MUCH"},
@@ -41,11 +42,13 @@ REFUSALS = {
     "unknown-event": reasons.UNKNOWN_EVENT,
     "no-input": reasons.NO_FACT_INPUT,
     "projection": reasons.PROJECTION_CHANGED,
+    "contradicted": reasons.CONFLICTING_EVIDENCE,
     "missing": reasons.NEED_MORE_FACTS,
     "type": reasons.FACT_TYPE_MISMATCH,
     "tier": reasons.INSUFFICIENT_EVIDENCE_TIER,
     "stale": reasons.STALE_FACTS,
     "superseded": reasons.FACT_SUPERSEDED,
+    "duplicate": reasons.DUPLICATE_PROPOSAL,
     "conflict": reasons.CONFLICTING_DECISION,
     "rule": "TOO_MUCH",
 }
@@ -75,8 +78,8 @@ def decide(obstacles: frozenset[str]) -> Decision:
     core.pass_time(2_000)
     if "stale" not in obstacles:
         core.fact("k.aged", "x")
-    if "missing" not in obstacles:
-        core.fact("k.missing", "x")
+    evidence = core.tool_result("tools")
+    core.observe("k.read", "x", evidence=evidence, trace_id="tools")
     core.fact("k.typed", 7 if "type" in obstacles else "x")
     if "tier" in obstacles:
         core.observe("k.trusted", "x")
@@ -89,15 +92,22 @@ def decide(obstacles: frozenset[str]) -> Decision:
     core.fact("k.changing", "x")
     if "projection" not in obstacles:
         changes = {}
-    if "ungoverned" in obstacles:
-        core.deactivate("refunds")
     params: dict[str, object] = {"amount": 500 if "rule" in obstacles else 50}
     if "params" in obstacles:
         params["surprise"] = True
     strange = [EventReference(event_id=event_id(999), sequence_number=999)] if "unknown-event" in obstacles else []
     binding = VersionBinding(planner_version="6" if "versions" in obstacles else "7")
     cited = [unrelated if "no-input" in obstacles else based_on]
-    decision = core.decide(cited, params=params, references=strange, version_binding=binding, **changes)
+    proposal: dict[str, Any] = {"params": params, "references": strange, "version_binding": binding}
+    if "duplicate" in obstacles:
+        assert decision_pb2.OUTCOME_REJECTED == core.decide(cited, **proposal).outcome
+    if "missing" not in obstacles:
+        core.fact("k.missing", "x")
+    if "contradicted" in obstacles:
+        core.observe("k.read", "y", evidence=evidence, trace_id="elsewhere")
+    if "ungoverned" in obstacles:
+        core.deactivate("refunds")
+    decision = core.decide(cited, **proposal, **changes)
     core.prove()
     return decision
 
@@ -111,7 +121,8 @@ def test_no_obstacle_is_approved() -> None:
 def test_each_stage_refuses_by_itself(obstacle: str) -> None:
     """Each obstacle alone refuses with its own reason code, by the policy that speaks there."""
     decision = decide(frozenset({obstacle}))
-    assert (decision_pb2.OUTCOME_REJECTED, REFUSALS[obstacle]) == (decision.outcome, decision.reason_code)
+    outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW if obstacle == "contradicted" else decision_pb2.OUTCOME_REJECTED
+    assert (outcome, REFUSALS[obstacle]) == (decision.outcome, decision.reason_code)
     spoke = ("refunds", 1) if obstacle == "rule" else ("gavel", ARBITER_VERSION)
     assert spoke == (decision.policy_id, decision.policy_version)
 
@@ -122,16 +133,19 @@ def test_the_earlier_stage_gives_the_reason(pair: tuple[str, str]) -> None:
     assert REFUSALS[pair[0]] == decide(frozenset(pair)).reason_code
 
 
-@pytest.mark.parametrize("earlier", ["", "unknown-event", "no-input", "projection", "missing", "conflict", "rule"])
+LATER = ["unknown-event", "no-input", "projection", "contradicted", "missing", "duplicate", "conflict", "rule"]
+
+
+@pytest.mark.parametrize("earlier", ["", *LATER])
 def test_one_rejection_names_all_missing_evidence(earlier: str) -> None:
     """Whatever refuses from stage 6 to 13, the hint has a row for every unmet requirement: declarations by name, then SUPERSEDED."""
-    obstacles = frozenset({earlier} - {""} | EVIDENCE.keys()) - (frozenset({"superseded"}) if earlier == "no-input" else frozenset())
+    obstacles = frozenset(({earlier} - {""}) | EVIDENCE.keys()) - (frozenset({"superseded"}) if earlier == "no-input" else frozenset())
     decision = decide(obstacles)
     rows = [(row.key, row.state) for row in decision.retry_hint.fact_requirements]
     assert [EVIDENCE[name] for name in EVIDENCE if name in obstacles] == rows
     assert [key for key, _ in rows] == list(decision.retry_hint.missing_fact_keys)
     assert {SUBJECT} == {row.subject for row in decision.retry_hint.fact_requirements}
-    assert decision.retry_hint.retryable
+    assert (earlier != "contradicted") == decision.retry_hint.retryable
 
 
 def _hint_summary(decision: Decision) -> tuple[int, int, list[str]]:

@@ -119,10 +119,10 @@ def test_versions_take_turns() -> None:
     core = Core(V1)
     deploy(core, V2)
     status = core.fact("order.status", "cancelled")
-    codes = [core.decide([status]).reason_code]
+    codes = [core.decide([status], trace_id="trace-0").reason_code]
     for version in (2, 1):
         core.run(activate(core, version))
-        codes.append(core.decide([status]).reason_code)
+        codes.append(core.decide([status], trace_id=f"trace-{version}").reason_code)
     assert ["ORDER_CANCELLED", "NEVER", "ORDER_CANCELLED"] == codes
     core.prove()
 

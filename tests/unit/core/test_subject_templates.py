@@ -213,8 +213,8 @@ def test_asking_for_an_optional_fact_asks_about_the_named_subject() -> None:
     customer = core.fact("order.customer", "7")
     decision = core.decide([customer], required_facts=["customer.score"])
     assert [("customer.score", "customer/7", MISSING)] == rows(decision)
-    core.fact("customer.score", 0.1, subject="customer/7")
-    assert decision_pb2.OUTCOME_APPROVED == core.decide([customer], required_facts=["customer.score"]).outcome
+    score = core.fact("customer.score", 0.1, subject="customer/7")
+    assert decision_pb2.OUTCOME_APPROVED == core.decide([customer, score], required_facts=["customer.score"]).outcome
     core.prove()
 
 

@@ -1,0 +1,99 @@
+"""DUPLICATE_PROPOSAL: a trace that proposes again exactly what it was refused has learnt nothing (seeds 002 §6.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gavel.v1 import decision_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import reasons
+from gavel_rules.limits import TRACE_LAPSE_MS
+
+from tests.unit.core.driver import Core, document
+
+RULES: list[dict[str, Any]] = [
+    {"id": "much", "when": "params.amount > 100.0", "effect": "reject", "reason_code": "TOO_MUCH"},
+    {"id": "rest", "when": "facts.status == 'delivered'", "effect": "approve"},
+]
+
+
+@pytest.fixture
+def core() -> Core:
+    """A bus whose action has a limit on the amount."""
+    return Core(document(rules=RULES))
+
+
+def refused(core: Core, status: Envelope, **changes: Any) -> str:
+    """The reason code of a proposal of too much."""
+    return core.decide([status], **{"amount": 500, **changes}).reason_code
+
+
+def test_the_same_again_is_refused_as_such(core: Core) -> None:
+    """The second time is DUPLICATE_PROPOSAL, whatever the agent thinks of risk and urgency now; so is the third."""
+    status = core.fact("order.status", "delivered")
+    codes = [refused(core, status), refused(core, status), refused(core, status, risk=0.9, priority=7, expected_outcome="please")]
+    assert ["TOO_MUCH", reasons.DUPLICATE_PROPOSAL, reasons.DUPLICATE_PROPOSAL] == codes
+    core.prove()
+
+
+def test_what_makes_another_proposal(core: Core) -> None:
+    """Another amount, subject, trace or citation is another proposal; the order of citations is not."""
+    status = core.fact("order.status", "delivered")
+    core.fact("order.status", "delivered", subject="order/2")
+    note = core.fact("k.note", "x")
+    assert "TOO_MUCH" == refused(core, status)
+    assert "TOO_MUCH" == refused(core, status, amount=501)
+    assert reasons.NEED_MORE_FACTS == core.decide([core.fact("k.note", "x", subject="order/3")], subject="order/3").reason_code
+    assert "TOO_MUCH" == refused(core, status, trace_id="trace-2")
+    assert "TOO_MUCH" == core.decide([status, note], amount=500).reason_code
+    assert reasons.DUPLICATE_PROPOSAL == core.decide([note, status], amount=500).reason_code
+    core.prove()
+
+
+def test_only_the_last_refusal_counts(core: Core) -> None:
+    """What was refused before the last refusal may be proposed again."""
+    status = core.fact("order.status", "delivered")
+    assert ["TOO_MUCH"] * 3 == [refused(core, status, amount=amount) for amount in (500, 600, 500)]
+    core.prove()
+
+
+def test_evidence_that_came_uncited_does_not_help(core: Core) -> None:
+    """A proposal refused for lack of a fact has to cite what has come since (seeds 002 §5.6)."""
+    note = core.fact("k.note", "x")
+    assert reasons.NEED_MORE_FACTS == core.decide([note]).reason_code
+    status = core.fact("order.status", "delivered")
+    assert reasons.DUPLICATE_PROPOSAL == core.decide([note]).reason_code
+    assert decision_pb2.OUTCOME_APPROVED == core.decide([note, status]).outcome
+    core.prove()
+
+
+def test_missing_evidence_is_named_before_repetition(core: Core) -> None:
+    """While evidence lacks, that is the answer, as often as it is asked."""
+    note = core.fact("k.note", "x")
+    assert [reasons.NEED_MORE_FACTS] * 3 == [core.decide([note]).reason_code for _ in range(3)]
+
+
+def test_a_conflict_may_be_tried_again(core: Core) -> None:
+    """A refusal because of others says nothing about the proposal: the same is decided anew when the key is free."""
+    approved = core.approve(trace_id="rival")
+    status = core.by_id[approved.decision.pinned_facts[0].event_id]
+    assert [reasons.CONFLICTING_DECISION] * 2 == [core.decide([status]).reason_code for _ in range(2)]
+    core.pass_time(10_000)
+    assert decision_pb2.OUTCOME_APPROVED == core.decide([status]).outcome
+    core.prove()
+
+
+@pytest.mark.parametrize("forgets", ["approval", "silence"])
+def test_what_makes_a_trace_forget(core: Core, forgets: str) -> None:
+    """After an approval, or a day of silence, the trace may propose what it was refused before."""
+    status = core.fact("order.status", "delivered")
+    assert "TOO_MUCH" == refused(core, status)
+    if forgets == "approval":
+        assert decision_pb2.OUTCOME_APPROVED == core.decide([status]).outcome
+        core.pass_time(10_000)
+    else:
+        core.pass_time(TRACE_LAPSE_MS + 1)
+        core.fact("order.status", "delivered")
+    assert reasons.DUPLICATE_PROPOSAL != refused(core, status)
+    core.prove()
