@@ -16,6 +16,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     reasons.UNDER_REVIEW: "a person has to look at this trace first; other work can go on in another trace",
     reasons.NO_ACTIVE_POLICY: "no rule set in force governs this action type; mend action_type, or put a rule set in force",
     reasons.INVALID_PARAMS: "params do not fit the action's schema; the warnings say where",
+    reasons.VERSION_MISMATCH: "it is bound to other versions than the rule set requires; the warnings say which",
     reasons.UNKNOWN_EVENT: "based_on_events names what is no fact or observation of this bus, or not by both event_id and sequence_number",
     reasons.NO_FACT_INPUT: "based_on_events names nothing about this subject or a fact that the rules read; cite what it rests on",
     reasons.PROJECTION_CHANGED: "what it rests on has changed since its projection_version; look again and propose anew",

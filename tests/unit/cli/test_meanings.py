@@ -21,9 +21,6 @@ ELSEWHERE = {
     reasons.REVIEW_RELEASED,
     reasons.REVOKED,
     reasons.NO_FEASIBLE_PROPOSAL,
-    reasons.VERSION_MISMATCH,
-    reasons.CONFLICTING_EVIDENCE,
-    reasons.DUPLICATE_PROPOSAL,
     reasons.OUTRANKED,
 }
 
