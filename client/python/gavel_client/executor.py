@@ -17,6 +17,7 @@ the decision's retry policy names, or where a lease has lapsed.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Mapping
@@ -125,7 +126,7 @@ class Executor:
             if not report.execution.will_retry:
                 return Verdict.DELETE
             policy = begun.started.decision.decision.retry_policy
-            await self._consumer.rest(retry_pause_ms(policy, report.execution.attempt))
+            await self._consumer.rest(retry_pause_ms(policy, report.execution.attempt, queued.event_id))
 
     async def _begin(self, queued: Envelope) -> tuple[float, BeginExecutionResponse | None]:
         """Ask to start an attempt. Returns when it was asked (monotonic) and the answer; None: the decision ended long ago."""
@@ -239,12 +240,17 @@ class Executor:
                 await self._queue.trim(pending.projection_version + 1)
 
 
-def retry_pause_ms(policy: RetryPolicy, attempts: int) -> float:
-    """Return the pause after `attempts` failed attempts, in milliseconds, as the decision's retry policy names it (seeds 002 §7.1)."""
+def retry_pause_ms(policy: RetryPolicy, attempts: int, decision_id: str) -> float:
+    """Return the pause after `attempts` failed attempts, in milliseconds, as the decision's retry policy names it (seeds 002 §7.1).
+
+    Jitter takes away up to half, so that decisions that failed together do not come back together. It follows from what the log
+    has (the first 8 bytes of SHA-256 over "DECISION_ID:ATTEMPTS"), so whoever reads the log can work the pause out again.
+    """
     pause = float(policy.backoff_initial_ms)
     for _ in range(attempts - 1):
         pause = min(pause * policy.backoff_multiplier, policy.backoff_max_ms)
-    return min(pause, policy.backoff_max_ms)
+    drawn = hashlib.sha256(f"{decision_id}:{attempts}".encode()).digest()[:8]
+    return min(pause, policy.backoff_max_ms) * (1 - int.from_bytes(drawn, "big") / 2**65)
 
 
 async def _call(handler: ActionHandler, context: ExecutionContext) -> HandlerResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import grpc
@@ -12,6 +13,8 @@ from gavel_client.errors import GavelError
 from gavel_client.executor import retry_pause_ms
 from hypothesis import given
 from hypothesis import strategies as st
+
+DECISION_ID = "0190a1b2-0000-8000-8000-000000000001"
 
 
 @given(failures=st.integers(1, 10_000), advice=st.none() | st.integers(0, 100_000), seed=st.integers())
@@ -60,5 +63,14 @@ def test_what_may_heal(code: grpc.StatusCode, reason: str, retry_after_ms: int |
     ],
 )
 def test_retry_pause_follows_the_policy(policy: RetryPolicy, pauses: list[int]) -> None:
-    """The pause before another attempt is the decision's: initial * multiplier^(n-1), capped; nothing of the runtime's own."""
-    assert pauses == [retry_pause_ms(policy, attempt) for attempt in range(1, 5)]
+    """The pause before another attempt is the decision's: initial * multiplier^(n-1), capped, of which jitter leaves at least half."""
+    found = [retry_pause_ms(policy, attempt, DECISION_ID) for attempt in range(1, 5)]
+    assert [True] * 4 == [most / 2 <= pause <= most for pause, most in zip(found, pauses, strict=True)]
+
+
+def test_retry_jitter_is_that_of_the_log() -> None:
+    """The same decision and attempt pause for the same time everywhere, as documented; other decisions for another time."""
+    policy = RetryPolicy(backoff_initial_ms=1000, backoff_multiplier=1.0, backoff_max_ms=1000)
+    drawn = int(hashlib.sha256(f"{DECISION_ID}:1".encode()).hexdigest()[:16], 16) / 2**64
+    assert 1000 * (1 - drawn / 2) == retry_pause_ms(policy, 1, DECISION_ID)
+    assert 50 == len({retry_pause_ms(policy, attempt, f"{number}") for attempt in (1, 2) for number in range(25)})
