@@ -1,4 +1,4 @@
-"""The client's errors: one base, four leaves.
+"""The client's errors: one base, five leaves.
 
 A refusal by policy is a Decision and never an error (seeds 002 §6). What stands here says that something could not be
 decided, reached or carried out.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -121,6 +121,14 @@ class ProviderError(GavelClientError):
         self.code = code
         self.message = message
         super().__init__(f"{code}: {message}" if message else code)
+
+
+class TriggerFileError(GavelClientError):
+    """A file of triggers has mistakes; `messages` are all of them, each "file:line:column: code: message (suggestion)"."""
+
+    def __init__(self, messages: Sequence[str]) -> None:
+        self.messages = tuple(messages)
+        super().__init__("\n".join(messages))
 
 
 def where_and_what(error: BaseException) -> str:
