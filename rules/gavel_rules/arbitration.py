@@ -39,6 +39,9 @@ from gavel_rules.values import struct_to_dict
 # How an action's rules are asked: Rete with or without the cross-check, or the reference engine alone.
 Judge = Callable[[CompiledAction, Case], Verdict]
 
+VIOLATIONS_NAMED_MAX: Final = 100
+POINTER_LENGTH_MAX: Final = 256
+
 _PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
 _PRODUCER_NAME: Final = {number: name.removeprefix(_PRODUCER_PREFIX) for name, number in ProducerType.items()}
 _EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
@@ -120,9 +123,7 @@ def _judge_governed(
     violations = sorted({violation for action in actions for violation in action.violations(params)})
     if violations:
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
-        decision.warnings.extend(
-            DecisionWarning(code="SCHEMA_VIOLATION", message=f"{pointer or '/'}: {keyword}") for pointer, keyword in violations
-        )
+        _warn_of_violations(decision, violations)
         return
     governed = [_Governed(action, action.typed_params(params), gather(state, action, envelope, now_ms)) for action in actions]
     conflict_key = _conflict_key(governed, state, envelope, now_ms)
@@ -179,6 +180,16 @@ def _judge_governed(
     _ask_rules(decision, state, envelope, now_ms, judge, governed)
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
         _bind(decision, now_ms, governed, pieces)
+
+
+def _warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
+    """Name what does not fit a schema, as far as a decision has room for it: an agent sends what it likes."""
+    for pointer, keyword in violations[:VIOLATIONS_NAMED_MAX]:
+        place = pointer if len(pointer) <= POINTER_LENGTH_MAX else f"{pointer[: POINTER_LENGTH_MAX - 1]}…"
+        decision.warnings.add(code="SCHEMA_VIOLATION", message=f"{place or '/'}: {keyword}")
+    more = len(violations) - VIOLATIONS_NAMED_MAX
+    if more > 0:
+        decision.warnings.add(code="SCHEMA_VIOLATION", message=f"and {more} more")
 
 
 def _versions_refuse(decision: Decision, envelope: Envelope, actions: tuple[CompiledAction, ...]) -> bool:

@@ -268,7 +268,9 @@ class _Analysis:
             return
         root = place.path[0]
         if root in PRESENCE_MAPS:
-            self._presence_tests.add(place.offset)
+            # An element of a list is a value like any other, which the library can test.
+            if not any(step.startswith("[") for step in place.path):
+                self._presence_tests.add(place.offset)
         elif root in self._scope and place.type.kind != "dyn":
             self._note(place.offset, "needless-has", f"{_dotted(tested)} is always there", "remove has()")
         self._check_guarded(place, known)

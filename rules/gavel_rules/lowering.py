@@ -73,7 +73,7 @@ class Lowered(NamedTuple):
 
 
 class _TooLargeError(GavelRulesError):
-    """The formula is over a limit: the condition becomes one guard."""
+    """The formula is over a limit, or a piece cannot stand alone: the condition becomes one guard."""
 
 
 _COMPARISONS: Final = {"_==_": "", "_!=_": "$neq", "_<_": "$lt", "_<=_": "$lte", "_>_": "$gt", "_>=_": "$gte"}
@@ -181,6 +181,8 @@ class _Lowering:
         if not same:
             raise _TooLargeError
         guard = Guard(source, self._environment.unguarded(self._condition.text[low:high].strip()))
+        if any("[" in need for need in guard.needs):
+            raise _TooLargeError  # whether an element of a list has something, only its condition as a whole can say
         self.guards[guard] = None
         return _one("", Slot(GUARD, source), _flag(wanted))
 

@@ -21,6 +21,13 @@ from gavel_rules.source import Path
 from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType
 
 SCHEMA_PARTS_MAX: Final = 2_000
+# What checking one value may take: its size (parts, and 64 characters of text as one) times the schema's parts. Beyond, it does not fit.
+CHECK_WORK_MAX: Final = 5_000_000
+# A schema of so few parts is within that for all that a message can hold, but for keywords that compare items with each other.
+SMALL_SCHEMA_PARTS: Final = 100
+# What naming every single violation may take. The library copies what is wrong for each, and again for each choice that it tried.
+DETAIL_WORK_MAX: Final = 5_000
+TOO_LARGE: Final = "too-large"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 # What a keyword's value is: one schema, schemas by name, a list of schemas, or no schema.
@@ -90,30 +97,56 @@ class ParamsSchema:
 
     type: ValueType
     closed: bool  # no other properties than the typed ones are allowed
+    parts: int  # with all references followed
     _validator: jsonschema_rs.Draft202012Validator
+    _of_properties: jsonschema_rs.Draft202012Validator | None  # of `properties` alone; None where references need more than that
 
     def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
         """Return (JSON pointer, keyword) of everything that does not fit, sorted; empty when all fits.
 
-        A property that is missing, or not allowed, is what the pointer names.
+        A property that is missing, or not allowed, is what the pointer names. Of large params only the properties at the top
+        that do not fit are named, with the keyword `properties`, or ("", TOO_LARGE) where it is none of them by itself; so it is
+        for params that are too large to be checked at all.
         """
+        if self.parts > SMALL_SCHEMA_PARTS and _size(params) * self.parts > CHECK_WORK_MAX:
+            return (("", TOO_LARGE),)
         if self._validator.is_valid(params):
             return ()
-        found: set[tuple[str, str]] = set()
-        for error in self._validator.iter_errors(params):
-            kind = error.kind
-            names: list[str] = []
-            if isinstance(kind, jsonschema_rs.ValidationErrorKind.Required):
-                names = [kind.property]
-            elif isinstance(kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
-                names = kind.unexpected
-            places = [[*error.instance_path, name] for name in names] or [error.instance_path]
-            found.update((_pointer(place), str(kind.name)) for place in places)
-        return tuple(sorted(found))
+        if _size(params) * self.parts <= DETAIL_WORK_MAX:
+            return tuple(sorted(_violations(self._validator, params)))
+        names = [
+            name for name, value in params.items() if self._of_properties is not None and not self._of_properties.is_valid({name: value})
+        ]
+        return tuple(sorted((_pointer([name]), "properties") for name in names)) or (("", TOO_LARGE),)
 
     def typed(self, params: dict[str, object]) -> dict[str, object]:
         """Return valid params with declared integers as int and declared numbers as float."""
         return _typed_fields(params, self.type.fields)
+
+
+def _violations(validator: jsonschema_rs.Draft202012Validator, value: dict[str, object]) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for error in validator.iter_errors(value):
+        kind = error.kind
+        names: list[str] = []
+        if isinstance(kind, jsonschema_rs.ValidationErrorKind.Required):
+            names = [kind.property]
+        elif isinstance(kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties):
+            names = kind.unexpected
+        places = [[*error.instance_path, name] for name in names] or [error.instance_path]
+        found.update((_pointer(place), str(kind.name)) for place in places)
+    return found
+
+
+def _size(value: object) -> int:
+    """Return how many parts a JSON value has, with 64 characters of text counted as one."""
+    if isinstance(value, str):
+        return 1 + len(value) // 64
+    if isinstance(value, list):
+        return 1 + sum([_size(item) for item in value])
+    if isinstance(value, dict):
+        return 1 + sum([_size(item) + len(name) // 64 for name, item in value.items()])
+    return 1
 
 
 def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
@@ -132,12 +165,11 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
     if problems:
         return None
     _check_shape(schema, note)
-    if problems or not _check_references(schema, note):
+    parts = 0 if problems else _checked_size(schema, note)
+    if not parts:
         return None
     try:
-        validator = jsonschema_rs.Draft202012Validator(
-            schema, offline=True, validate_formats=False, pattern_options=jsonschema_rs.RegexOptions()
-        )
+        validator = _validator(schema)
     except jsonschema_rs.ValidationError as error:
         note(
             tuple(error.instance_path),
@@ -146,7 +178,15 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
             "look-around and back-references are not supported",
         )
         return None
-    return ParamsSchema(_type_of(schema, schema), schema.get("additionalProperties") is False, validator)
+    try:
+        of_properties = _validator({keyword: schema[keyword] for keyword in ("properties", "$defs") if keyword in schema})
+    except jsonschema_rs.ValidationError:
+        of_properties = None
+    return ParamsSchema(_type_of(schema, schema), schema.get("additionalProperties") is False, parts, validator, of_properties)
+
+
+def _validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator(schema, offline=True, validate_formats=False, pattern_options=jsonschema_rs.RegexOptions())
 
 
 def salvaged_type(schema: object) -> ValueType:
@@ -195,7 +235,8 @@ def _check_shape(schema: dict[str, Any], note: Report) -> None:
             note(path, "schema-invalid", f"breaks JSON Schema's own rule {error.kind.name!r} for this keyword", "see json-schema.org")
 
 
-def _check_references(schema: dict[str, Any], note: Report) -> bool:
+def _checked_size(schema: dict[str, Any], note: Report) -> int:
+    """Return how many parts a schema has with its references followed; 0 with what is wrong with them reported."""
     sizes: dict[str, int] = {}
     open_references: set[str] = set()
     sound = True
@@ -240,7 +281,7 @@ def _check_references(schema: dict[str, Any], note: Report) -> bool:
             f"with references followed, the schema has {total} parts; the limit is {SCHEMA_PARTS_MAX}",
             "simplify it",
         )
-    return sound
+    return total if sound else 0
 
 
 def _walk(schema: object, path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
@@ -308,7 +349,8 @@ def _type_of(schema: object, root: dict[str, Any]) -> ValueType:
 def _object_type(schema: dict[str, Any], root: dict[str, Any]) -> ValueType:
     properties = schema.get("properties")
     if not properties:
-        return ValueType("map", _type_of(schema.get("additionalProperties"), root))
+        # `patternProperties` says otherwise of some names.
+        return ValueType("map", DYN if "patternProperties" in schema else _type_of(schema.get("additionalProperties"), root))
     required = frozenset(schema.get("required", ()))
     fields = {name: Field(_type_of(part, root), name in required) for name, part in properties.items()}
     return ValueType("object", fields=fields)
@@ -322,9 +364,10 @@ def _type_of_literals(literals: object) -> ValueType:
         return STRING
     if found == {bool}:
         return BOOL
-    if found == {int}:
-        return INT
-    return DOUBLE if found <= {int, float} else DYN
+    if found <= {int, float}:
+        # 1.0 is an integer, as in JSON Schema: the document's canonical form writes it like 1.
+        return INT if all(literal == int(literal) for literal in literals) else DOUBLE
+    return DYN
 
 
 def _typed(value: object, type_: ValueType) -> object:

@@ -194,6 +194,18 @@ def test_a_schema_violation_says_where_and_what() -> None:
     core.prove()
 
 
+def test_a_decision_names_only_so_many_violations() -> None:
+    """However much of the params does not fit, and under whatever names, the decision stays small."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered")
+    decision = core.decide([status], params={"amount": 1, **{f"{number:03}{'x' * 300}": 1 for number in range(140)}})
+    messages = [warning.message for warning in decision.warnings]
+    assert (101, "and 40 more") == (len(messages), messages[-1])
+    assert f"/000{'x' * 251}…: additionalProperties" == messages[0]
+    assert len(core.decide([status], params={"amount": 1, "note": [1.0] * 50_000}).warnings) == 1
+    core.prove()
+
+
 # What a proposal cites
 
 

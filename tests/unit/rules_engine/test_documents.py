@@ -283,6 +283,39 @@ def test_violations(document: Document) -> None:
     assert action.violations({"n": True}) == (("/n", "type"),)
 
 
+def test_violations_of_large_params_cost_no_more_than_checking_them(document: Document) -> None:
+    """Of large params the properties at the top are named: naming all would copy each wrong part for each choice that was tried."""
+    choices = {"anyOf": [{"maximum": number} for number in range(100)]}
+    properties = {"rows": {"type": "array", "items": choices}, "n": {"type": "integer"}}
+    action = compile_rule_set(json.dumps(document(["true"], params={"type": "object", "properties": properties}, facts={}))).actions[
+        "thing.do"
+    ]
+    few = {"rows": [1_000.0] * 10, "n": 0.5}
+    assert action.violations(few) == (("/n", "type"), *((f"/rows/{index}", "anyOf") for index in range(10)))
+    assert action.violations({**few, "rows": [1_000.0] * 20_000}) == (("/n", "properties"), ("/rows", "properties"))
+    assert action.violations({**few, "rows": [1_000.0] * 60_000}) == (("", "too-large"),)
+    assert action.violations({"n": 1.0, "rows": [99.0] * 20_000}) == ()
+
+
+def test_the_type_of_literals_is_that_of_the_canonical_form(document: Document) -> None:
+    """1.0 is an integer, for the canonical form writes it like 1: a document and its canonical form decide alike."""
+    properties = {"a": {"enum": [1.0, 2.0]}, "b": {"const": 4.0}, "c": {"enum": [1, 2.5]}}
+    params = {"type": "object", "required": ["a", "b", "c"], "properties": properties}
+    written = compile_rule_set(json.dumps(document(["params.a / params.b == 0"], params=params, facts={})))
+    for rule_set in (written, compile_rule_set(written.canonical_json)):
+        assert rule_set.actions["thing.do"].typed_params({"a": 2.0, "b": 4.0, "c": 1.0}) == {"a": 2, "b": 4, "c": 1.0}
+        types = rule_set.actions["thing.do"].environment.types
+        assert [types[f"params.{name}"].kind for name in "abc"] == ["int", "int", "double"]
+
+
+def test_a_property_that_a_pattern_speaks_of_keeps_its_value(document: Document) -> None:
+    """`patternProperties` may allow what `additionalProperties` does not: such values are not brought to the latter's type."""
+    limits = {"type": "object", "additionalProperties": {"type": "integer"}, "patternProperties": {"^x": {"type": "number"}}}
+    params = {"type": "object", "required": ["limits"], "properties": {"limits": limits}}
+    action = compile_rule_set(json.dumps(document(["true"], params=params, facts={}))).actions["thing.do"]
+    assert action.typed_params({"limits": {"x1": 1.5}}) == {"limits": {"x1": 1.5}}
+
+
 def test_typed_params(document: Document) -> None:
     """The wire's floats become integers where the schema says so, at every depth, and nowhere else."""
     properties = {

@@ -55,3 +55,14 @@ def test_accepted_conditions_never_err(action: Callable[..., CompiledAction], ca
             verdict = compiled.evaluate(of, both=True)
             assert (verdict.error, verdict.disagreement) == ("", None)
             assert compiled.evaluate(of, both=False) == verdict
+
+
+def test_presence_in_an_element_of_a_list(action: Callable[..., CompiledAction], case: Callable[..., Case]) -> None:
+    """has() sees into an element of a list by its index, and guards what is read there."""
+    element = {"type": "object", "properties": {"rate": {"type": "integer"}}}
+    schema = {"type": "object", "required": ["rows"], "properties": {"rows": {"type": "array", "items": element}}}
+    compiled = action("has(params.rows[0].rate) && params.rows[0].rate > 1", params=schema, facts={})
+    for row, expected in (({"rate": 2}, True), ({"rate": 1}, False), ({}, False)):
+        verdict = compiled.evaluate(case(params={"rows": [row]}, facts={}), both=True)
+        assert ("", None, expected) == (verdict.error, verdict.disagreement, bool(verdict.matched))
+        assert compiled.evaluate(case(params={"rows": [row]}, facts={}), both=False) == verdict
