@@ -105,13 +105,27 @@ def _known(error: Exception) -> tuple[str, int] | None:
 
 
 def _gather() -> None:
-    from gavel_server.cli import authoring, consuming, demonstrating, proposing, reading, replaying, rollout, rule_analysis, rules, serving
+    from gavel_server.cli import (
+        authoring,
+        consuming,
+        demonstrating,
+        proposing,
+        publishing,
+        reading,
+        replaying,
+        rollout,
+        rule_analysis,
+        rules,
+        serving,
+    )
 
     for name, command in (
         ("serve", serving.serve),
         ("demo", demonstrating.demo),
         ("propose", proposing.propose),
         ("preflight", proposing.preflight),
+        ("publish", publishing.publish),
+        ("signal", publishing.signal),
         ("trace", reading.trace),
         ("projection", reading.projection),
         ("status", reading.status),

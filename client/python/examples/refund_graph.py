@@ -1,0 +1,238 @@
+"""An agent as a graph of nodes, in the manner of LangGraph, governed by Gavel; its nodes are plain functions, no model is asked.
+
+    python client/python/examples/refund_graph.py --server 127.0.0.1:9090
+
+The refund rule set that ships with Gavel has to be in force (see docs/clients.md). A complaint comes in as a
+fact, `UserIntentDetected`. It fires a trigger, which runs the graph:
+
+    triage ──▶ plan ──▶ propose ──▶ conclude          propose is a ProposalLoop: tools, observations, proposals
+       ╰────────────────────────────────▲             until the refund is decided
+
+Nodes share a state (a dict) and know nothing of Gavel. Where the graph goes is decided by edges. Every step is exported as an
+AGENT_DIAGNOSTIC with a GraphTransition: which node, which version of the state, what it read and made, and why it went there. That
+is what an auditor sees of the agent: its steps and its evidence, not its thoughts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_DATABASE_SNAPSHOT, PRODUCER_TYPE_SYSTEM, EventCategory, Producer
+from gavel.v1.decision_pb2 import Outcome
+from gavel.v1.diagnostic_pb2 import GraphTransition
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_client import (
+    FactNeed,
+    FactProviders,
+    Firing,
+    GavelClient,
+    PositionFile,
+    ProposalLoop,
+    ToolReading,
+    Trigger,
+    TriggerSubscription,
+    diagnostic_envelope,
+    fact_envelope,
+    proposal_envelope,
+    reference,
+)
+from gavel_client.values import from_value
+
+AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="refund-graph", version="1")
+GATEWAY: Final = Producer(type=PRODUCER_TYPE_SYSTEM, id="chat-gateway")
+ORDERS: Final = Producer(type=PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db")
+END: Final = "end"
+
+
+@dataclass
+class State:
+    """What the nodes share: the complaint, what they make of it, and the ids of the events behind it."""
+
+    complaint: Envelope
+    amount: float = 0.0
+    wants_refund: bool = False
+    outcome: str = ""
+    read: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list)
+
+
+Node = Callable[[State], Awaitable[None]]
+# Names the next node and says why, as a reason code.
+Edge = Callable[[State], tuple[str, str]]
+
+
+class Graph:
+    """Nodes and edges; `run` walks from `entry` until an edge leads to END and exports each step."""
+
+    def __init__(self, client: GavelClient, entry: str) -> None:
+        self._client = client
+        self._entry = entry
+        self._nodes: dict[str, tuple[Node, Edge]] = {}
+
+    def add(self, name: str, node: Node, edge: Edge) -> None:
+        """Add a node and the edge that leaves it."""
+        self._nodes[name] = (node, edge)
+
+    async def run(self, state: State) -> None:
+        """Walk the graph."""
+        name, reason, version = self._entry, "TRIGGERED", 0
+        while name != END:
+            node, edge = self._nodes[name]
+            state.read, state.made = [], []
+            await node(state)
+            version += 1
+            await self._export(
+                state,
+                GraphTransition(
+                    graph_node=name,
+                    state_version=version,
+                    input_event_ids=state.read,
+                    output_event_ids=state.made,
+                    transition_reason_code=reason,
+                ),
+            )
+            name, reason = edge(state)
+
+    async def _export(self, state: State, transition: GraphTransition) -> None:
+        complaint = state.complaint
+        await self._client.publish_event(
+            diagnostic_envelope(
+                complaint.subject,
+                AGENT,
+                kind="GraphTransitioned",
+                graph_transition=transition,
+                trace_id=complaint.trace_id,
+                causation_id=complaint.event_id,
+            )
+        )
+
+
+def refund_graph(client: GavelClient) -> Graph:
+    """Return the agent: it reads a complaint, plans a refund, has it decided, and notes what became of it."""
+
+    async def triage(state: State) -> None:
+        state.read = [state.complaint.event_id]
+        text = from_value(state.complaint.fact.value)["text"]
+        state.wants_refund = "refund" in text.lower()
+
+    async def plan(state: State) -> None:
+        state.read = [state.complaint.event_id]
+        state.amount = float(from_value(state.complaint.fact.value)["amount"])
+
+    async def propose(state: State) -> None:
+        proposal = proposal_envelope(
+            state.complaint.subject,
+            AGENT,
+            action_type="refund.create",
+            params={"amount": state.amount, "currency": "EUR", "customer_id": "c-77", "reason": "damaged"},
+            max_fact_age_ms=300_000,
+            based_on_events=[reference(state.complaint)],
+            risk=0.1,
+            confidence=0.9,
+            trace_id=state.complaint.trace_id,
+            causation_id=state.complaint.event_id,
+        )
+        result = await ProposalLoop(client, sources(client)).run(proposal)
+        for one in result.rounds:
+            state.made += [one.proposal.event_id, *(event.event_id for event in one.published)]
+            state.read += [one.decision.event_id] if one.decision is not None else []
+        state.outcome = result.reason.name
+
+    async def conclude(state: State) -> None:
+        state.outcome = state.outcome or "NOTHING_TO_DO"
+
+    graph = Graph(client, "triage")
+    graph.add("triage", triage, lambda state: ("plan", "REFUND_WANTED") if state.wants_refund else ("conclude", "NOTHING_WANTED"))
+    graph.add("plan", plan, lambda _: ("propose", "PLANNED"))
+    graph.add("propose", propose, lambda state: ("conclude", state.outcome))
+    graph.add("conclude", conclude, lambda _: (END, "DONE"))
+    return graph
+
+
+def sources(client: GavelClient) -> FactProviders:
+    """Return where the agent gets what the rules want to know: the order database's gateway, and a fraud tool."""
+    providers = FactProviders()
+    values = {"order.status": "delivered", "order.total": 80, "order.customer_id": "c-77"}
+
+    @providers.facts(*values, source=ORDERS.id)
+    async def order(need: FactNeed) -> list[Envelope]:
+        facts = [fact_envelope(need.subject, ORDERS, key=key, value=values[key], trace_id=need.trace_id) for key in need.keys]
+        return [(await client.publish_event(fact)).envelope for fact in facts]
+
+    @providers.tool("customer.fraud_score", tool_name="fraud-mcp", caller_role="propose")
+    async def fraud(need: FactNeed) -> ToolReading:
+        return ToolReading({"score": 0.04}, {"customer.fraud_score": 0.04}, summary="score 0.04")
+
+    return providers
+
+
+async def complain(client: GavelClient, order: str, text: str, amount: float) -> Envelope:
+    """Record a customer's complaint as a gateway does: the first fact of a piece of work."""
+    fact = fact_envelope(order, GATEWAY, key="order.complaint", value={"text": text, "amount": amount}, event_name="UserIntentDetected")
+    return (await client.publish_event(fact)).envelope
+
+
+def line(event: Envelope) -> str:
+    """Return an event as a line of the timeline."""
+    kind = EventCategory.Name(event.event_category).removeprefix("EVENT_CATEGORY_").removesuffix("_EVENT").replace("_", " ").lower()
+    match event.WhichOneof("payload"):
+        case "fact":
+            what = f"{event.event_name}: {event.fact.key} = {from_value(event.fact.value)}"
+        case "proposal":
+            what = f"{event.proposal.action_type}, citing {len(event.proposal.based_on_events)}"
+        case "decision":
+            missing = ", ".join(event.decision.retry_hint.missing_fact_keys)
+            what = f"{Outcome.Name(event.decision.outcome).removeprefix('OUTCOME_')} {event.decision.reason_code}".rstrip()
+            what += f", missing {missing}" if missing else ""
+        case "agent_diagnostic" if event.agent_diagnostic.HasField("graph_transition"):
+            step = event.agent_diagnostic.graph_transition
+            what = f"node {step.graph_node} (state {step.state_version}, because {step.transition_reason_code})"
+            what += f" read {len(step.input_event_ids)}, made {len(step.output_event_ids)}"
+        case _:
+            what = event.event_name
+    at = event.recorded_at.ToDatetime(tzinfo=UTC).strftime("%H:%M:%S.%f")[:-3]
+    return f"{event.sequence_number:>5}  {at}  {kind:<16} {event.producer.id:<14} {what}"
+
+
+async def run(server: str, bus: str, complaints: Sequence[tuple[str, float]]) -> None:
+    """Let customers complain, the agent be woken, and print what the log says of each piece of work."""
+    run_id = os.urandom(3).hex()
+    left = len(complaints)
+    async with GavelClient(server, bus=bus) as client:
+        graph = refund_graph(client)
+        facts = [await complain(client, f"order/{run_id}-{number}", *said) for number, said in enumerate(complaints, start=1)]
+
+        async def wake(firing: Firing) -> None:
+            nonlocal left
+            for complaint in firing.events:
+                await graph.run(State(complaint))
+                left -= 1
+            if not left:
+                subscription.stop()
+
+        trigger = Trigger("complaints", event_names=("UserIntentDetected",), subjects=(f"order/{run_id}-*",), window_ms=50)
+        with TemporaryDirectory() as directory:
+            position = PositionFile(Path(directory) / "position.json")
+            subscription = TriggerSubscription(client, [trigger], wake, producer=AGENT, position=position, start=facts[0].sequence_number)
+            await subscription.run()
+        for fact in facts:
+            print(f"{fact.subject}, trace {fact.trace_id}")
+            for event in (await client.get_trace(fact.trace_id)).envelopes:
+                print(line(event))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="An agent as a graph, governed by Gavel.")
+    parser.add_argument("--server", default="127.0.0.1:9090", help="HOST:PORT of a Gavel server with the refund rule set in force")
+    parser.add_argument("--bus", default="", help="the bus")
+    settings = parser.parse_args()
+    sys.exit(asyncio.run(run(settings.server, settings.bus, [("It is broken, I want a refund", 40.0), ("Thank you, all is well", 0.0)])))
