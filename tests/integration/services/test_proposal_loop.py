@@ -143,6 +143,24 @@ async def test_a_superseded_citation_is_mended_without_a_provider(client: GavelC
     assert reference(new) in result.rounds[1].proposal.proposal.based_on_events
 
 
+async def test_what_a_hint_could_not_name_yet_is_fetched_next(world: World) -> None:
+    """Whose score is needed follows from the order's customer: the loop gets the customer, then the score, then the approval."""
+    rules = RULES.replace("""'"customer/7"'""", """'"customer/" + facts.owner'""")
+    owner = "      owner: {key: order.customer, type: string, max_age_ms: 60000, sources: [orders-db]}\n"
+    await world.activate(rules.replace("      score:", owner + "      score:"))
+    client = GavelClient(world.channel)
+    sources = Sources(client)
+
+    @sources.providers.facts("order.customer", source="orders-db")
+    async def customer(need: FactNeed) -> list[Envelope]:
+        fact = fact_envelope(need.subject, ORDERS, key="order.customer", value="9", trace_id=need.trace_id)
+        return [(await client.publish_event(fact)).envelope]
+
+    result = await ProposalLoop(client, sources.providers).run(draft())
+    assert (StopReason.APPROVED, ["NO_FACT_INPUT", "NEED_MORE_FACTS", ""]) == (result.reason, codes(result)), result.detail
+    assert ["order/1", "customer/9"] == [need.subject for need in sources.needs]
+
+
 async def test_without_a_provider_nothing_is_proposed_in_vain(client: GavelClient) -> None:
     """Where nobody can get some of what the hint names, nobody is asked and nothing is counted; a tool is no source of tier 1."""
     sources = Sources(client)
