@@ -28,6 +28,7 @@ from gavel.v1.decision_pb2 import (
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import ProjectedFact, ProjectedObservation, Projection
 from gavel.v1.proposal_pb2 import Proposal
+from gavel_rules.fingerprint import fingerprint
 
 from gavel_client.backoff import Backoff
 from gavel_client.calls import READ_TIMEOUT_MS
@@ -48,6 +49,7 @@ DEADLINE_MS_DEFAULT: Final = 60_000
 _OF_EVIDENCE: Final = frozenset(
     {"NO_FACT_INPUT", "NEED_MORE_FACTS", "FACT_TYPE_MISMATCH", "INSUFFICIENT_EVIDENCE_TIER", "STALE_FACTS", "FACT_SUPERSEDED"}
 )
+_OF_PROJECTION: Final = "PROJECTION_CHANGED"
 _OF_CONFLICT: Final = frozenset({"CONFLICTING_DECISION", "OUTRANKED"})
 
 # What an agent makes of a refusal that evidence cannot help: its last proposal and the decision on it. It returns what to
@@ -188,9 +190,11 @@ class _Run:
         progress = await self._recite(decision, again.subject) or progress
         if revised:
             progress = await self._revised(current, again)
-        if not progress:
-            raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is nothing new to say")
         self._citations.cite_in(again.proposal)
+        # What the log takes for the same proposal would be refused as a duplicate, unless only the projection was at fault.
+        same = decision.reason_code != _OF_PROJECTION and fingerprint(again) == fingerprint(current.proposal)
+        if same or not progress:
+            raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is nothing new to say")
 
     async def _revised(self, current: Round, again: Envelope) -> bool:
         """Let the agent change its proposal; return whether it did."""

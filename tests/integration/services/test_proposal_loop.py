@@ -226,15 +226,27 @@ async def test_the_agent_revises_what_the_rules_refuse(client: GavelClient) -> N
     assert 50 == result.decision.decision.params["amount"]
 
 
-async def test_without_a_revision_a_refusal_by_rules_ends_it(client: GavelClient) -> None:
-    """No revise, one that gives up, and one that changes nothing each end the loop, and say so."""
-    loops = [
-        ProposalLoop(client, Sources(client).providers, revise=revise) for revise in (None, lambda *_: None, lambda sent, _: sent.proposal)
-    ]
-    results = [await loop.run(draft(f"order/{number}", amount=500)) for number, loop in enumerate(loops)]
-    expected = [StopReason.NEEDS_REVISION, StopReason.NEEDS_REVISION, StopReason.NO_PROGRESS]
-    assert expected == [result.reason for result in results]
-    assert ["NO_FACT_INPUT", "NO_RULE_MATCHED"] == codes(results[0])
+def _bolder(sent: Envelope, _: Envelope) -> Proposal:
+    """Change what the log does not tell two proposals apart by."""
+    changed = Proposal()
+    changed.CopyFrom(sent.proposal)
+    changed.confidence = 1.0
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("revise", "reason"),
+    [
+        (None, StopReason.NEEDS_REVISION),
+        (lambda *_: None, StopReason.NEEDS_REVISION),
+        (lambda sent, _: sent.proposal, StopReason.NO_PROGRESS),
+        (_bolder, StopReason.NO_PROGRESS),
+    ],
+)
+async def test_without_a_revision_a_refusal_by_rules_ends_it(client: GavelClient, revise: Any, reason: StopReason) -> None:
+    """No revise, one that gives up, and one that changes nothing that counts each end the loop before another rejection."""
+    result = await ProposalLoop(client, Sources(client).providers, revise=revise).run(draft(amount=500))
+    assert (reason, ["NO_FACT_INPUT", "NO_RULE_MATCHED"]) == (result.reason, codes(result))
 
 
 async def test_a_review_ends_it(client: GavelClient) -> None:
