@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from itertools import pairwise
 from typing import Final
 
@@ -22,6 +21,7 @@ from gavel_rules.samples import moments_named, near, plain
 
 FLIPS_MAX: Final = 32
 _HOUR_MS: Final = 3_600_000
+_YEARS_ASKED: Final = (1971, 9998)  # within what a log can record, and half a day beside it
 
 
 class Question:
@@ -87,6 +87,9 @@ def moments_to_ask(constants: Sequence[object]) -> list[float]:
     hours = {BASE_MS + _HOUR_MS * hour for hour in range(-12, 156)}
     days = {BASE_MS + 24 * _HOUR_MS * day for day in range(-5, 362)}
     named = {
-        int((moment + by).timestamp() * 1000) for moment in moments_named(constants) for by in (timedelta(hours=-12), timedelta(hours=12))
+        int(moment.timestamp() * 1000) + by * _HOUR_MS
+        for moment in moments_named(constants)
+        if _YEARS_ASKED[0] <= moment.year <= _YEARS_ASKED[1]
+        for by in (-12, 12)
     }
     return sorted({*hours, *days, *named})

@@ -10,12 +10,13 @@ import copy
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, Node, Select, children
-from gavel_rules.values import INTEGER_MAX
+from gavel_rules.values import INTEGER_MAX, size_of
 
 # The moment at which cases happen if nothing else is asked of them: a Monday noon, in UTC.
 BASE_MOMENT: Final = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
@@ -25,6 +26,8 @@ STEP: Final = 0.01
 VALUES_MAX: Final = 64
 ITEMS_MAX: Final = 1_000
 TEXT_LENGTH_MAX: Final = 5_000
+VALUE_SIZE_MAX: Final = 16_000  # see `size_of`
+PATTERN_DEPTH_MAX: Final = 32
 SCHEMA_DEPTH_MAX: Final = 8
 CHOICES_MAX: Final = 8
 PARTS_MAX: Final = 4  # texts that are put together, each with each
@@ -225,15 +228,19 @@ class Sampler:
         if not items:
             yield []
             return
+        items = [item for item in items if size_of(item) * max(least, 1) <= VALUE_SIZE_MAX]
+        if not items:
+            return
         for length in unique([least, *(n + by for n in hints.lengths for by in (-1, 0, 1)), least + 1]):
-            if isinstance(length, int) and 0 <= length <= ITEMS_MAX:
+            if isinstance(length, int) and 0 <= length <= ITEMS_MAX and size_of(items[0]) * length <= VALUE_SIZE_MAX:
                 yield _repeated(items[0], length)
         for item in items:
             yield _repeated(item, max(least, 1))
         for item in items[1:]:
             yield [items[0], item]
             for length in hints.lengths:
-                yield from ([item, *_repeated(items[0], length + by - 1)] for by in (-1, 0, 1) if length + by >= 1)
+                if size_of(items[0]) * length <= VALUE_SIZE_MAX:
+                    yield from ([item, *_repeated(items[0], length + by - 1)] for by in (-1, 0, 1) if length + by >= 1)
 
     def _objects(self, schema: dict[str, Any], hints: Hints, path: str, depth: int) -> Iterator[object]:
         properties = schema.get("properties", {})
@@ -360,8 +367,9 @@ def _moments(hints: Hints) -> Iterator[str]:
     spans.extend(span for constant in hints.constants if isinstance(constant, str) and (span := _duration(constant)) is not None)
     for span in spans:
         for by in (timedelta(), timedelta(seconds=1), timedelta(seconds=-1)):
-            for moment in (BASE_MOMENT - span + by, BASE_MOMENT + span + by):
-                yield moment.isoformat().replace("+00:00", "Z")
+            for away in (by - span, by + span):
+                with suppress(OverflowError):  # beyond the years that there are
+                    yield (BASE_MOMENT + away).isoformat().replace("+00:00", "Z")
 
 
 def _duration(text: str) -> timedelta | None:
@@ -407,6 +415,7 @@ class _Pattern:
         self._pattern = pattern
         self._choice = choice
         self._at = 0
+        self._depth = 0
 
     def text(self) -> str:
         text = self._alternatives()
@@ -422,17 +431,24 @@ class _Pattern:
         return self._pattern[self._at - 1]
 
     def _alternatives(self) -> str:
+        self._depth += 1
+        if self._depth > PATTERN_DEPTH_MAX:
+            raise ValueError(self._pattern)
         texts = [self._sequence()]
         while self._peek() == "|":
             self._next()
             texts.append(self._sequence())
+        self._depth -= 1
         return texts[self._choice % len(texts)]
 
     def _sequence(self) -> str:
         text = ""
         while self._peek() not in ("", "|", ")"):
             one = self._one()
-            text += one * self._repetitions()
+            repetitions = self._repetitions()
+            if len(text) + len(one) * repetitions > TEXT_LENGTH_MAX:
+                raise ValueError(self._pattern)
+            text += one * repetitions
         return text
 
     def _one(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import jsonschema_rs
 
 from gavel_rules.source import Path
+from gavel_rules.values import size_of
 from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType
 
 SCHEMA_PARTS_MAX: Final = 2_000
@@ -108,11 +109,11 @@ class ParamsSchema:
         that do not fit are named, with the keyword `properties`, or ("", TOO_LARGE) where it is none of them by itself; so it is
         for params that are too large to be checked at all.
         """
-        if self.parts > SMALL_SCHEMA_PARTS and _size(params) * self.parts > CHECK_WORK_MAX:
+        if self.parts > SMALL_SCHEMA_PARTS and size_of(params) * self.parts > CHECK_WORK_MAX:
             return (("", TOO_LARGE),)
         if self._validator.is_valid(params):
             return ()
-        if _size(params) * self.parts <= DETAIL_WORK_MAX:
+        if size_of(params) * self.parts <= DETAIL_WORK_MAX:
             return tuple(sorted(_violations(self._validator, params)))
         names = [
             name for name, value in params.items() if self._of_properties is not None and not self._of_properties.is_valid({name: value})
@@ -136,17 +137,6 @@ def _violations(validator: jsonschema_rs.Draft202012Validator, value: dict[str, 
         places = [[*error.instance_path, name] for name in names] or [error.instance_path]
         found.update((_pointer(place), str(kind.name)) for place in places)
     return found
-
-
-def _size(value: object) -> int:
-    """Return how many parts a JSON value has, with 64 characters of text counted as one."""
-    if isinstance(value, str):
-        return 1 + len(value) // 64
-    if isinstance(value, list):
-        return 1 + sum([_size(item) for item in value])
-    if isinstance(value, dict):
-        return 1 + sum([_size(item) + len(name) // 64 for name, item in value.items()])
-    return 1
 
 
 def compile_schema(schema: object, report: Report) -> ParamsSchema | None:

@@ -47,6 +47,7 @@ class Compiler:
         self._time_limit_ms = time_limit_ms
         self._free = asyncio.Semaphore(COMPILES_MAX)
         self._callers = 0
+        self._running: set[asyncio.Future[ValidateRuleSetResponse]] = set()
 
     async def check(self, document: str, analysed: bool = False) -> ValidateRuleSetResponse:
         """Compile a document in a child process and try it out there; return everything there is to say about it.
@@ -64,10 +65,15 @@ class Compiler:
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=RETRY_AFTER_MS)
         self._callers += 1
         try:
-            async with self._free:
-                return await self._run_child(encoded, analysed)
-        finally:
+            await self._free.acquire()
+        except asyncio.CancelledError:
             self._callers -= 1
+            raise
+        # A caller may hang up; its child goes on, and keeps its place until it is gone.
+        running = asyncio.ensure_future(self._run_child(encoded, analysed))
+        self._running.add(running)
+        running.add_done_callback(self._leave)
+        return await asyncio.shield(running)
 
     async def compile(self, document: str, field: str = "document") -> CompiledRuleSet:
         """Return the rule set of a document that has passed `check`, as it will decide: compiled from its canonical text.
@@ -83,6 +89,11 @@ class Compiler:
             more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
             raise ServiceError(error_pb2.ERROR_REASON_INVALID_RULE_SET, f"{place}: {description}{more}", violations)
         return library.find(report.digest) or library.keep(await compile_in_thread(document, canonically=True))
+
+    def _leave(self, running: asyncio.Future[ValidateRuleSetResponse]) -> None:
+        self._running.discard(running)
+        self._free.release()
+        self._callers -= 1
 
     async def _run_child(self, document: bytes, analysed: bool) -> ValidateRuleSetResponse:
         # `subprocess` starts the child by vfork, which runs no fork handlers; the event loop's own way would run gRPC's, in a

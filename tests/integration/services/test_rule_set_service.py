@@ -424,6 +424,28 @@ async def test_compiler_that_hangs() -> None:
     assert (await Compiler().check(RULE_SET)).valid
 
 
+async def test_callers_that_hang_up_make_no_room() -> None:
+    """The child of a caller that has hung up counts until it is gone: nobody gets more children than may compile at once."""
+    compiling = Compiler()
+    checking = [asyncio.create_task(compiling.check(RULE_SET)) for _ in range(compiler.COMPILES_MAX)]
+    children: set[int] = set()
+    while len(children) < compiler.COMPILES_MAX:
+        for child in set(workers()) - children:
+            os.kill(child, signal.SIGSTOP)
+            children.add(child)
+        await asyncio.sleep(0.001)
+    for task in checking:
+        task.cancel()
+    await asyncio.gather(*checking, return_exceptions=True)
+    another = asyncio.create_task(compiling.check(RULE_SET))
+    await asyncio.sleep(0.3)
+
+    assert set(workers()) == children
+    for child in children:
+        os.kill(child, signal.SIGCONT)
+    assert (await another).valid
+
+
 async def test_child_with_a_bug_is_internal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that fails otherwise is a bug: INTERNAL with an id."""
     monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))

@@ -185,3 +185,9 @@ def test_odd_schemas(action: Make, schema: dict[str, Any]) -> None:
     for generated in generated_cases(compiled, 30):
         assert compiled.violations(generated.params) == ()
         assert compiled.evaluate(generated.case, both=True) == compiled.evaluate_reference(generated.case)
+
+
+@pytest.mark.parametrize("named", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
+def test_conditions_may_name_the_ends_of_the_calendar(action: Make, named: str) -> None:
+    """Where a condition names a moment at an end of the calendar, cases are made all the same."""
+    assert generated_cases(action(f"now < timestamp('{named}')", facts={}), 20)

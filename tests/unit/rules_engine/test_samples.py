@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from gavel_rules.samples import Hints, Sampler, hints_of, matching
+from gavel_rules.samples import VALUE_SIZE_MAX, Hints, Sampler, hints_of, matching
+from gavel_rules.values import size_of
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_alternatives_are_each_taken() -> None:
     assert {"DE", "FR", "GB"} <= set(matching("^(DE|FR|GB)$"))
 
 
-@pytest.mark.parametrize("pattern", ["(", "[a", "(?=a)b", "a)"])
+@pytest.mark.parametrize("pattern", ["(", "[a", "(?=a)b", "a)", "(" * 5_000, "(((a{5000}){5000}){5000}){5000}"])
 def test_patterns_that_are_not_understood(pattern: str) -> None:
     """What is no pattern, or more than is understood, gives no text rather than a wrong one or a crash."""
     assert matching(pattern) == []
@@ -71,3 +72,17 @@ def test_hints_name_what_a_condition_compares() -> None:
     assert hints["params.name"] == Hints(("x",), parts=True)
     assert hints["params.items[].price"].constants[:1] == (9.5,)
     assert hints["params.items"].lengths == (4,)
+
+
+def test_no_value_is_larger_than_a_proposal_might_hold() -> None:
+    """A schema may ask for lists of lists without end: what is too large is not made."""
+    part: dict[str, object] = {"type": "string"}
+    for _ in range(6):
+        part = {"type": "array", "minItems": 900, "items": part}
+    assert [value for value in Sampler({}, {}).values(part, "params.rows") if size_of(value) > VALUE_SIZE_MAX] == []
+
+
+def test_moments_beyond_the_calendar_are_left_out() -> None:
+    """A condition may name durations of any length: moments that have no date are not offered."""
+    texts = Sampler({}, {"params.at": Hints(("87600000h",), moments=True)}).values({"type": "string"}, "params.at")
+    assert "2026-01-05T12:00:00Z" in texts
