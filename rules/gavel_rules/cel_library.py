@@ -47,6 +47,8 @@ _ERROR: Final = re.compile(r"^(?:[A-Z_]+: )?ERROR: <input>:(\d+):(\d+): (.*?)(?:
 _OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
 _NO_FIELDS: Final = re.compile(r"expression of type '([^']+)' cannot be the operand of a select operation")
 _UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
+# A lexer that meets a single "=" stops there.
+_ASSIGNMENT: Final = re.compile(r"token recognition error at: '=")
 
 _ORDERINGS: Final = ("_<_", "_<=_", "_>_", "_>=_")
 _EQUALITIES: Final = ("_==_", "_!=_")
@@ -155,6 +157,8 @@ def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, rep
     selected = _NO_FIELDS.search(message)
     if selected is not None:
         return "type-error", f"a {selected.group(1)} has no fields", ""
+    if _ASSIGNMENT.search(message):
+        return "cel-syntax", "= is no operator of CEL", "write == to compare"
     code = "cel-syntax" if message.startswith("Syntax error") else "cel-error"
     return code, _own_words(message), "see the CEL language"
 

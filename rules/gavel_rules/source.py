@@ -184,11 +184,14 @@ def _over_limits(text: str, messages: Messages) -> bool:
 def _compose(text: str, messages: Messages) -> Node | None:
     """Return the document's node graph, or None with the reason recorded."""
     try:
-        root: Node | None = YAML(typ="safe", pure=True).compose(text)
+        parser = YAML(typ="safe", pure=True)
+        # Every anchor is refused at its place; the library's own warning about a second one of a name says nothing more.
+        parser.composer.warn_double_anchors = False
+        root: Node | None = parser.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
-        messages.add(place, "yaml-syntax", str(error.problem or "cannot be read as YAML"), "see yaml.org for the syntax")
+        messages.add(place, "yaml-syntax", *_explain_syntax(str(error.problem or "cannot be read as YAML")))
         return None
     except YAMLError:
         messages.add((1, 1), "bad-character", "the document holds a character that YAML forbids", "remove NUL and control characters")
@@ -199,6 +202,15 @@ def _compose(text: str, messages: Messages) -> Node | None:
     if root is None:
         messages.add((1, 1), "wrong-type", "the document is empty", "start with `gavel: v1`")
     return root
+
+
+def _explain_syntax(problem: str) -> tuple[str, str]:
+    """Return the library's complaint as (message, suggestion); what authors run into most often gets its own words."""
+    if "'\\t'" in problem:
+        return problem, "YAML indents with spaces: replace the tab"
+    if "another document" in problem:
+        return "a second document begins here", "a file holds one document: remove `---`, or split the file"
+    return problem, "see yaml.org for the syntax"
 
 
 class _Reader:

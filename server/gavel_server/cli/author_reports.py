@@ -199,7 +199,7 @@ def _coverage(file: str, coverage: Coverage) -> dict[str, Any]:
 def summary(run: TestRun) -> str:
     """Return the run in a sentence."""
     counts = [_counted(len(run.suites), "suite"), _counted(run.cases, "case")]
-    verdict = f"{run.failures} failed" if run.failures else "all passed"
+    verdict = f"{run.failures} failed" if run.failures else "all passed" if run.cases else "nothing was tested"
     broken = f", {_counted(len(run.invalid), 'file')} not valid" if run.invalid else ""
     return f"{', '.join(counts)}: {verdict}{broken}"
 

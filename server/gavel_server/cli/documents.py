@@ -28,6 +28,8 @@ def read_document(name: str) -> str:
     """Return the text of a file, or of stdin for "-". Raises InvalidInputError."""
     try:
         if name == STANDARD_INPUT:
+            if sys.stdin is None:
+                raise InvalidInputError("cannot read standard input: it is closed; name a file")
             content = sys.stdin.buffer.read(DOCUMENT_BYTES_MAX + 1)
         else:
             with Path(name).open("rb") as file:

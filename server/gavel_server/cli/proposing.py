@@ -120,4 +120,4 @@ def print_explanations(explanations: list[RuleExplanation]) -> None:
     for rule in explanations:
         rows.append((f"{rule.policy_id} {rule.rule_id}", "yes" if rule.matched else "no", "", ""))
         rows += [("", "", printable(term.expression), printable(term.value)) for term in rule.terms]
-    output.print_table(("rule", "matched", "condition", "value"), rows, title="Rules", empty="No rule governs this action.")
+    output.print_table(("rule", "matched", "condition", "value"), rows, title="Rules", empty="No rule was asked.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from gavel_server.cli.documents import STANDARD_INPUT
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID, InvalidInputError
 from gavel_server.cli.options import Debug
 from gavel_server.cli.rules import RuleSetFile
@@ -48,6 +49,8 @@ def diff(
 
     from gavel_server.cli import output
 
+    if old == new == STANDARD_INPUT:
+        raise InvalidInputError("standard input can be one of the two versions only; name a file for the other")
     older, newer = _compiled(old), _compiled(new)
     found = difference(older, newer)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ import jsonschema_rs
 import pytest
 
 from tests.e2e.cli.programs import gavel
+from tests.e2e.world import GAVEL
 
 ROOT: Final = Path(__file__).parents[3]
 
@@ -208,3 +210,56 @@ def test_schema(name: str) -> None:
     schema = json.loads(gavel("rules", "schema", name).stdout)
     jsonschema_rs.meta.validate(schema)
     assert json.loads((ROOT / f"rules/gavel_rules/schemas/{name}.json").read_text()) == schema
+
+
+def test_nothing_tested_is_not_a_pass(folder: Path) -> None:
+    """Where no suite is valid, the last line does not speak of passing."""
+    (folder / "parcels_test.yaml").write_text("")
+    done = gavel("rules", "test", folder)
+    assert (2, "0 suites, 0 cases: nothing was tested, 1 file not valid") == (done.returncode, done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("params.weight > 30", "params.weight = 30", "cel-syntax: = is no operator of CEL (write == to compare)"),
+        ("\nrules:", "\n\tfacts: {}\nrules:", "(YAML indents with spaces: replace the tab)"),
+        (
+            "\nrules:",
+            "\n---\nrules:",
+            "yaml-syntax: a second document begins here (a file holds one document: remove `---`, or split the file)",
+        ),
+    ],
+)
+def test_what_authors_run_into(folder: Path, before: str, after: str, expected: str) -> None:
+    """An assignment, a tab and a second document are each named with what to do."""
+    (folder / "parcels.yaml").write_text(RULES.replace(before, after))
+    done = gavel("rules", "lint", folder / "parcels.yaml")
+    assert 2 == done.returncode
+    assert expected in done.stdout
+
+
+def test_anchors_of_one_name(folder: Path) -> None:
+    """Two anchors of one name are two mistakes and nothing else: no words of a library."""
+    (folder / "twice.yaml").write_text("gavel: &name v1\nrule_set: &name x\n")
+    done = gavel("rules", "lint", folder / "twice.yaml")
+    assert (2, "") == (done.returncode, done.stderr)
+    assert 2 == done.stdout.count("yaml-anchor: anchors and aliases are not supported: name (repeat the value)")
+
+
+def test_standard_input_that_cannot_be_read(folder: Path) -> None:
+    """Standard input that is closed, or asked for twice, is said in a sentence; exit status 2."""
+    done = gavel("rules", "diff", "-", "-")
+    assert (2, "gavel: standard input can be one of the two versions only; name a file for the other\n") == (done.returncode, done.stderr)
+    line = [GAVEL, "rules", "graph", "-"]
+    closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&-', "sh", *line], capture_output=True, text=True, check=False)
+    assert (2, "gavel: cannot read standard input: it is closed; name a file\n") == (closed.returncode, closed.stderr)
+
+
+def test_params_that_do_not_fit_are_not_said_to_be_ungoverned(folder: Path) -> None:
+    """Where the params do not fit, no rule was asked; that the action has no rules is not said."""
+    (folder / "case.yaml").write_text("subject: parcel/1\nparams: {weight: heavy}\nfacts: {status: ready}\n")
+    done = gavel("rules", "explain", folder / "parcels.yaml", folder / "case.yaml")
+    assert 0 == done.returncode
+    assert "INVALID_PARAMS" in done.stdout
+    assert "No rule was asked." in done.stdout
