@@ -22,9 +22,6 @@ SUBJECT = r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}"
 # Who speaks, e.g. "orders-db".
 PRODUCER_ID = r"[A-Za-z0-9._:@/-]{1,128}"
 
-# Subjects: "type/id", e.g. "order/123".
-SUBJECT = r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}"
-
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
 TRACE_EVENTS_MAX = 10_000
