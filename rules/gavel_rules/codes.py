@@ -46,6 +46,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "subject-cycle": "The subject of a fact takes that very fact, at once or by way of others.",
     "too-complex": "An expression or an action's rules are over a limit: "
     "`COMPREHENSIONS_MAX`, `EXPANDED_LENGTH_MAX`, `CHAINS_MAX`, `SLOTS_MAX`, or nested too deep.",
+    "too-costly": "Evaluating an expression, or all of an action's, may take more than `EXPRESSION_STEPS_MAX` or `ACTION_STEPS_MAX`.",
     "too-deep": "The document is nested deeper than `DOCUMENT_DEPTH_MAX` levels.",
     "too-large": "The document and its canonical form do not fit into one event.",
     "too-many-rules": "An action has more than `RULES_PER_ACTION_MAX` rules.",

@@ -10,6 +10,7 @@ cannot be tested. The replacement has the same length, so every place stays righ
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from cel_expr_python import cel
 
 from gavel_rules.cel_library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode
+from gavel_rules.cost import EXPRESSION_STEPS_MAX, advice, cost_of
 from gavel_rules.schema import suggestion
 from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType, variables
 
@@ -43,6 +45,7 @@ class Condition:
     tree: Node
     written: str
     result: str  # its type as the library names it: "BOOL", "DOUBLE", "STRING", "DYN", …
+    steps: int  # what one evaluation costs at worst: see `cost`
 
 
 class Environment:
@@ -121,7 +124,14 @@ class Environment:
             note(0, *_wrong_result(given.lower(), result.lower()))
         if not reports and not self._nests(source):
             note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
-        return None if reports else Condition(text, source, decode(compiled.serialize()), text if written is None else written, given)
+        if reports:
+            return None
+        tree = decode(compiled.serialize())
+        cost = cost_of(tree, self.types)
+        if cost.steps > EXPRESSION_STEPS_MAX and not self.salvaged:
+            note(cost.offset, *_too_costly(cost.steps, dict(reads(tree, self.types))))
+            return None
+        return Condition(text, source, tree, text if written is None else written, given, math.ceil(min(cost.steps, EXPRESSION_STEPS_MAX)))
 
     def _nests(self, source: str) -> bool:
         """Whether the expression still compiles inside the list and the guard that evaluation puts it in."""
@@ -136,6 +146,13 @@ def _wrong_result(given: str, wanted: str) -> tuple[str, str, str]:
     """Return (code, message, suggestion) for an expression of another type than its place asks for."""
     named = _NAMED_RESULTS.get(wanted, wanted)
     return f"not-{wanted}", f"the expression gives {given}, not {named}", _TOWARDS.get(wanted, "")
+
+
+def _too_costly(steps: float, names: Mapping[str, ValueType]) -> tuple[str, str, str]:
+    """Return (code, message, suggestion) for an expression whose evaluation may take too long, or too much memory."""
+    taken = f"{steps:,.0f} steps" if math.isfinite(steps) else "any number of steps"
+    message = f"one evaluation may take {taken}; the limit is {EXPRESSION_STEPS_MAX:,}"
+    return "too-costly", message, advice(names) or "go over less, compare less, or search shorter texts"
 
 
 _RESULTS: Final[Mapping[str, tuple[str, ...]]] = {"SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN")}
@@ -287,6 +304,9 @@ class _Analysis:
                 )
         if node.function in UNSUPPORTED_FUNCTIONS:
             self._note(node.offset, "not-supported", f"{node.function} is not supported: its result may grow without bound", "")
+        if node.function == "matches" and node.arguments and not isinstance(node.arguments[-1], Constant):
+            hint = 'write the pattern out, as in x.matches("^[a-z]+$")'
+            self._note(node.offset, "not-supported", "matches takes no pattern that is only known later: what it costs has no bound", hint)
         if node.function == "_[_]" and self._resolve(node, names) is not None:
             self._visit_read(node, known, names)
             return

@@ -19,6 +19,7 @@ from mypy_extensions import mypyc_attr
 from gavel_rules.case import Case, Reader
 from gavel_rules.compensation import check_compensation
 from gavel_rules.conditions import Condition, Environment, presences, reads
+from gavel_rules.cost import ACTION_STEPS_MAX
 from gavel_rules.derivation_rules import DerivationRule
 from gavel_rules.document import (
     ActionPart,
@@ -320,6 +321,7 @@ class _Checker:
         self._derivations = [(index, part) for index, part in enumerate(derivations) if part is not None and _about(part) == name]
         self._schemas = schemas
         self._salvaged = False
+        self._steps = 0  # of all sound expressions
         self._source = source
         self._messages = messages
         self._expressions = expressions
@@ -354,6 +356,7 @@ class _Checker:
         self._expression(environment, getattr(self._part, "score", None), (*path, "score"), "DOUBLE")
         self._check_compensation(params)
         derivations = self._derivation_rules(params, schema)
+        self._check_steps(path)
         if len(self._messages) > before or schema is None or conflict_key is None:
             return None
         checked = [(rule, condition) for rule, condition in rules if condition is not None and getattr(rule, "priority", None) is not None]
@@ -434,7 +437,16 @@ class _Checker:
         return order
 
     def _expression(self, environment: Environment, text: str | None, path: Path, result: str) -> Condition | None:
-        return self._expressions.check(environment, text, path, result, self._name)
+        condition = self._expressions.check(environment, text, path, result, self._name)
+        self._steps += condition.steps if condition is not None else 0
+        return condition
+
+    def _check_steps(self, path: Path) -> None:
+        """Report an action all of whose expressions together may take too long: one decision evaluates them all."""
+        if self._steps > ACTION_STEPS_MAX:
+            message = f"evaluating all expressions of {self._name} may take {self._steps:,} steps; the limit is {ACTION_STEPS_MAX:,}"
+            hint = "declare maxItems and maxLength in its params schema, or ask costly questions in fewer rules"
+            self._messages.add(self._source.key_place(path), "too-costly", message, hint)
 
 
 def _schema(action: ActionPart, path: Path, source: Source, messages: Messages) -> ParamsSchema | None:

@@ -11,12 +11,13 @@ The schema also gives each param its type for CEL, and turns the wire's floats i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
 import jsonschema_rs
 
+from gavel_rules.patterns import measure
 from gavel_rules.source import Path
 from gavel_rules.values import size_of
 from gavel_rules.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType
@@ -311,6 +312,27 @@ def _resolve(root: object, reference: str) -> object:
 
 def _type_of(schema: object, root: dict[str, Any]) -> ValueType:
     """Return the type that every value of a schema is known to have. References do not recurse: `_check_references` said so."""
+    type_ = _plain_type_of(schema, root)
+    if not isinstance(schema, dict) or type_.kind not in _SIZES:
+        return type_
+    # The meta-schema has made sure that a size is a whole number, if perhaps one with a point: 5.0.
+    declared = [int(schema[_SIZES[type_.kind]])] if _SIZES[type_.kind] in schema else []
+    if type_.kind == "string":
+        literals = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(literals, list):
+            declared.append(max((len(literal) for literal in literals if isinstance(literal, str)), default=0))
+        if isinstance(schema.get("pattern"), str):
+            longest = measure(schema["pattern"]).longest
+            declared.extend([longest] if longest is not None else [])
+    if type_.size_max is not None:
+        declared.append(type_.size_max)  # of what it refers to
+    return replace(type_, size_max=min(declared)) if declared else type_
+
+
+_SIZES: Final[Mapping[str, str]] = {"string": "maxLength", "list": "maxItems", "map": "maxProperties"}
+
+
+def _plain_type_of(schema: object, root: dict[str, Any]) -> ValueType:
     if not isinstance(schema, dict):
         return DYN
     declared = schema.get("type")

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from gavel_rules.limits import PRODUCER_ID_LENGTH_MAX, VERSION_LENGTH_MAX
+
 _NO_FIELDS: Final[Mapping[str, Field]] = MappingProxyType({})
 
 # CEL's reserved words: no variable and no fact may bear one.
@@ -58,11 +60,13 @@ class ValueType:
 
     A list or map has an `element`. An object has typed `fields`; so has a string that also has parts (`subject`). A scope
     is an object that is nothing by itself: only its fields can be read. "dyn" is a value whose type the schema leaves open.
+    `size_max` is how many characters, elements or entries a valid value has at most; None where only messages bound it.
     """
 
     kind: str
     element: ValueType | None = None
     fields: Mapping[str, Field] = field(default_factory=lambda: _NO_FIELDS)
+    size_max: int | None = None
 
     @property
     def is_number(self) -> bool:
@@ -103,8 +107,12 @@ def _scope(**types: ValueType) -> ValueType:
     return ValueType("scope", fields={name: Field(type_) for name, type_ in types.items()})
 
 
-_SUBJECT: Final = ValueType("string", fields={"type": Field(STRING), "id": Field(STRING)})
-_PRODUCER: Final = _scope(type=STRING, id=STRING, version=STRING)
+def _text(length_max: int) -> ValueType:
+    return ValueType("string", size_max=length_max)
+
+
+_SUBJECT: Final = ValueType("string", fields={"type": Field(_text(64)), "id": Field(_text(256))}, size_max=64 + 1 + 256)
+_PRODUCER: Final = _scope(type=_text(128), id=_text(PRODUCER_ID_LENGTH_MAX), version=_text(VERSION_LENGTH_MAX))
 
 
 def condition_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[str, ValueType]:

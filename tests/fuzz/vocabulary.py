@@ -51,10 +51,10 @@ class Type:
             return {"const": self.literals[0]} if len(self.literals) == 1 else {"enum": list(self.literals)}
         if self.kind == "list":
             assert self.element is not None
-            return {"type": "array", "items": self.element.schema()}
+            return {"type": "array", "maxItems": 20, "items": self.element.schema()}
         if self.kind == "map":
             assert self.element is not None
-            return {"type": "object", "additionalProperties": self.element.schema()}
+            return {"type": "object", "maxProperties": 20, "additionalProperties": self.element.schema()}
         if self.kind == "object":
             required = [name for name, _, needed in self.fields if needed]
             return {"type": "object", "required": required, "properties": {name: of.schema() for name, of, _ in self.fields}}

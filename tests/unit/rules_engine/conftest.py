@@ -22,9 +22,11 @@ PARAMS: dict[str, Any] = {
         "name": {"type": "string"},
         "note": {"type": "string"},
         "urgent": {"type": "boolean"},
-        "tags": {"type": "array", "items": {"type": "string"}},
+        "tags": {"type": "array", "maxItems": 200, "items": {"type": "string"}},
+        "many": {"type": "array", "items": {"type": "string"}},
         "items": {
             "type": "array",
+            "maxItems": 200,
             "items": {
                 "type": "object",
                 "required": ["price"],

@@ -36,7 +36,7 @@ Make = Callable[..., CompiledAction]
         "has(params.items) && params.items.exists(item, item.price > 99.5 && has(item.sku) && item.sku == 'A')",
         "has(params.address) && has(params.address.zip) && params.address.zip == '10115'",
         "has(params.labels) && 'team' in params.labels && params.labels['team'] == 'red'",
-        "facts.status.contains(',' + params.name + ',')",
+        "facts.status.contains(',' + subject.id + ',')",
         "facts.status != '' && now - timestamp(facts.status) > duration('720h')",
         "subject.type == 'order' && producer.id != 'agent' && proposal.risk >= 0.5",
         "evidence.count > 5 && evidence.worst_trust == 2 && evidence.oldest_age_ms > 60000",

@@ -201,10 +201,12 @@ def _text(node: Node) -> str:
 def schema_of(value: Any) -> dict[str, Any]:
     """The JSON Schema of a param that may be such a value."""
     if isinstance(value, list):
-        return {"type": "array", "items": schema_of(value[0])}
+        return {"type": "array", "maxItems": 100, "items": schema_of(value[0])}
     if isinstance(value, dict):
         return {"type": "object", "additionalProperties": schema_of(next(iter(value.values())))}
-    return {"type": {bool: "boolean", int: "integer", float: "number", str: "string"}[type(value)]}
+    if isinstance(value, str):
+        return {"type": "string", "maxLength": 1000}
+    return {"type": {bool: "boolean", int: "integer", float: "number"}[type(value)]}
 
 
 def rule_set(cases: Sequence[Conformance]) -> str:
