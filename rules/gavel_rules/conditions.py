@@ -152,7 +152,7 @@ def _too_costly(steps: float, names: Mapping[str, ValueType]) -> tuple[str, str,
     """Return (code, message, suggestion) for an expression whose evaluation may take too long, or too much memory."""
     taken = f"{steps:,.0f} steps" if math.isfinite(steps) else "any number of steps"
     message = f"one evaluation may take {taken}; the limit is {EXPRESSION_STEPS_MAX:,}"
-    return "too-costly", message, advice(names) or "go over less, compare less, or search shorter texts"
+    return "too-costly", message, advice(names) or "go over less, search shorter texts, or begin a long pattern with ^"
 
 
 _RESULTS: Final[Mapping[str, tuple[str, ...]]] = {"SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN")}

@@ -23,7 +23,7 @@ FALLBACK_POSITION_STEPS: Final = 8  # of a byte and a position
 BYTE_STEPS: Final = 4
 
 CODE_POINT_BYTES: Final = 4
-REPETITIONS_MAX: Final = 1_000  # RE2 refuses more
+_REPETITIONS: Final = 1_000  # RE2 refuses more
 _UNBOUNDED_STATES: Final = 30  # two to this power is more than any text makes
 
 _TOKEN: Final = re.compile(
@@ -132,15 +132,18 @@ def _times(token: re.Match[str]) -> tuple[int, bool]:
         return 1, True
     low, high = int(token.group("low")), int(token.group("high") or 0)
     endless = bool(token.group("comma")) and not token.group("high")
-    return min(max(low, high) + endless, REPETITIONS_MAX + 1), endless
+    return min(max(low, high) + endless, _REPETITIONS + 1), endless
 
 
 def _atom(token: re.Match[str]) -> Part:
     text = token.group()
     if token.lastgroup == "either" or text in ("^", "$"):
         return Part(1)
+    if token.lastgroup == "quoted":
+        literal = text[2:].removesuffix(r"\E")
+        return Part(len(literal.encode()), len(literal.encode()), len(literal))
     width = _width(token)
-    return Part(width, width, len(text) if token.lastgroup == "quoted" else 1)
+    return Part(width, width, 1)
 
 
 def _width(token: re.Match[str]) -> int:
@@ -155,6 +158,4 @@ def _width(token: re.Match[str]) -> int:
             inside = text[1:]
             width = _SEVERAL if inside.startswith("^") or re.search(r"\\[DWS]|\[:\^", inside) else 1
             return width + _CATEGORY * len(re.findall(r"\\[pP]", inside)) + 3 * sum(not one.isascii() for one in inside)
-        case "quoted":
-            return len(text.encode())
     return len(text.encode()) if token.lastgroup == "plain" else 4 if token.lastgroup == "code" else 1
