@@ -248,7 +248,9 @@ class _Walk:
         text = min(left.text, right.text)
         match node.function:
             case "_+_":
-                self._spend(node, _TEXT_MADE * (left.text + right.text) + _ITEM_JOINED * (left.length + right.length))
+                self._spend(node, _TEXT_MADE * (left.text + right.text))
+                if _may_be_list(left.shape) and _may_be_list(right.shape):
+                    self._spend(node, _ITEM_JOINED * (left.length + right.length))
                 return _added(left, right, times)
             case "_==_" | "_!=_":
                 self._spend(node, _TEXT_COMPARED * text + _ITEM_COMPARED * min(left.items, right.items))
@@ -314,6 +316,10 @@ def _found(searched: _Flow, sought: _Flow) -> float:
     # The longer it is the fewer places there are to begin at; the product is largest half way.
     compared = min(sought.shape.text, searched.shape.text / 4)
     return searched.text * (_FOUND + compared / (_CACHED_RATE if compared <= _CACHED_BYTES else _UNCACHED_RATE))
+
+
+def _may_be_list(shape: Shape) -> bool:
+    return shape.items > 0 or shape.element is not None  # an empty list has an element's shape as well
 
 
 def _flow(shape: Shape, times: float) -> _Flow:
