@@ -1,10 +1,10 @@
 """What searching a text with a regular expression costs at worst.
 
 The CEL library searches with RE2: never exponential, but not free either. RE2 makes a deterministic automaton as it goes, and
-falls back on stepping through every position of the pattern for every byte where that automaton grows too fast: a pattern of a
-thousand positions then takes a second for 64 KiB (measured: `a.{1000}c`, 0.8 s). So the bound grows with the positions of the
-pattern, counted repetitions written out, times the bytes of the text. It is small where the automaton can only be small, and
-where a pattern that is anchored at the start has given up after few characters.
+falls back on stepping through every position of the pattern for every byte where that automaton grows too fast: a pattern of
+some thousand positions then takes half a second and more for 64 KiB (measured: `a.{1000}c` 0.4 s, `(a?){1000}c` 0.9 s). So the
+bound grows with the positions of the pattern, counted repetitions written out, times the bytes of the text. It is small where
+the automaton can only be small, and where a pattern that is anchored at the start has given up after few characters.
 
 Patterns are only measured here, never matched; what RE2 would not compile is measured all the same.
 """
@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 COMPILE_STEPS: Final = 6_000
 COMPILE_POSITION_STEPS: Final = 500
 STATE_STEPS: Final = 2_000  # making one state of the automaton
-FALLBACK_STEPS: Final = 1_000  # of a byte, where the automaton is given up
-FALLBACK_POSITION_STEPS: Final = 8  # of a byte and a position
+FALLBACK_STEPS: Final = 300  # of a byte, where nearly each makes a state, or the automaton is given up
+FALLBACK_POSITION_STEPS: Final = 24  # of a byte and a position
 BYTE_STEPS: Final = 4
 
 CODE_POINT_BYTES: Final = 4
@@ -143,7 +143,20 @@ def _atom(token: re.Match[str]) -> Part:
         literal = text[2:].removesuffix(r"\E")
         return Part(len(literal.encode()), len(literal.encode()), len(literal))
     width = _width(token)
-    return Part(width, width, 1)
+    return Part(width + _ranges(token), width, 1)
+
+
+def _ranges(token: re.Match[str]) -> int:
+    """Return how many ranges of characters an atom has beside its first: each is a position, though all of them read the same."""
+    text = token.group()
+    if token.lastgroup != "many":
+        return _WORD_RANGES if text == r"\w" else 0
+    inside = _RANGE.findall(text[1:].removesuffix("]"))
+    return max(len(inside) - 1, 0) + _WORD_RANGES * sum(len(one) > 1 and one[1] in "w:" for one in inside)
+
+
+_RANGE: Final = re.compile(r"\[:\^?\w+:\]|\\[\s\S]|[^\\](?:-[^\\])?")
+_WORD_RANGES: Final = 3  # beside the first of [0-9A-Za-z_]; no other class that is written so short has more
 
 
 def _width(token: re.Match[str]) -> int:
