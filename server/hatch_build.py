@@ -36,6 +36,7 @@ MODULES: Final = {
         "chain",
         "commands",
         "decider",
+        "declarations",
         "derivation",
         "emission",
         "errors",

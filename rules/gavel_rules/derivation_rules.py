@@ -16,7 +16,7 @@ from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 
 from gavel_rules.case import Case, Reader
 from gavel_rules.conditions import Condition, Environment, presences, reads
-from gavel_rules.document import DerivationPart
+from gavel_rules.parts import DerivationPart
 from gavel_rules.schema import ParamsSchema
 from gavel_rules.values import problems, struct_to_dict
 

@@ -1,7 +1,7 @@
-"""A rule set document: its shape, its identity, and every mistake in it at once (seeds 002 §6.2).
+"""A rule set document: its identity, its parts, and every mistake of form in it at once (seeds 002 §6.2).
 
-This module knows the document's form: keys, types, names, limits, and how rules refer to actions. What conditions mean is
-left to `conditions`. What this build cannot obey is checked all the same, and refused by name rather than obeyed by half.
+This module reads the document into the models of `parts` and knows how rules refer to actions. What expressions mean is left to
+`checking`. What this build cannot obey is checked all the same, and refused by name rather than obeyed by half.
 
 A document's digest is SHA-256 over its canonical JSON (RFC 8785): layout, comments and the order of keys do not matter.
 """
@@ -12,38 +12,33 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Final
 
 import rfc8785
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, WithJsonSchema
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gavel_rules.cel_library import FUNCTIONS
 from gavel_rules.errors import GavelRulesError
 from gavel_rules.events import GAVEL
-from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX, VERSION_LENGTH_MAX
+from gavel_rules.parts import (
+    RULES_PER_ACTION_MAX,
+    ActionPart,
+    CompensationPart,
+    DerivationPart,
+    FactPart,
+    OnPart,
+    Part,
+    RejectionLimitsPart,
+    RetryPart,
+    RulePart,
+    RuleSetPart,
+    VersionsPart,
+)
 from gavel_rules.reasons import RESERVED
 from gavel_rules.schema import suggestion
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
-from gavel_rules.values import INTEGER_MAX
 from gavel_rules.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, spellable
-
-RULES_MAX: Final = 2_000
-VARIABLES_MAX: Final = 200
-DERIVATIONS_MAX: Final = 200
-RULES_PER_ACTION_MAX: Final = 500
-ACTIONS_MAX: Final = 200
-FACTS_PER_ACTION_MAX: Final = 64
-SOURCES_PER_FACT_MAX: Final = 32
-CONDITION_LENGTH_MAX: Final = 8 * 1024
-DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
-DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
-ATTEMPTS_MAX: Final = 100
-VERSIONS_MAX: Final = 32
-COMPENSATION_PARAMS_MAX: Final = 64
-REJECTION_LIMIT_MAX: Final = 1_000
-
-DECISION_TTL_MS_DEFAULT: Final = 60_000
 
 # Keys of an action that are checked like all others, but that this build cannot obey: what each is for, and its value that
 # asks for nothing. Never half obeyed: a document that uses one is refused.
@@ -59,192 +54,6 @@ class DocumentError(GavelRulesError):
     def __init__(self, messages: tuple[DocumentMessage, ...]) -> None:
         super().__init__("\n".join(message.format("<document>") for message in messages))
         self.messages = messages
-
-
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-# What an envelope can carry: an action or a key of another form could never be proposed or published.
-ActionType = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=ACTION_TYPE_LENGTH_MAX)]
-FactKey = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=FACT_KEY_LENGTH_MAX)]
-Milliseconds = Annotated[int, Field(gt=0, le=DURATION_MS_MAX)]
-RejectionLimit = Annotated[int, Field(ge=1, le=REJECTION_LIMIT_MAX)]
-# What a VersionBinding can carry; one version, or all that will do.
-Version = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]+$", min_length=1, max_length=VERSION_LENGTH_MAX)]
-Versions = Annotated[
-    list[Version],
-    Field(min_length=1, max_length=VERSIONS_MAX),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": VERSION_LENGTH_MAX},
-                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": VERSION_LENGTH_MAX}, "minItems": 1},
-            ]
-        }
-    ),
-]
-Condition = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_LENGTH_MAX)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-class FactPart(_Part):
-    """A declared fact."""
-
-    key: FactKey
-    """The fact's key, e.g. order.status."""
-    subject: Condition | None = None
-    """Whose fact: CEL over subject, params and other facts that gives "type/id". Default: the proposal's subject."""
-    type: Literal["string", "number", "integer", "boolean"]
-    """Values of another type do not count."""
-    min_trust: Annotated[int, Field(ge=1, le=3)] = 1
-    """The least trusted tier that will do: 1 facts, 2 observations with evidence, 3 any observation."""
-    max_age_ms: Milliseconds
-    """The oldest it may be, in milliseconds."""
-    sources: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=128)]], Field(max_length=SOURCES_PER_FACT_MAX)] = []
-    """Whose word counts: producers of facts, tools of observations. Empty: anybody's."""
-    optional: bool = False
-    """Whether it may be absent; conditions then read it under has()."""
-
-
-class RetryPart(_Part):
-    """How executors may retry (seeds 002 §7.1)."""
-
-    max_attempts: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] = 1
-    """Attempts in all."""
-    backoff_initial_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 500
-    """Pause before the second attempt, in milliseconds."""
-    backoff_multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
-    """What the pause grows by."""
-    backoff_max_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 30_000
-    """The longest pause, in milliseconds."""
-    human_takeover_after_ms: Milliseconds = 600_000
-    """How long after a lapsed lease a person is called while attempts are left, in milliseconds."""
-
-
-class VersionsPart(_Part):
-    """Versions that a proposal has to be bound to (seeds 000 §3.1); a field without one is not looked at."""
-
-    execution_version: Versions | None = None
-    """Of the code that ran."""
-    planner_version: Versions | None = None
-    """Of the planner."""
-    tool_registry_version: Versions | None = None
-    """Of the set of tools."""
-    schema_version: Versions | None = None
-    """Of the schema of the producer's own state."""
-
-
-class CompensationPart(_Part):
-    """The action that makes a half-done execution good, with CEL for each of its params."""
-
-    action: ActionType
-    """The action that compensates; it may belong to another rule set."""
-    params: Annotated[dict[str, Condition], Field(max_length=COMPENSATION_PARAMS_MAX)] = {}
-    """Its params: CEL over `execution` and `params`."""
-
-
-class RejectionLimitsPart(_Part):
-    """Rejections in a row before a person is called, for each class of reason codes."""
-
-    evidence: RejectionLimit | None = None
-    """Of refusals for lack of evidence."""
-    policy: RejectionLimit | None = None
-    """Of refusals by rules."""
-    conflict: RejectionLimit | None = None
-    """Of refusals because of other proposals."""
-
-
-class ActionPart(_Part):
-    """An action that the rule set governs."""
-
-    params: dict[str, Any]
-    """JSON Schema 2020-12 of the proposal's params; every property that a condition reads has a type here."""
-    facts: Annotated[dict[str, FactPart], Field(max_length=FACTS_PER_ACTION_MAX)] = {}
-    """The evidence that the rules see, by the name that conditions give it."""
-    conflict_key: Condition = "subject"
-    """What only one live approval may hold: CEL that gives a string."""
-    decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
-    """How long after an approval it may be started, in milliseconds."""
-    rejection_limit: RejectionLimit | None = None
-    """Rejections in a row of a trace before a person is called. Default: 3."""
-    rejection_limits: RejectionLimitsPart | None = None
-    """Rejections in a row of one class before a person is called: such a class counts by itself, `rejection_limit` is for the rest."""
-    score: Condition | None = None
-    """What ranks proposals that compete: CEL that gives a double."""
-    contest_window_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
-    """How long competing proposals are waited for, in milliseconds. Over 0 it is checked, but not in this release."""
-    compensation: CompensationPart | None = None
-    """What makes a half-done execution good. Checked, but not in this release."""
-    retry: RetryPart = RetryPart()
-    """How executors may try again. Default: not at all."""
-    on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None
-    """What becomes of a proposal that is bound to other versions than those under `versions`."""
-    versions: VersionsPart = VersionsPart()
-    """The versions that a proposal has to be bound to."""
-
-
-class RulePart(_Part):
-    """One rule."""
-
-    id: Name
-    """Unique in the rule set."""
-    action: ActionType
-    """One of the actions above."""
-    priority: Annotated[int, Field(ge=1, le=65_535)]
-    """Unique among the rules of the action; of those that match, the highest decides."""
-    when: Condition
-    """The condition: CEL that gives a bool."""
-    effect: Literal["approve", "reject", "review"]
-    """What the rule says."""
-    reason_code: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,127}$")] | None = None
-    """What agents react to, like ORDER_CANCELLED. With reject and review, and only with them."""
-
-
-class OnPart(_Part):
-    """Which reports a derivation is about."""
-
-    action: ActionType
-    """The action that was carried out."""
-    status: Literal["SUCCESS", "FAILED", "PARTIAL", "TIMEOUT", "ABORTED"]
-    """How it ended."""
-
-
-class DerivationPart(_Part):
-    """A fact that follows from the report of an execution (seeds 002 §7.2)."""
-
-    id: Name
-    """Unique among the derivations; the facts bear it."""
-    version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
-    """Raise it when the value changes; the facts bear it."""
-    on: OnPart
-    """Which reports the fact follows from."""
-    key: FactKey
-    """Key of the fact; its subject is the decision's."""
-    value: Condition
-    """Its value: CEL that gives a string, number or boolean."""
-
-
-class RuleSetPart(_Part):
-    """A whole document."""
-
-    gavel: Literal["v1"]
-    """Version of the language."""
-    rule_set: Name
-    """The policy id."""
-    version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
-    """A deployed version never changes: another text needs another version."""
-    description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] = ""
-    """For people."""
-    actions: Annotated[dict[ActionType, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
-    """What the rule set governs, by action type."""
-    rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
-    """The rules of all actions."""
-    derivations: Annotated[list[DerivationPart], Field(max_length=DERIVATIONS_MAX)] = []
-    """Facts that follow from reports of executions."""
-    variables: Annotated[dict[str, Condition], Field(max_length=VARIABLES_MAX)] = {}
-    """Named CEL expressions for use in other expressions."""
 
 
 def canonical_json(data: object) -> str:
@@ -282,7 +91,7 @@ class _Salvage:
         self._source = source
         self._messages = messages
 
-    def read(self, model: type[_Part], data: object, path: Path) -> _Part | None:
+    def read(self, model: type[Part], data: object, path: Path) -> Part | None:
         try:
             return model.model_validate(data)
         except ValidationError as error:
@@ -307,7 +116,7 @@ class _Salvage:
                 sound[name] = self._read_parts(part_model, data[name], (*path, name))
         return model.model_construct(_fields_set=set(data), **sound)
 
-    def _read_parts(self, model: type[_Part], data: object, path: Path) -> object:
+    def _read_parts(self, model: type[Part], data: object, path: Path) -> object:
         if model in _SINGLE_PARTS:
             # What is no mapping has been reported with the part around it.
             return (self.read(model, data, path) if isinstance(data, dict) else None) or model.model_construct()
@@ -352,7 +161,7 @@ _CODES: Final[Mapping[str, str]] = {
     "less_than": "out-of-range",
     "less_than_equal": "out-of-range",
 }
-_PARTS_OF: Final[Mapping[type[_Part], Mapping[str, type[_Part]]]] = {
+_PARTS_OF: Final[Mapping[type[Part], Mapping[str, type[Part]]]] = {
     RuleSetPart: {"actions": ActionPart, "rules": RulePart, "derivations": DerivationPart},
     ActionPart: {
         "facts": FactPart,
@@ -371,7 +180,7 @@ def code_of_mistake(kind: str) -> str:
     return _CODES.get(kind, "wrong-type")
 
 
-def _report(details: ErrorDetails, model: type[_Part], source: Source, messages: Messages) -> None:
+def _report(details: ErrorDetails, model: type[Part], source: Source, messages: Messages) -> None:
     path: Path = details["loc"]
     if path in source.broken:
         return

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from gavel_rules.document import RuleSetPart
+from gavel_rules.parts import RuleSetPart
 from gavel_rules.suite import CasePart
 
 SchemaName = Literal["rule-set", "test"]

@@ -7,7 +7,7 @@ expressions are checked, and then reported once, at the variable: with the actio
 from __future__ import annotations
 
 from gavel_rules.conditions import Condition, Environment
-from gavel_rules.document import RuleSetPart
+from gavel_rules.parts import RuleSetPart
 from gavel_rules.source import Messages, Path, Source
 from gavel_rules.variables import Expansion, Variables
 from gavel_rules.vocabulary import spellable

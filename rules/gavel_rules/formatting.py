@@ -25,8 +25,9 @@ from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from gavel_rules.document import ActionPart, DocumentError, FactPart, RetryPart, RulePart, RuleSetPart
+from gavel_rules.document import DocumentError
 from gavel_rules.errors import GavelRulesError
+from gavel_rules.parts import ActionPart, FactPart, RetryPart, RulePart, RuleSetPart
 from gavel_rules.source import Messages, Source
 from gavel_rules.suite import SUITE_KEYS, TABLE_KEYS, CasePart, EarlierCase, ExpectCase, FactCase, HintCase
 

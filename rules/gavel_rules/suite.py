@@ -16,15 +16,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from gavel_rules import limits
-from gavel_rules.document import (
-    DURATION_MS_MAX,
-    REJECTION_LIMIT_MAX,
-    ActionType,
-    DocumentError,
-    FactKey,
-    Milliseconds,
-    code_of_mistake,
-)
+from gavel_rules.document import DocumentError, code_of_mistake
+from gavel_rules.parts import DURATION_MS_MAX, REJECTION_LIMIT_MAX, ActionType, FactKey, Milliseconds
 from gavel_rules.schema import suggestion
 from gavel_rules.source import Messages, Path, Source
 from gavel_rules.values import INTEGER_MAX, problems

@@ -40,7 +40,7 @@ SERVICES: Final = (
     tool_service_pb2,
 )
 # Modules whose limits an author of rule sets can meet.
-LIMITS_OF_DOCUMENTS: Final = ("analysis", "document", "source", "schema", "conditions", "cost", "patterns", "variables", "ruleset")
+LIMITS_OF_DOCUMENTS: Final = ("analysis", "document", "parts", "source", "schema", "conditions", "cost", "patterns", "variables", "ruleset")
 # Named in the docs as not there yet.
 FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gavel.v1.decision_pb2 import RetryPolicy
 from gavel_rules.case import Case
-from gavel_rules.document import RULES_PER_ACTION_MAX
+from gavel_rules.parts import RULES_PER_ACTION_MAX
 from gavel_rules.ruleset import DocumentError, DocumentMessage, FactDeclaration, compile_rule_set
 from gavel_rules.shipped import shipped_rule_set
 from gavel_rules.source import DOCUMENT_BYTES_MAX

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gavel_rules.case import Case
-from gavel_rules.document import VARIABLES_MAX
+from gavel_rules.parts import VARIABLES_MAX
 from gavel_rules.ruleset import CompiledAction, DocumentError, compile_rule_set
 from gavel_rules.variables import EXPANDED_LENGTH_MAX
 
