@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from gavel_server.cli.errors import EXIT_INVALID, InvalidInputError
+from gavel_server.cli.errors import EXIT_INVALID
 from gavel_server.cli.options import explained
 from gavel_server.cli.passes import Passes
 
@@ -66,8 +66,6 @@ async def simulated_by_server(
     """Have a server try a candidate on its log. Raises CommandError."""
     from gavel_client import GavelClient, GavelError
 
-    if not server:
-        raise InvalidInputError("--server names no address; give HOST:PORT or unix:PATH")
     try:
         async with GavelClient(server, bus=bus) as client:
             async for response in client.simulate_rule_set(

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID, CommandError, InvalidInputError
+from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, InvalidInputError
 
 if TYPE_CHECKING:
     from gavel_client import GavelError, SyncGavelClient
@@ -26,6 +28,10 @@ DATA_DEFAULT: Final = Path(".gavel")
 
 # How the server names a place in a rule set.
 _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
+
+# Of a server: unix:PATH, HOST:PORT or [IPV6]:PORT.
+_ADDRESS: Final = re.compile(r"unix:.+|(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+PORT_MAX: Final = 65_535
 
 # What an int64 of the contract holds: sequence numbers and versions.
 COUNTABLE_MAX: Final = 2**63 - 1
@@ -44,6 +50,15 @@ def debugging() -> bool:
     return _debugging
 
 
+def server_address(value: str | None) -> str | None:
+    """Refuse what is no address of a server: gRPC would say of it that nobody answers."""
+    if value is None:
+        return None
+    if not _ADDRESS.fullmatch(value) or (not value.startswith("unix:") and int(value.rpartition(":")[2]) not in range(1, PORT_MAX + 1)):
+        raise typer.BadParameter(f"{value!r} is no address of a server; give HOST:PORT, e.g. {SERVER_DEFAULT}, or unix:PATH")
+    return value
+
+
 def countable(value: int | None) -> int | None:
     """Refuse a number that no field of the contract can hold."""
     if value is not None and value > COUNTABLE_MAX:
@@ -51,7 +66,9 @@ def countable(value: int | None) -> int | None:
     return value
 
 
-Server = Annotated[str, typer.Option("--server", envvar="GAVEL_SERVER", metavar="HOST:PORT", help="The server, or unix:PATH.")]
+Server = Annotated[
+    str, typer.Option("--server", envvar="GAVEL_SERVER", callback=server_address, metavar="HOST:PORT", help="The server, or unix:PATH.")
+]
 Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", metavar="NAME", help="The bus.")]
 Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON of the response, for machines.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of a failure.")]
@@ -73,13 +90,30 @@ def connected(server: str, bus: str, document: str = "") -> Iterator[SyncGavelCl
     """Yield a client of the server; its errors leave as CommandError. `document` names the rule set that is sent, if one is."""
     from gavel_client import GavelError, SyncGavelClient
 
-    if not server:
-        raise InvalidInputError("--server names no address; give HOST:PORT or unix:PATH")
-    with SyncGavelClient(server, bus=bus) as client:
+    with _ended_by_interrupt(), SyncGavelClient(server, bus=bus) as client:
         try:
             yield client
         except GavelError as error:
             raise explained(error, server, document) from error
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """Let SIGINT end the process at once, not by an exception.
+
+    KeyboardInterrupt may be raised between any two steps of gRPC's synchronous calls, which are not written for it: the lock that
+    one of its threads waits for stays taken, and the command would never end. Nothing is lost this way: what was printed has
+    been flushed, and what the server has been asked stays asked, however the caller leaves.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os._exit(EXIT_INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def explained(error: GavelError, server: str, document: str = "") -> CommandError:

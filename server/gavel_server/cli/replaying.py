@@ -15,7 +15,7 @@ import typer
 
 from gavel_server.cli import impact
 from gavel_server.cli.errors import CommandError, InvalidInputError
-from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, countable, explained, named_log
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, countable, explained, named_log, server_address
 from gavel_server.cli.passes import Passes
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ def replay(
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: .gavel.")] = None,
     redis: Annotated[str, typer.Option(metavar="URL", help="The Redis that holds the log.")] = "",
     archive: Annotated[Path | None, typer.Option(metavar="DIR", help="Sealed segments. Not available in this release.")] = None,
-    server: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="Let a running server replay its own log instead.")] = "",
+    server: Annotated[
+        str | None,
+        typer.Option("--server", callback=server_address, metavar="HOST:PORT", help="Let a running server replay its own log instead."),
+    ] = None,
     bus: Bus = BUS_DEFAULT,
     from_sequence_number: Annotated[
         int,
@@ -68,7 +71,7 @@ def replay(
 
     if archive is not None:
         raise InvalidInputError("--archive is not available in this release; give --data DIR or --redis URL")
-    if sum((data is not None, bool(redis), bool(server))) > 1:
+    if sum((data is not None, bool(redis), server is not None)) > 1:
         raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
     if rules:
         # Compiled first: a mistake in the candidate needs no log.
