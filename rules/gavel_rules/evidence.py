@@ -16,6 +16,7 @@ from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHi
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events import TIME_MS_MAX, fact_keys
+from gavel_rules.feasibility import Known
 from gavel_rules.projection import State
 from gavel_rules.records import Candidate
 from gavel_rules.ruleset import CompiledAction, FactDeclaration
@@ -168,6 +169,41 @@ def _select(candidates: Sequence[Candidate], declared: FactDeclaration, subject:
         return Piece(declared, subject, max_age_ms, None, FINE, 0)
     lacking = SOURCE_NOT_ACCEPTED if candidates and best is None else MISSING
     return Piece(declared, subject, max_age_ms, None, lacking, 0)
+
+
+def certain(state: State, action: CompiledAction, evidence: Evidence) -> Known:
+    """Return what only a new event can change of the facts that an action's rules see.
+
+    That is not so for a fact whose subject the params name, nor for one in whose place something else would speak when it
+    gets too old.
+    """
+    values: dict[str, object] = {}
+    absent: set[str] = set()
+    for piece in evidence.pieces:
+        declared = piece.declared
+        if not declared.name or piece.state:
+            continue
+        if declared.subject:
+            template = action.subject_templates[declared.subject]
+            if template.takes_params or not all(need in values or need in absent for need in template.needs):
+                continue
+        candidates = state.evidence.get(piece.subject, _NOTHING).get(declared.key, ())
+        said = [candidate.value for candidate in candidates if _acceptable(candidate, declared)]
+        speaks = piece.candidate.value if piece.candidate is not None else None
+        if any(type(value) is not type(speaks) or value != speaks for value in said):
+            continue
+        if speaks is None:
+            absent.add(declared.name)
+        else:
+            values[declared.name] = speaks
+    return Known(values, frozenset(absent))
+
+
+def _acceptable(candidate: Candidate, declared: FactDeclaration) -> bool:
+    """Whether a candidate passes every filter of `_select` but that of its age."""
+    if declared.sources and candidate.source not in declared.sources:
+        return False
+    return candidate.trust_tier <= declared.min_trust and (candidate.value is None or declared.accepts(candidate.value))
 
 
 def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piece]:

@@ -23,6 +23,7 @@ from gavel_rules.declarations import FactDeclaration, Rule
 from gavel_rules.document import DocumentError, canonical_json, digest_of, read_document
 from gavel_rules.explanation import explain
 from gavel_rules.expressions import Expressions
+from gavel_rules.feasibility import Feasibility, Known, Prospect
 from gavel_rules.network import Document, Network, NetworkPlan
 from gavel_rules.parts import ActionPart, RuleSetPart
 from gavel_rules.reference import Program, condition_source, guard_source
@@ -96,6 +97,7 @@ class CompiledAction:
         self._guard_program = Program(checked.environment, guard_sources)
         self._condition_program = Program(checked.environment, condition_sources)
         self._joint_program = Program(checked.environment, [*condition_sources, *guard_sources])
+        self._feasibility: Feasibility | None = None
         self._indexes = range(len(self.rules))
         self._document = Document(checked.plan.slots)
         self._network = _network(document.digest, action_type, checked.plan)
@@ -155,6 +157,13 @@ class CompiledAction:
             if erring is not None:
                 return Verdict((), self.rules[erring].id)
         return Verdict(tuple(rule for rule, value in zip(self.rules, answers, strict=True) if value is True))
+
+    def prospect(self, known: Known) -> Prospect:
+        """Return what the rules may say of any proposal while these facts hold."""
+        if self._feasibility is None:  # many actions are never refused for good
+            effects = [rule.effect for rule in self.rules]
+            self._feasibility = Feasibility(self.environment, effects, self._checked.lowered)
+        return self._feasibility.prospect(known)
 
     def explain(self, case: Case) -> tuple[RuleExplanation, ...]:
         """Return every rule, by falling priority, with the parts of its condition and their values."""

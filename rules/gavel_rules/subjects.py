@@ -21,12 +21,13 @@ _FACTS: Final = "facts."
 
 
 class SubjectTemplate:
-    """One template, compiled. `needs` are the declared facts that it reads or tests."""
+    """One template, compiled. `needs` are the declared facts that it reads or tests; `takes_params` whether it reads params too."""
 
     def __init__(self, environment: Environment, condition: Condition) -> None:
         read = list(reads(condition.tree, environment.types))
         tested = list(presences(condition.tree))
         self.needs = needs_of(environment, condition)
+        self.takes_params = any(path.startswith("params") for path in (*(name for name, _ in read), *tested))
         self._reader = Reader(read, tested)
         self._program = Program(environment, [condition_source(condition.source)])
 
