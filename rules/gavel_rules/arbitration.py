@@ -27,7 +27,7 @@ from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
 from gavel_rules.case import Case
 from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
-from gavel_rules.evidence import Cited, Evidence, Piece, citations_of, gather, hint, superseded
+from gavel_rules.evidence import Cited, Evidence, Piece, certain, citations_of, gather, hint, superseded
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import APPROVED, EXECUTING, State
@@ -45,6 +45,9 @@ POINTER_LENGTH_MAX: Final = 256
 _PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
 _PRODUCER_NAME: Final = {number: name.removeprefix(_PRODUCER_PREFIX) for name, number in ProducerType.items()}
 _EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
+
+# Refusals of stage 16 that are no word of the rules: nothing follows from them.
+_FAULTS: Final = frozenset({reasons.EVALUATION_ERROR, reasons.ENGINE_DISAGREEMENT})
 
 # Which stage a selection's state belongs to, in order.
 _EVIDENCE_STAGES: Final[Sequence[tuple[frozenset[FactRequirementState.ValueType], str]]] = (
@@ -90,6 +93,9 @@ def arbitrate(
         decision.active_rule_sets.add(policy_id=action.policy_id, version=action.version, digest=action.digest)
     if state.open_review(envelope.trace_id):
         _refuse(decision, reasons.UNDER_REVIEW, RetryHint())
+    elif state.ended and state.is_ended(envelope.trace_id, proposal.action_type, envelope.subject, actions, now_ms):
+        _refuse(decision, reasons.NO_FEASIBLE_PROPOSAL, RetryHint())
+        decision.terminal = True
     elif not actions:
         _refuse(decision, reasons.NO_ACTIVE_POLICY, RetryHint())
     else:
@@ -179,7 +185,10 @@ def _judge_governed(
         return
     _ask_rules(decision, state, envelope, now_ms, judge, governed)
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
-        _bind(decision, now_ms, governed, pieces)
+        _pin(decision, pieces)
+        _bind(decision, now_ms, governed)
+    elif decision.outcome == decision_pb2.OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
+        _end(decision, pieces)
 
 
 def _warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
@@ -361,8 +370,30 @@ def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int
         decision.retry_hint.retryable = True
 
 
-def _bind(decision: Decision, now_ms: int, governed: list[_Governed], pieces: list[Piece]) -> None:
-    """Bind an approval to what it rests on: pinned evidence, absent options, time limit, retry policy."""
+def _feasible(state: State, governed: list[_Governed]) -> bool:
+    """Whether the rules could approve or review any proposal of the action on the subject while its facts are what they are."""
+    prospects = [view.action.prospect(certain(state, view.action, view.evidence)) for view in governed]
+    return any(prospect.may_pass for prospect in prospects) and not any(prospect.surely_rejects for prospect in prospects)
+
+
+def _end(decision: Decision, pieces: list[Piece]) -> None:
+    """Make a refusal terminal, with the facts that it rests on: they alone can lift it (seeds 002 §6.4)."""
+    _pin(decision, pieces)
+    decision.terminal = True
+    decision.retry_hint.retryable = False
+    decision.warnings.append(
+        DecisionWarning(code=reasons.NO_FEASIBLE_PROPOSAL, message="while these facts hold, no proposal of it can pass the rules")
+    )
+
+
+def _bind(decision: Decision, now_ms: int, governed: list[_Governed]) -> None:
+    """Bind an approval to a time limit and a retry policy."""
+    set_timestamp(decision.valid_until, now_ms + min([view.action.decision_ttl_ms for view in governed]))
+    decision.retry_policy.CopyFrom(governed[0].action.retry)
+
+
+def _pin(decision: Decision, pieces: list[Piece]) -> None:
+    """Name the evidence that a decision rests on, and the optional facts that were absent."""
     pinned: dict[tuple[str, str, str], Piece] = {}
     absent: dict[tuple[str, str], None] = {}
     for piece in pieces:
@@ -387,8 +418,6 @@ def _bind(decision: Decision, now_ms: int, governed: list[_Governed], pieces: li
         set_timestamp(pin.fresh_until, piece.fresh_until_ms)
     for key, subject in absent:
         decision.absent_facts.add(key=key, subject=subject)
-    set_timestamp(decision.valid_until, now_ms + min([view.action.decision_ttl_ms for view in governed]))
-    decision.retry_policy.CopyFrom(governed[0].action.retry)
 
 
 def _refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None:

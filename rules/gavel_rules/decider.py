@@ -112,6 +112,8 @@ def _submit_proposal(emission: Emission, command: SubmitProposal, references: Re
     recorded = emit_decision(emission, decided, envelope)
     if decision.reason_code == reasons.REJECTION_LIMIT:
         _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
+    if decision.terminal and decision.reason_code != reasons.NO_FEASIBLE_PROPOSAL:
+        _notify(emission, recorded, AgentDiagnostic(kind="NoFeasibleProposal"))
     if _lacks_tier(decision):
         _notify(
             emission,

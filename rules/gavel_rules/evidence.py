@@ -167,6 +167,8 @@ def _select(candidates: Sequence[Candidate], declared: FactDeclaration, subject:
         return Piece(declared, subject, max_age_ms, None, _UNMET[passed], 0)
     if declared.optional:
         return Piece(declared, subject, max_age_ms, None, FINE, 0)
+    if best is not None and best.trust_tier < declared.min_trust:
+        declared = declared._replace(min_trust=best.trust_tier)  # what is less trusted than a retraction does not speak against it
     lacking = SOURCE_NOT_ACCEPTED if candidates and best is None else MISSING
     return Piece(declared, subject, max_age_ms, None, lacking, 0)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
@@ -28,11 +28,13 @@ from gavel_rules.events import FACT, OBSERVATION, milliseconds
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.journal import Journal
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
+from gavel_rules.reasons import NO_FEASIBLE_PROPOSAL
 from gavel_rules.records import (
     NO_REJECTIONS,
     ActiveRuleSet,
     Candidate,
     DeployedRuleSet,
+    Ended,
     LiveDecision,
     Rejections,
     Review,
@@ -74,6 +76,7 @@ class State(Journal):
         self.decisions_of_subject: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, str] = {}
         self.reviews: dict[str, Review] = {}
+        self.ended: dict[str, dict[str, Ended]] = {}  # by trace, then action and subject
         self.traces: dict[str, Trace] = {}
         self.tool_calls: dict[str, dict[str, str]] = {}
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
@@ -93,6 +96,22 @@ class State(Journal):
         """Return the fingerprint of what the trace was refused last, for lack of evidence or by policy, or ""."""
         trace = self.traces.get(trace_id)
         return trace.refused if trace is not None and not _has_lapsed(trace, now_ms) else ""
+
+    def is_ended(self, trace_id: str, action_type: str, subject: str, governing: Sequence[CompiledAction], now_ms: int) -> bool:
+        """Whether the trace was told that this action on this subject cannot succeed, and nothing that it rested on has changed.
+
+        That is an event about a declared fact, or other rule sets in force.
+        """
+        ended = self.ended.get(trace_id, {}).get(_what(action_type, subject))
+        if ended is None or _has_lapsed(self.traces[trace_id], now_ms):
+            return False
+        if governing and ended.digests != tuple([action.digest for action in governing]):
+            return False
+        return not any(
+            candidate.sequence_number > ended.sequence_number
+            for key, of_subject in ended.rests_on
+            for candidate in self.evidence.get(of_subject, {}).get(key, ())
+        )
 
     def tool_evidence(self, trace_id: str, event_id: str, now_ms: int) -> ToolEvidence | None:
         """Return a tool result of the trace, unless the trace has lapsed."""
@@ -176,11 +195,21 @@ class State(Journal):
             self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, ""))
         counts = decision.rejection_counts
         rejections = Rejections(counts.evidence, counts.policy, counts.conflict) if decision.consecutive_rejections else NO_REJECTIONS
+        if decision.terminal and decision.reason_code != NO_FEASIBLE_PROPOSAL:
+            self._end(envelope)
         self._count(envelope.trace_id, rejections, review, _refused(decision, proposal))
         if self.shadowing:
             for shadow in self.shadowing.get(decision.action_type, ()):
                 watching = self.shadows[shadow.policy_id]
                 self._put(self.shadows, shadow.policy_id, watching._replace(decisions=watching.decisions + 1))
+
+    def _end(self, envelope: Envelope) -> None:
+        """Note that the action on the subject is hopeless for the trace, as the decision says."""
+        decision = envelope.decision
+        rests_on = (*((pin.key, pin.subject) for pin in decision.pinned_facts), *((one.key, one.subject) for one in decision.absent_facts))
+        digests = tuple([rule_set.digest for rule_set in decision.active_rule_sets])
+        ended = Ended(decision.decision_id, envelope.sequence_number, rests_on, digests)
+        self._put(self._inner(self.ended, envelope.trace_id), _what(decision.action_type, envelope.subject), ended)
 
     def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
         decision = envelope.decision
@@ -215,7 +244,7 @@ class State(Journal):
         if rejections.total and trace is not None:
             refused = refused or trace.refused
         review = review or (trace.review if trace else "")
-        if rejections.total or review or trace_id in self.tool_calls or trace_id in self.tool_results:
+        if rejections.total or review or trace_id in self.tool_calls or trace_id in self.tool_results or trace_id in self.ended:
             self._put_trace(trace_id, Trace(rejections, self.recorded_at_ms, review, refused))
         elif trace is not None:
             self._drop_trace(trace_id, trace)
@@ -233,6 +262,7 @@ class State(Journal):
     def _drop_trace(self, trace_id: str, trace: Trace) -> None:
         self._remove_sorted(self._lapses, (trace.last_event_ms, trace_id))
         self._drop(self.traces, trace_id)
+        self._drop(self.ended, trace_id)
         self._drop(self.tool_calls, trace_id)
         for event_id in self.tool_results.get(trace_id, ()):
             self._drop(self.readings, event_id)
@@ -516,6 +546,7 @@ class State(Journal):
             "decisions_of_subject": self.decisions_of_subject,
             "holds": self.holds,
             "reviews": {key: _plain_tuple(value) for key, value in self.reviews.items()},
+            "ended": self.ended,
             "traces": self.traces,
             "tool_calls": self.tool_calls,
             "tool_results": self.tool_results,
@@ -526,6 +557,11 @@ class State(Journal):
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _what(action_type: str, subject: str) -> str:
+    """Name an action on a subject. Neither holds a space."""
+    return f"{action_type} {subject}"
 
 
 def _refused(decision: Decision, proposal: Envelope) -> str:

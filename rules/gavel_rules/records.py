@@ -113,6 +113,15 @@ class Trace(NamedTuple):
     refused: str = ""  # `fingerprint` of the last proposal that it was refused, for the proposal's own sake: evidence or policy
 
 
+class Ended(NamedTuple):
+    """Why a trace may not propose an action on a subject any more."""
+
+    decision_id: str
+    sequence_number: int
+    rests_on: tuple[tuple[str, str], ...]  # (key, subject) of every fact that the rules had declared
+    digests: tuple[str, ...]  # of the rule sets that were consulted
+
+
 class DeployedRuleSet(NamedTuple):
     """A rule set version in the log, as text: most versions are never used again."""
 

@@ -20,7 +20,6 @@ ELSEWHERE = {
     reasons.NOT_APPROVED,
     reasons.REVIEW_RELEASED,
     reasons.REVOKED,
-    reasons.NO_FEASIBLE_PROPOSAL,
     reasons.OUTRANKED,
 }
 

@@ -11,7 +11,7 @@ from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT, TRACE_LAPSE_MS
 
-from tests.unit.core.driver import Core, document
+from tests.unit.core.driver import RULES, Core, document
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REJECTED = decision_pb2.OUTCOME_REJECTED
@@ -108,12 +108,14 @@ def test_an_approval_resets_the_count() -> None:
 
 @pytest.mark.parametrize(
     ("rejected_by", "reason_code"),
-    [("rules", "ORDER_CANCELLED"), ("ungoverned", reasons.NO_ACTIVE_POLICY), ("params", reasons.INVALID_PARAMS)],
+    [("rules", "TOO_LITTLE"), ("ungoverned", reasons.NO_ACTIVE_POLICY), ("params", reasons.INVALID_PARAMS)],
 )
 def test_every_other_rejection_counts(rejected_by: str, reason_code: str) -> None:
     """Rejections by rules, schema and lack of policy count like those for evidence; ungoverned actions have the default limit."""
     core = limited()
-    status = core.fact("order.status", "cancelled")
+    rules = [{"id": "much", "when": "params.amount < 10.0", "effect": "reject", "reason_code": "TOO_LITTLE"}]
+    core.activate(document(rules=[*rules, *RULES], rejection_limit=3, version=2))
+    status = core.fact("order.status", "delivered")
     decisions = []
     for amount in (5, 6, 7):
         if rejected_by == "ungoverned":

@@ -69,9 +69,10 @@ def test_a_decision_names_its_policy() -> None:
 
 def test_a_rejection_by_a_rule_may_be_retried() -> None:
     """A rule's rejection carries its reason code and is retryable: other parameters or newer facts may do."""
-    core = Core(document())
-    decision = core.decide([core.fact("order.status", "cancelled")])
-    assert (REJECTED, "ORDER_CANCELLED", "cancelled") == (decision.outcome, decision.reason_code, decision.rule_id)
+    much = {"id": "much", "when": "params.amount > 10.0", "effect": "reject", "reason_code": "TOO_MUCH"}
+    core = Core(document(rules=[much, *RULES]))
+    decision = core.decide([core.fact("order.status", "delivered")])
+    assert (REJECTED, "TOO_MUCH", "much") == (decision.outcome, decision.reason_code, decision.rule_id)
     assert (True, []) == (decision.retry_hint.retryable, list(decision.retry_hint.fact_requirements))
     assert not decision.HasField("valid_until")
 

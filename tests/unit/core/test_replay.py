@@ -63,7 +63,7 @@ def test_the_story_has_everything() -> None:
         "BusOpened", "RuleSetDeployed", "RuleSetActivated", "RuleSetDeactivated", "FactRecorded", "FactDerived", "ProposalSubmitted",
         "DecisionApproved", "DecisionRejected", "HumanReviewRequested", "DecisionExpired", "NeedsHumanReview", "FactCollectionRequested",
         "LateExecutionReport", "ObservationRecorded", "ToolCalled", "ToolReturned", "ExecutionStarted", "ExecutionSucceeded",
-        "ExecutionFailed", "ExecutionPartiallySucceeded", "ExecutionAborted", "ShadowDifference",
+        "ExecutionFailed", "ExecutionPartiallySucceeded", "ExecutionAborted", "ShadowDifference", "NoFeasibleProposal",
     }  # fmt: skip
     assert expected == {event.event_name for event in events}
 
