@@ -90,7 +90,7 @@ def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int
     limit_ms = proposal.max_fact_age_ms
     declarations = action.facts
     if proposal.required_facts:
-        declarations = (*declarations, *_asked(declarations, proposal.required_facts, limit_ms))
+        declarations = tuple(_with_asked(declarations, proposal.required_facts, limit_ms))
     of_own_subject = state.evidence.get(own_subject, _NOTHING)
     pieces: list[Piece] = []
     facts: dict[str, object] = {}
@@ -129,16 +129,19 @@ def _settled(needs: Sequence[str], facts: Mapping[str, object], pieces: Sequence
     return all(need in facts or any(piece.declared.name == need and not piece.state for piece in pieces) for need in needs)
 
 
-def _asked(declarations: Sequence[FactDeclaration], keys: Iterable[str], limit_ms: int) -> Iterable[FactDeclaration]:
-    """Return declarations for keys that the proposal asks for and no rule set requires: any type, any source, tier 2.
+def _with_asked(declarations: Sequence[FactDeclaration], keys: Sequence[str], limit_ms: int) -> Iterable[FactDeclaration]:
+    """Return the declarations with what the proposal asks for besides.
 
-    Whose fact: the proposal's subject's, or of whom an optional declaration of the key says.
+    An optional fact that it asks for is required as it is declared. A key that is not declared at all: the proposal's
+    subject's, any type, any source, tier 2.
     """
-    known = {declared.key for declared in declarations if not declared.optional}
-    for key in dict.fromkeys(keys):
+    asked = dict.fromkeys(keys)
+    for declared in declarations:
+        yield declared._replace(optional=False) if declared.optional and declared.key in asked else declared
+    known = {declared.key for declared in declarations}
+    for key in asked:
         if key not in known:
-            for subject in {declared.subject: None for declared in declarations if declared.key == key} or ("",):
-                yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False, subject)
+            yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
 
 
 def _select(candidates: Sequence[Candidate], declared: FactDeclaration, subject: str, max_age_ms: int, now_ms: int) -> Piece:

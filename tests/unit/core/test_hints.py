@@ -8,7 +8,7 @@ from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import FactRequirement
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.stages import RefusalClass, refusal_class
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.core.driver import SUBJECT, Core, document
@@ -57,7 +57,7 @@ def fetch(core: Core, row: FactRequirement, declared: dict[str, Any]) -> Envelop
     return say(core, row.key, value, row.required_trust_tier, source, row.subject)
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(st.sampled_from(NAMES), DECLARATIONS, max_size=4),
     st.lists(EVIDENCE, max_size=8),
