@@ -114,7 +114,8 @@ def test_rejections_before() -> None:
     """The rejections before this one count towards the limit, which calls a person."""
     rules = rule_set(rejection_limit=3)
     case = {"facts": {"status": "cancelled"}, "trace": {"consecutive_rejections": 2}}
-    expect = {"outcome": "NEEDS_HUMAN_REVIEW", "reason_code": "REJECTION_LIMIT", "warnings": ["ORDER_CANCELLED"], "rule_id": ""}
+    warnings = ["NO_FEASIBLE_PROPOSAL", "ORDER_CANCELLED"]
+    expect = {"outcome": "NEEDS_HUMAN_REVIEW", "reason_code": "REJECTION_LIMIT", "warnings": warnings, "rule_id": ""}
     (result,) = run({**case, "expect": expect}, rules=rules)
     assert () == result.differences
     assert 3 == result.decision.consecutive_rejections

@@ -267,11 +267,16 @@ def test_the_rule_set_that_decided_is_the_one_that_counts() -> None:
     core.prove()
 
 
-def test_a_key_may_be_absent_for_the_rules_and_there_for_the_proposal() -> None:
-    """What the proposal required may come from a source whose word the rule set does not take: such an approval can be started."""
+def test_an_optional_fact_that_the_proposal_requires_is_required_as_declared() -> None:
+    """A source whose word the rule set does not take will not do for the proposal either; one that it takes is pinned."""
     score = {"key": "order.score", "type": "number", "max_age_ms": 60_000, "sources": ["fraud-tool"], "optional": True}
     core = Core(document({"status": {"key": "order.status", "type": "string", "max_age_ms": 60_000}, "score": score}))
+    status = core.fact("order.status", "delivered")
     core.fact("order.score", 0.1, source="elsewhere")
-    approval = core.approve(required_facts=["order.score"])
+    refused = core.decide([status], required_facts=["order.score"])
+    (row,) = refused.retry_hint.fact_requirements
+    assert (decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED, ["fraud-tool"]) == (row.state, list(row.sources))
+    approval = core.propose([status, core.fact("order.score", 0.1, source="fraud-tool")], required_facts=["order.score"])
+    assert ["order.score", "order.status"] == sorted(pin.key for pin in approval.decision.pinned_facts)
     core.start(approval)
     core.prove()
