@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
-from gavel.v1.common_pb2 import ProducerType
+from gavel.v1.common_pb2 import EventReference, ProducerType
 from gavel.v1.decision_pb2 import (
     Decision,
     FactRequirementState,
@@ -116,6 +116,47 @@ def explain(state: State, envelope: Envelope, now_ms: int, governing: tuple[Comp
     return explanations
 
 
+def reread(
+    decision: Decision,
+    state: State,
+    proposal: Envelope,
+    known: Mapping[int, Cited],
+    now_ms: int,
+    actions: Sequence[CompiledAction],
+    holder: str,
+) -> bool:
+    """Judge what a person approves by its evidence alone, whatever rules say: stages 6, 9 to 12, and 15. Returns whether it passes.
+
+    `decision` has its conflict key; it becomes an approval bound to the latest evidence, or a refusal. `holder` is the decision
+    that may hold the key: the one whose execution is to go on, or "".
+    """
+    params = struct_to_dict(proposal.proposal.params)
+    governed = [_Governed(action, action.typed_params(params), gather(state, action, proposal, now_ms)) for action in actions]
+    if _names_refuse(decision, governed):
+        return False
+    citations, unknown = citations_of(proposal, known)
+    _warn_of_unknown(decision, unknown)
+    pieces = [piece for view in governed for piece in view.evidence.pieces]
+    unmet = [piece for piece in pieces if piece.state]
+    if unknown:
+        reason_code = reasons.UNKNOWN_EVENT
+    elif _contradictions(decision, state, citations, pieces):
+        reason_code = reasons.CONFLICTING_EVIDENCE
+    else:
+        reason_code = _evidence_refusal(unmet)
+    if reason_code:
+        _refuse_for_evidence(decision, reason_code, governed, unmet)
+        return False
+    held_by = state.holds.get(decision.conflict_key, holder)
+    if held_by != holder:
+        _refuse_for_conflict(decision, state, held_by, now_ms)
+        return False
+    decision.outcome = decision_pb2.OUTCOME_APPROVED
+    _pin(decision, pieces)
+    _bind(decision, now_ms, governed)
+    return True
+
+
 def _judge_governed(
     decision: Decision,
     state: State,
@@ -137,13 +178,7 @@ def _judge_governed(
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
         decision.warnings.append(DecisionWarning(code="CONFLICT_KEY", message="the action's conflict_key has no value for these params"))
         return
-    unnamed = [declared for view in governed for declared in view.evidence.unnamed]
-    if unnamed:
-        _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
-        decision.warnings.extend(
-            DecisionWarning(code="FACT_SUBJECT", message=f"the subject of {key} has no value, or none of the form type/id")
-            for key in dict.fromkeys(declared.key for declared in unnamed)
-        )
+    if _names_refuse(decision, governed):
         return
     if _versions_refuse(decision, envelope, actions):
         return
@@ -151,37 +186,18 @@ def _judge_governed(
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
     unmet.extend(superseded(pieces, citations))
-    decision.warnings.extend(
-        DecisionWarning(
-            code=reasons.UNKNOWN_EVENT, message=f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
-        )
-        for reference in unknown
-    )
-    contradicted = _contradicted(state, citations, pieces) if state.contradicted else {}
-    decision.warnings.extend(
-        DecisionWarning(code=reasons.CONFLICTING_EVIDENCE, message=f"observations read different values of {what} in {evidence_ref}")
-        for evidence_ref, what in contradicted.items()
-    )
-    reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key, bool(contradicted))
+    _warn_of_unknown(decision, unknown)
+    contradicted = bool(state.contradicted) and _contradictions(decision, state, citations, pieces)
+    reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key, contradicted)
     if not reason_code and _repeated(state, envelope, now_ms):
         reason_code = reasons.DUPLICATE_PROPOSAL
     if reason_code:
-        _refuse(decision, reason_code, hint(unmet, retryable=True))
-        unresolved = dict.fromkeys(declared.key for view in governed for declared in view.evidence.unresolved)
-        decision.warnings.extend(
-            DecisionWarning(code="SUBJECT_UNRESOLVED", message=f"whose {key} is needed depends on facts that are not as required")
-            for key in unresolved
-        )
-        if reason_code == reasons.CONFLICTING_EVIDENCE:
-            decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
-            decision.retry_hint.retryable = False
+        _refuse_for_evidence(decision, reason_code, governed, unmet)
         return
     decision.conflict_key = conflict_key
     holder = state.holds.get(conflict_key)
     if holder is not None:
-        live = state.decisions[holder]
-        _refuse(decision, reasons.CONFLICTING_DECISION, RetryHint(retryable=True, retry_after_ms=_free_after_ms(state, holder, now_ms)))
-        decision.conflict_with_proposal_ids.append(live.decision.decision.proposal_id)
+        _refuse_for_conflict(decision, state, holder, now_ms)
         return
     _ask_rules(decision, state, envelope, now_ms, judge, governed)
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
@@ -189,6 +205,45 @@ def _judge_governed(
         _bind(decision, now_ms, governed)
     elif decision.outcome == decision_pb2.OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
         _end(decision, pieces)
+
+
+def _names_refuse(decision: Decision, governed: list[_Governed]) -> bool:
+    """Refuse if the subject of a declared fact has no name."""
+    unnamed = [declared for view in governed for declared in view.evidence.unnamed]
+    if unnamed:
+        _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
+        decision.warnings.extend(
+            DecisionWarning(code="FACT_SUBJECT", message=f"the subject of {key} has no value, or none of the form type/id")
+            for key in dict.fromkeys(declared.key for declared in unnamed)
+        )
+    return bool(unnamed)
+
+
+def _warn_of_unknown(decision: Decision, unknown: Iterable[EventReference]) -> None:
+    decision.warnings.extend(
+        DecisionWarning(
+            code=reasons.UNKNOWN_EVENT, message=f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
+        )
+        for reference in unknown
+    )
+
+
+def _refuse_for_evidence(decision: Decision, reason_code: str, governed: list[_Governed], unmet: list[Piece]) -> None:
+    """Refuse, with everything that is missing. Contradicting readings are for a person to look at."""
+    _refuse(decision, reason_code, hint(unmet, retryable=True))
+    unresolved = dict.fromkeys(declared.key for view in governed for declared in view.evidence.unresolved)
+    decision.warnings.extend(
+        DecisionWarning(code="SUBJECT_UNRESOLVED", message=f"whose {key} is needed depends on facts that are not as required")
+        for key in unresolved
+    )
+    if reason_code == reasons.CONFLICTING_EVIDENCE:
+        decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+        decision.retry_hint.retryable = False
+
+
+def _refuse_for_conflict(decision: Decision, state: State, holder: str, now_ms: int) -> None:
+    _refuse(decision, reasons.CONFLICTING_DECISION, RetryHint(retryable=True, retry_after_ms=_free_after_ms(state, holder, now_ms)))
+    decision.conflict_with_proposal_ids.append(state.decisions[holder].decision.decision.proposal_id)
 
 
 def _warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
@@ -245,19 +300,24 @@ def _first_refusal(
         return reasons.PROJECTION_CHANGED
     if contradicted:
         return reasons.CONFLICTING_EVIDENCE
-    if unmet:
-        states = {piece.state for piece in unmet}
-        for of_stage, reason_code in _EVIDENCE_STAGES:
-            if states & of_stage:
-                return reason_code
-    return ""
+    return _evidence_refusal(unmet) if unmet else ""
 
 
-def _contradicted(state: State, citations: list[Cited], pieces: list[Piece]) -> dict[str, str]:
-    """Return the tool results that the evidence rests on and that were read in two ways, with what of (seeds 002 §4.6)."""
+def _evidence_refusal(unmet: list[Piece]) -> str:
+    """Return the reason code of the first of stages 10 to 13 that refuses, or ""."""
+    states = {piece.state for piece in unmet}
+    return next((reason_code for of_stage, reason_code in _EVIDENCE_STAGES if states & of_stage), "")
+
+
+def _contradictions(decision: Decision, state: State, citations: list[Cited], pieces: list[Piece]) -> bool:
+    """Warn of tool results that the evidence rests on and that were read in two ways (seeds 002 §4.6); return whether there are any."""
     refs = [citation.evidence_ref for citation in citations]
     refs.extend(piece.candidate.evidence_ref for piece in pieces if piece.candidate is not None)
-    return {evidence_ref: state.contradicted[evidence_ref] for evidence_ref in refs if evidence_ref in state.contradicted}
+    contradicted = [evidence_ref for evidence_ref in dict.fromkeys(refs) if evidence_ref in state.contradicted]
+    for evidence_ref in contradicted:
+        message = f"observations read different values of {state.contradicted[evidence_ref]} in {evidence_ref}"
+        decision.warnings.add(code=reasons.CONFLICTING_EVIDENCE, message=message)
+    return bool(contradicted)
 
 
 def _repeated(state: State, envelope: Envelope, now_ms: int) -> bool:
@@ -437,13 +497,18 @@ def _count(decision: Decision, state: State, trace_id: str, now_ms: int, actions
     of_class = refusal_class(decision.reason_code) if decision.outcome == decision_pb2.OUTCOME_REJECTED else None
     if of_class is not None:
         rejections = rejections._replace(**{of_class: getattr(rejections, of_class) + 1})
+    note_rejections(decision, rejections)
+    if of_class is not None and _limit_reached(rejections, of_class, actions):
+        _call_person(decision)
+
+
+def note_rejections(decision: Decision, rejections: Rejections) -> None:
+    """Say in a decision how many rejections in a row its trace has had."""
     if rejections.total:
         decision.consecutive_rejections = rejections.total
         decision.rejection_counts.evidence = rejections.evidence
         decision.rejection_counts.policy = rejections.policy
         decision.rejection_counts.conflict = rejections.conflict
-    if of_class is not None and _limit_reached(rejections, of_class, actions):
-        _call_person(decision)
 
 
 def _limit_reached(rejections: Rejections, of_class: RefusalClass, actions: Sequence[CompiledAction]) -> bool:

@@ -77,6 +77,20 @@ class ReportExecution:
 
 
 @dataclass(slots=True)
+class ResolveReview:
+    """Record a person's verdict on an open review. `envelope` holds the FACT `review_resolved` and its event_id, no more."""
+
+    envelope: Envelope
+
+
+@dataclass(slots=True)
+class RevokeDecision:
+    """End an approval that nobody has started. `envelope` holds the FACT `revocation_requested` and its event_id, no more."""
+
+    envelope: Envelope
+
+
+@dataclass(slots=True)
 class DeployRuleSet:
     """Record a rule set version."""
 
@@ -121,6 +135,8 @@ Command = (
     | BeginExecution
     | RenewExecution
     | ReportExecution
+    | ResolveReview
+    | RevokeDecision
     | DeployRuleSet
     | ActivateRuleSet
     | DeactivateRuleSet
@@ -132,13 +148,14 @@ Command = (
 class References:
     """What the shell found in the log for a command.
 
-    `cited`: the events a proposal cites, by sequence number. `decision`: for an execution whose decision is not alive any
-    more, the DECISION event, if the log has one; `expired`: whether that decision ended unstarted.
+    `cited`: the events a proposal cites, by sequence number; of a review, its proposal. `decision`: the DECISION event that a
+    command names, if the log has one; `ending`: EXPIRED or REVOKED where it ended so, or, if it is alive and nobody has started
+    it, EXPIRED.
     """
 
     cited: Mapping[int, Cited] = field(default_factory=dict)
     decision: Envelope | None = None
-    expired: bool = False
+    ending: str = ""
 
 
 NO_REFERENCES = References()

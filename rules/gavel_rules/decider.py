@@ -17,7 +17,7 @@ from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
 
-from gavel_rules import execution, reasons, shadow
+from gavel_rules import execution, reasons, review, shadow
 from gavel_rules.arbitration import Judge, arbitrate
 from gavel_rules.case import Case
 from gavel_rules.commands import (
@@ -37,6 +37,8 @@ from gavel_rules.commands import (
     References,
     RenewExecution,
     ReportExecution,
+    ResolveReview,
+    RevokeDecision,
     RuleSetAt,
     SubmitProposal,
     Tick,
@@ -177,6 +179,14 @@ def _renew(emission: Emission, command: RenewExecution, references: References, 
 
 def _report(emission: Emission, command: ReportExecution, references: References, engine: Engine.ValueType) -> Any:
     return execution.report(emission, command, references)
+
+
+def _resolve_review(emission: Emission, command: ResolveReview, references: References, engine: Engine.ValueType) -> Recorded | Fault:
+    return review.resolve(emission, command, references)
+
+
+def _revoke_decision(emission: Emission, command: RevokeDecision, references: References, engine: Engine.ValueType) -> Recorded | Fault:
+    return review.revoke(emission, command, references)
 
 
 def _open_bus(emission: Emission, command: OpenBus, references: References, engine: Engine.ValueType) -> Recorded | Fault:
@@ -333,6 +343,8 @@ _HANDLERS: Final[Mapping[type, Callable[[Emission, Any, References, Engine.Value
     BeginExecution: _begin,
     RenewExecution: _renew,
     ReportExecution: _report,
+    ResolveReview: _resolve_review,
+    RevokeDecision: _revoke_decision,
     DeployRuleSet: _deploy,
     ActivateRuleSet: _activate,
     DeactivateRuleSet: _deactivate,

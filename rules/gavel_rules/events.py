@@ -91,6 +91,8 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "RuleSetDeployed": "gavel.rule_set_deployed",
     "RuleSetActivated": "gavel.rule_set_activated",
     "RuleSetDeactivated": "gavel.rule_set_deactivated",
+    "ReviewResolved": "gavel.review_resolved",
+    "RevocationRequested": "gavel.revocation_requested",
 }
 
 # Their version is the semantics, not the build: a replay by another build of the same semantics makes the same producer.

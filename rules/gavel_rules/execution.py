@@ -36,6 +36,7 @@ from gavel_rules.events import (
     GAVEL,
     derived_event_id,
     execution_id_of,
+    milliseconds,
     set_timestamp,
     timestamp,
 )
@@ -49,6 +50,7 @@ _MESSAGES: Final = {
     reasons.FACT_SUPERSEDED: "a fact that the approval rests on has changed; propose again with current facts",
     reasons.RETRY_FACTS_CHANGED: "the facts changed after an attempt had started; a person has to look at what was done",
     reasons.EXPIRED: "the approval was not started in time; propose again",
+    reasons.REVOKED: "the approval was taken back by a person",
     reasons.ALREADY_RUNNING: "an attempt is running under a lease",
     reasons.ALREADY_FINISHED: "the decision has been carried out or given up",
     reasons.NOT_APPROVED: "the decision is not an approval",
@@ -63,23 +65,24 @@ def emit_timers(emission: Emission, limit: int) -> None:
         if live is None:
             return
         if live.phase == APPROVED:
-            _emit_later(emission, live, decision_pb2.OUTCOME_EXPIRED, reasons.APPROVAL_EXPIRED, live.decision, "expired")
+            expired_id = derived_event_id(live.decision_id, live.sequence_number, "expired")
+            emit_later(emission, live, decision_pb2.OUTCOME_EXPIRED, reasons.APPROVAL_EXPIRED, live.decision, expired_id)
         else:
-            exhausted = live.attempt >= live.decision.decision.retry_policy.max_attempts
+            exhausted = live.attempt >= live.basis.decision.retry_policy.max_attempts
             reason_code = reasons.ATTEMPTS_EXHAUSTED if exhausted else reasons.EXECUTION_ABANDONED
-            _call_person(emission, live, reason_code, live.decision, f"lease-lapsed-{live.attempt}")
+            _call_person(emission, live, reason_code, live.basis, f"lease-lapsed-{live.attempt}")
 
 
 def begin(emission: Emission, command: BeginExecution, references: References) -> Started | NotStarted | Fault:
     """Lease an attempt if the decision and every fact it rests on still hold, else say why not."""
     state = emission.state
-    live = state.decisions.get(command.decision_id)
+    live = state.live(command.decision_id)
     if live is None:
-        return _begin_ended(command.decision_id, references)
+        return _begin_ended(command.decision_id, references, emission.now_ms)
     if live.phase == UNDER_REVIEW:
         return _not_started(reasons.UNDER_REVIEW)
     if live.phase == AWAITING_FACTS:
-        return _not_started(reasons.ALREADY_FINISHED)
+        return _not_started(reasons.REVOKED if live.revoked else reasons.ALREADY_FINISHED)
     if live.running and emission.now_ms < live.lease_until_ms:
         return _not_started(reasons.ALREADY_RUNNING, live.lease_until_ms - emission.now_ms)
     changed = _changed_facts(state, live, emission.now_ms)
@@ -87,7 +90,7 @@ def begin(emission: Emission, command: BeginExecution, references: References) -
         _abort(emission, live, command.producer, changed)
         return _not_started(changed)
     if changed:
-        _call_person(emission, live, reasons.RETRY_FACTS_CHANGED, live.decision, f"facts-changed-{live.attempt}")
+        _call_person(emission, live, reasons.RETRY_FACTS_CHANGED, live.basis, f"facts-changed-{live.attempt}")
         return _not_started(reasons.RETRY_FACTS_CHANGED)
     envelope = _start(emission, live, command.producer, live.attempt + 1, command.lease_ms)
     return Started(envelope, live.decision)
@@ -127,7 +130,9 @@ def report(emission: Emission, command: ReportExecution, references: References)
     fault = _holder_fault(live, attempt, envelope.producer)
     if fault is not None:
         return fault
-    late = attempt < live.attempt or live.phase == UNDER_REVIEW
+    # An attempt that a person has written off, by granting another one, is as good as superseded.
+    written_off = not live.running and live.status == execution_pb2.EXECUTION_STATUS_STARTED
+    late = attempt < live.attempt or live.phase == UNDER_REVIEW or written_off
     if not late and not live.running:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"attempt {attempt} of decision {sent.decision_id} has been reported")
     _complete_report(emission, live, envelope, attempt)
@@ -157,14 +162,14 @@ def _complete_report(emission: Emission, live: LiveDecision, envelope: Envelope,
         emission.state.on_undo(lambda: envelope.ClearField("causation_id"))
     execution.attempt = attempt
     retriable = execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT)
-    execution.will_retry = retriable and attempt < live.decision.decision.retry_policy.max_attempts
+    execution.will_retry = retriable and attempt < live.basis.decision.retry_policy.max_attempts
     if not execution.HasField("finished_at"):
         set_timestamp(execution.finished_at, emission.now_ms)
         emission.state.on_undo(lambda: execution.ClearField("finished_at"))
 
 
 def _keep_late(emission: Emission, live: LiveDecision, envelope: Envelope) -> Recorded:
-    """Keep a superseded attempt's report whole, under its own event_id, and call a person: it may have acted."""
+    """Keep a superseded attempt's report whole, under its own event_id, and call a person, unless one has ended it: it may have acted."""
     execution = envelope.execution
     execution.will_retry = False
     kept = emission.diagnose(
@@ -177,7 +182,7 @@ def _keep_late(emission: Emission, live: LiveDecision, envelope: Envelope) -> Re
         trace_id=live.decision.trace_id,
         subject=live.decision.subject,
     )
-    if live.phase != UNDER_REVIEW:
+    if live.phase != UNDER_REVIEW and not live.revoked:
         _call_person(emission, emission.state.decisions[live.decision_id], reasons.LATE_EXECUTION_REPORT, kept, "late-report")
     return Recorded(kept)
 
@@ -240,18 +245,19 @@ def _record_execution(emission: Emission, live: LiveDecision, producer: Producer
 
 def _call_person(emission: Emission, live: LiveDecision, reason_code: str, cause: Envelope, kind: str) -> None:
     current = emission.state.decisions[live.decision_id]
-    _emit_later(emission, current, decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW, reason_code, cause, kind)
+    event_id = derived_event_id(cause.event_id, cause.sequence_number, kind)
+    emit_later(emission, current, decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW, reason_code, cause, event_id)
 
 
-def _emit_later(
-    emission: Emission, live: LiveDecision, outcome: decision_pb2.Outcome.ValueType, reason_code: str, cause: Envelope, kind: str
-) -> None:
-    """Record a decision that ends or moves an approved one."""
+def emit_later(
+    emission: Emission, live: LiveDecision, outcome: decision_pb2.Outcome.ValueType, reason_code: str, cause: Envelope, event_id: str
+) -> Envelope:
+    """Record a decision that ends or moves an approved one, and return it."""
     approved = live.decision.decision
     decision = Decision(
-        decision_id=derived_event_id(cause.event_id, cause.sequence_number, kind),
+        decision_id=event_id,
         proposal_id=approved.proposal_id,
-        previous_decision_id=live.decision_id,
+        previous_decision_id=live.review or live.decision_id,
         arbiter_version=ARBITER_VERSION,
         outcome=outcome,
         reason_code=reason_code,
@@ -263,7 +269,7 @@ def _emit_later(
         state_version=emission.state.head,
         conflict_key=approved.conflict_key,
     )
-    emission.decide(
+    return emission.decide(
         Envelope(decision=decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
     )
 
@@ -274,7 +280,7 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     The selection is repeated exactly as when it was made, subject templates included: every pinned key must yield the same
     version, still fresh, and no optional fact that was absent may have appeared.
     """
-    decision = live.decision.decision
+    decision = live.basis.decision
     was_absent = {(fact.key, fact.subject) for fact in decision.absent_facts}
     pinned = {(pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts}
     selected: set[tuple[str, str, str]] = set()
@@ -301,9 +307,7 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
 
 def _evidence(state: State, live: LiveDecision, now_ms: int) -> Iterable[Evidence]:
     """Return what speaks now for everything that the rule sets that decided had required of the proposal."""
-    decision = live.decision.decision
-    for reference in decision.active_rule_sets:
-        action = state.rule_sets[reference.policy_id, reference.version].rule_set.actions[decision.action_type]
+    for action in state.actions_of(live.decision.decision):
         yield gather(state, action, live.proposal, now_ms)
 
 
@@ -348,13 +352,22 @@ def _not_started(reason_code: str, retry_after_ms: int = 0) -> NotStarted:
     return NotStarted(reason_code, _MESSAGES[reason_code], retry_after_ms)
 
 
-def _begin_ended(decision_id: str, references: References) -> NotStarted | Fault:
+def _begin_ended(decision_id: str, references: References, now_ms: int) -> NotStarted | Fault:
     decision = references.decision
     if decision is None:
         return _ended_fault(decision_id, references)
     if decision.decision.outcome != decision_pb2.OUTCOME_APPROVED:
         return _not_started(reasons.NOT_APPROVED)
-    return _not_started(reasons.EXPIRED if references.expired else reasons.ALREADY_FINISHED)
+    return _not_started(ending_of(references, now_ms) or reasons.ALREADY_FINISHED)
+
+
+def ending_of(references: References, now_ms: int) -> str:
+    """Return EXPIRED or REVOKED if the referenced decision, which is not alive any more, ended so, else ""."""
+    valid_until_ms = milliseconds(references.decision.decision.valid_until) if references.decision is not None else 0
+    if references.ending == reasons.EXPIRED and now_ms < valid_until_ms:
+        # It was alive when it was looked up, and its time has not come: since then somebody has taken it back.
+        return reasons.REVOKED
+    return references.ending
 
 
 def _ended_fault(decision_id: str, references: References) -> Fault:

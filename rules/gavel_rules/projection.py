@@ -75,6 +75,7 @@ class State(Journal):
         self.decisions: dict[str, LiveDecision] = {}
         self.decisions_of_subject: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, str] = {}
+        self.grants: dict[str, str] = {}  # decision_id of the last grant of one more attempt -> that of its approval
         self.reviews: dict[str, Review] = {}
         self.ended: dict[str, dict[str, Ended]] = {}  # by trace, then action and subject
         self.traces: dict[str, Trace] = {}
@@ -98,12 +99,17 @@ class State(Journal):
         return trace.refused if trace is not None and not _has_lapsed(trace, now_ms) else ""
 
     def is_ended(self, trace_id: str, action_type: str, subject: str, governing: Sequence[CompiledAction], now_ms: int) -> bool:
-        """Whether the trace was told that this action on this subject cannot succeed, and nothing that it rested on has changed.
+        """Whether the trace was told that this action on this subject cannot succeed, and still cannot.
 
-        That is an event about a declared fact, or other rule sets in force.
+        What a person has rejected stays ended. What the rules could not allow may be tried again after an event about a declared
+        fact, or under other rule sets.
         """
         ended = self.ended.get(trace_id, {}).get(_what(action_type, subject))
-        if ended is None or _has_lapsed(self.traces[trace_id], now_ms):
+        if ended is None:
+            return False
+        if ended.by_person:
+            return True
+        if _has_lapsed(self.traces[trace_id], now_ms):
             return False
         if governing and ended.digests != tuple([action.digest for action in governing]):
             return False
@@ -130,6 +136,15 @@ class State(Journal):
         if not decision.rule_set_digest:
             return None
         return self.rule_sets[decision.policy_id, decision.policy_version].rule_set
+
+    def live(self, decision_id: str) -> LiveDecision | None:
+        """Return the live decision of this id, or the one that a person granted one more attempt under this id."""
+        return self.decisions.get(decision_id) or self.decisions.get(self.grants.get(decision_id, ""))
+
+    def actions_of(self, decision: Decision) -> list[CompiledAction]:
+        """Return what governed a decision's action in the rule sets that were consulted for it, whatever is in force now."""
+        consulted = (self.rule_sets[reference.policy_id, reference.version] for reference in decision.active_rule_sets)
+        return [deployed.rule_set.actions[decision.action_type] for deployed in consulted]
 
     def next_timer_ms(self) -> int | None:
         """Return when the next timer is due, in milliseconds since the epoch."""
@@ -192,23 +207,23 @@ class State(Journal):
             self._approve(envelope, proposal)
         elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
             review = decision.decision_id
-            self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, ""))
+            self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, "", proposal))
         counts = decision.rejection_counts
         rejections = Rejections(counts.evidence, counts.policy, counts.conflict) if decision.consecutive_rejections else NO_REJECTIONS
         if decision.terminal and decision.reason_code != NO_FEASIBLE_PROPOSAL:
-            self._end(envelope)
+            self._end(envelope, by_person=False)
         self._count(envelope.trace_id, rejections, review, _refused(decision, proposal))
         if self.shadowing:
             for shadow in self.shadowing.get(decision.action_type, ()):
                 watching = self.shadows[shadow.policy_id]
                 self._put(self.shadows, shadow.policy_id, watching._replace(decisions=watching.decisions + 1))
 
-    def _end(self, envelope: Envelope) -> None:
+    def _end(self, envelope: Envelope, by_person: bool) -> None:
         """Note that the action on the subject is hopeless for the trace, as the decision says."""
         decision = envelope.decision
         rests_on = (*((pin.key, pin.subject) for pin in decision.pinned_facts), *((one.key, one.subject) for one in decision.absent_facts))
         digests = tuple([rule_set.digest for rule_set in decision.active_rule_sets])
-        ended = Ended(decision.decision_id, envelope.sequence_number, rests_on, digests)
+        ended = Ended(decision.decision_id, envelope.sequence_number, rests_on, digests, by_person)
         self._put(self._inner(self.ended, envelope.trace_id), _what(decision.action_type, envelope.subject), ended)
 
     def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
@@ -229,13 +244,50 @@ class State(Journal):
 
     def _apply_later_decision(self, envelope: Envelope) -> None:
         decision = envelope.decision
+        review = self.reviews.get(decision.previous_decision_id)
+        if review is not None:
+            # One more NEEDS_HUMAN_REVIEW says that the evidence does not allow what the person wanted: it stays open.
+            if decision.outcome != decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+                self._resolve(envelope, review)
+            return
         live = self.decisions.get(decision.previous_decision_id)
         if live is None:
             return
         if decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
-            self._move(live, envelope, phase=UNDER_REVIEW, running=False, timer_due_ms=0)
-            review = Review(decision.decision_id, envelope.sequence_number, envelope, live.decision_id)
+            self._move(live, envelope, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=decision.decision_id)
+            review = Review(decision.decision_id, envelope.sequence_number, envelope, live.decision_id, live.proposal)
             self._put(self.reviews, decision.decision_id, review)
+        else:
+            self._release(live)
+
+    def _resolve(self, envelope: Envelope, review: Review) -> None:
+        """Close a review as the DECISION that follows from a person's verdict says."""
+        decision = envelope.decision
+        trace_id = envelope.trace_id
+        self._drop(self.reviews, review.decision_id)
+        trace = self.traces.get(trace_id)
+        if trace is not None:
+            still_open = "" if trace.review == review.decision_id else trace.review
+            self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms, still_open))
+        if review.approved_decision_id:
+            self._resolve_execution(envelope, self.decisions[review.approved_decision_id])
+        elif decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._approve(envelope, review.proposal)
+        elif decision.terminal:
+            self._end(envelope, by_person=True)
+
+    def _resolve_execution(self, envelope: Envelope, live: LiveDecision) -> None:
+        decision = envelope.decision
+        if live.granted is not None:
+            self._drop(self.grants, live.granted.event_id)
+        if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._put(self.grants, decision.decision_id, live.decision_id)
+            due_ms = milliseconds(decision.valid_until)
+            self._move(live, envelope, phase=EXECUTING, timer_due_ms=due_ms, review="", granted=envelope)
+        elif live.awaited_facts:
+            # Its key is free; what its reports derive is still to come (seeds 002 §7.2).
+            self._drop(self.holds, live.conflict_key)
+            self._move(live, envelope, phase=AWAITING_FACTS, review="", granted=None, revoked=True)
         else:
             self._release(live)
 
@@ -262,12 +314,19 @@ class State(Journal):
     def _drop_trace(self, trace_id: str, trace: Trace) -> None:
         self._remove_sorted(self._lapses, (trace.last_event_ms, trace_id))
         self._drop(self.traces, trace_id)
-        self._drop(self.ended, trace_id)
+        self._forget_endings(trace_id)
         self._drop(self.tool_calls, trace_id)
         for event_id in self.tool_results.get(trace_id, ()):
             self._drop(self.readings, event_id)
             self._drop(self.contradicted, event_id)
         self._drop(self.tool_results, trace_id)
+
+    def _forget_endings(self, trace_id: str) -> None:
+        """Drop what the rules have ended in a trace, and keep what a person has."""
+        kept = {what: ended for what, ended in self.ended.get(trace_id, {}).items() if ended.by_person}
+        self._drop(self.ended, trace_id)
+        if kept:
+            self._put(self.ended, trace_id, kept)
 
     def _forget_lapsed_traces(self) -> None:
         """Drop traces that have been silent for too long; one under review stays, without its tool evidence."""
@@ -294,6 +353,8 @@ class State(Journal):
         if live.timer_due_ms:
             self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
         self._drop(self.decisions, live.decision_id)
+        if live.granted is not None:
+            self._drop(self.grants, live.granted.event_id)
         if self.holds.get(live.conflict_key) == live.decision_id:
             self._drop(self.holds, live.conflict_key)
         subject = live.decision.subject
@@ -315,7 +376,7 @@ class State(Journal):
         }
         if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
             lease_until_ms = milliseconds(execution.lease_until)
-            policy = live.decision.decision.retry_policy
+            policy = live.basis.decision.retry_policy
             patience_ms = policy.human_takeover_after_ms if execution.attempt < policy.max_attempts else 0
             holder = (envelope.producer.type, envelope.producer.id)
             self._move(
@@ -545,6 +606,7 @@ class State(Journal):
             "decisions": {key: _plain_tuple(value) for key, value in self.decisions.items()},
             "decisions_of_subject": self.decisions_of_subject,
             "holds": self.holds,
+            "grants": self.grants,
             "reviews": {key: _plain_tuple(value) for key, value in self.reviews.items()},
             "ended": self.ended,
             "traces": self.traces,
@@ -577,6 +639,11 @@ _OF_THE_PROPOSAL: Final = (RefusalClass.EVIDENCE, RefusalClass.POLICY)
 def _same_value(one: Any, other: Any) -> bool:
     """Whether two JSON values are equal: a boolean is no number, whatever Python says."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _what(action_type: str, subject: str) -> str:
+    """Name an action on a subject. Neither holds a space."""
+    return f"{action_type} {subject}"
 
 
 def _has_lapsed(trace: Trace, now_ms: int) -> bool:

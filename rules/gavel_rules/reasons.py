@@ -39,6 +39,10 @@ ALREADY_RUNNING: Final = "ALREADY_RUNNING"
 ALREADY_FINISHED: Final = "ALREADY_FINISHED"
 NOT_APPROVED: Final = "NOT_APPROVED"
 REVIEW_RELEASED: Final = "REVIEW_RELEASED"
+REVIEW_REJECTED: Final = "REVIEW_REJECTED"
 REVOKED: Final = "REVOKED"
+
+# Reviews that no rule asked for: what a person approves in them is that the trace goes on, not an action.
+RELEASING: Final = frozenset({REJECTION_LIMIT, CONFLICTING_EVIDENCE})
 
 RESERVED: Final = frozenset(value for name, value in vars().copy().items() if name.isupper() and isinstance(value, str))

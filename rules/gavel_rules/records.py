@@ -67,6 +67,14 @@ class LiveDecision(NamedTuple):
     status_event_id: str = ""
     status_sequence_number: int = 0
     awaited_facts: tuple[tuple[str, Envelope], ...] = ()  # (event_id of a derived fact, its EXECUTION), not yet in the log
+    review: str = ""  # decision_id of its open review
+    granted: Envelope | None = None  # the DECISION by which a person allowed it one more attempt, the last one
+    revoked: bool = False  # taken back after it had started: its key is free, and only derived facts are awaited
+
+    @property
+    def basis(self) -> Envelope:
+        """The DECISION whose evidence and retry policy count: the approval, or what a person granted since."""
+        return self.granted or self.decision
 
 
 class Review(NamedTuple):
@@ -76,6 +84,7 @@ class Review(NamedTuple):
     sequence_number: int
     decision: Envelope
     approved_decision_id: str  # "": the review of a proposal
+    proposal: Envelope
 
 
 class ToolEvidence(NamedTuple):
@@ -120,6 +129,7 @@ class Ended(NamedTuple):
     sequence_number: int
     rests_on: tuple[tuple[str, str], ...]  # (key, subject) of every fact that the rules had declared
     digests: tuple[str, ...]  # of the rule sets that were consulted
+    by_person: bool  # what a person has rejected is never lifted
 
 
 class DeployedRuleSet(NamedTuple):

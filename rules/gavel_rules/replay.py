@@ -41,6 +41,8 @@ from gavel_rules.commands import (
     References,
     RenewExecution,
     ReportExecution,
+    ResolveReview,
+    RevokeDecision,
     SubmitProposal,
     Tick,
 )
@@ -242,7 +244,7 @@ class Recomputation:
         copy.ClearField("recorded_at")
         match recorded.WhichOneof("payload"):
             case "fact" if recorded.fact.WhichOneof("system") is not None:
-                return _system_command(recorded, self._compiled), References()
+                return _system_command(recorded, self._compiled), References(cited=self._cited)
             case "agent_diagnostic" if _is_late_report(recorded):
                 return self._late_report_command(recorded), References()
             case "decision" if recorded.decision.reason_code == reasons.RETRY_FACTS_CHANGED:
@@ -443,6 +445,10 @@ def _system_command(recorded: Envelope, compiled: Callable[[str], CompiledRuleSe
         case "rule_set_deactivated":
             deactivated = fact.rule_set_deactivated
             return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated))
+        case "review_resolved":
+            return ResolveReview(recorded)
+        case "revocation_requested":
+            return RevokeDecision(recorded)
     return None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
+from gavel.v1.fact_pb2 import Fact
 from gavel.v1.observation_pb2 import Observation
 
 
@@ -15,6 +16,8 @@ def same_content(recorded: Envelope, sent: Envelope) -> bool:
     payload = sent.WhichOneof("payload")
     if payload == "execution":
         return _same_report(recorded, sent)
+    if sent.fact.WhichOneof("system") is not None:
+        return _same_word(recorded.fact, sent.fact)
     if (
         recorded.WhichOneof("payload") != payload
         or recorded.producer != sent.producer
@@ -25,6 +28,11 @@ def same_content(recorded: Envelope, sent: Envelope) -> bool:
     if payload != "observation":
         return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
     return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
+
+
+def _same_word(recorded: Fact, sent: Fact) -> bool:
+    """Whether a person said the same of a decision; the rest of such an event is the server's."""
+    return recorded.review_resolved == sent.review_resolved and recorded.revocation_requested == sent.revocation_requested
 
 
 def _as_sent(observation: Observation, sent: Observation) -> Observation:

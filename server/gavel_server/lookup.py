@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import reasons
 from gavel_rules.events import DECISION, FACT, OBSERVATION, derived_event_id
 from gavel_rules.evidence import Cited, cited
 
@@ -42,11 +43,8 @@ class Lookup:
     def note(self, envelope: Envelope) -> None:
         """Remember a committed event that another server made."""
         self._note(envelope, 0)
-        if envelope.event_category == DECISION and not envelope.decision.previous_decision_id:
-            proposal_id = envelope.decision.proposal_id
-            proposal = self._known.get(proposal_id)
-            if proposal is not None:
-                self._known[proposal_id] = Known(proposal.sequence_number, envelope.sequence_number, proposal.trace_id)
+        if envelope.event_category == DECISION:
+            self._note_answered(envelope)
         self._bound()
 
     def note_all(self, envelopes: Sequence[Envelope], entries: Sequence[Entry]) -> None:
@@ -54,6 +52,16 @@ class Lookup:
         for envelope, entry in zip(envelopes, entries, strict=True):
             self._note(envelope, entry.decision_sequence_number)
         self._bound()
+
+    def _note_answered(self, decision: Envelope) -> None:
+        """Remember what was decided: on a proposal, or on a person's word, which is the only fact that a decision follows."""
+        answered_id = decision.decision.proposal_id
+        if decision.decision.previous_decision_id:
+            before = self._cited.get(decision.sequence_number - 1)
+            answered_id = decision.causation_id if before is not None and before.event_id == decision.causation_id else ""
+        answered = self._known.get(answered_id)
+        if answered is not None:
+            self._known[answered_id] = Known(answered.sequence_number, decision.sequence_number, answered.trace_id)
 
     def _note(self, envelope: Envelope, decided_by: int) -> None:
         self._known[envelope.event_id] = Known(envelope.sequence_number, decided_by, envelope.trace_id)
@@ -115,10 +123,13 @@ class Lookup:
         record = (await self._log.read_many([known.sequence_number])).get(known.sequence_number)
         return None if record is None else Envelope.FromString(record.envelope)
 
-    async def expired(self, decision: Envelope, now_ms: int) -> bool:
-        """Return whether an approved decision ended because nobody started it."""
-        expiry_id = derived_event_id(decision.event_id, decision.sequence_number, "expired")
-        return await self.find(expiry_id, now_ms) is not None
+    async def ending(self, decision: Envelope, now_ms: int) -> str:
+        """Return EXPIRED or REVOKED if an approved decision ended so, else ""."""
+        for reason_code in (reasons.EXPIRED, reasons.REVOKED):
+            ending_id = derived_event_id(decision.event_id, decision.sequence_number, reason_code.lower())
+            if await self.find(ending_id, now_ms) is not None:
+                return reason_code
+        return ""
 
 
 def _bound(table: OrderedDict[Any, Any], most: int) -> None:

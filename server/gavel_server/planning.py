@@ -14,7 +14,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.chain import chain
 from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled, Recorded, References, Started, SubmitProposal, Tick
 from gavel_rules.decider import handle
-from gavel_rules.events import DECISION, EXECUTION, PROPOSAL
+from gavel_rules.events import DECISION, EXECUTION, FACT, PROPOSAL
 from gavel_rules.projection import State
 
 from gavel_server.errors import ServiceError, of_fault
@@ -23,6 +23,9 @@ from gavel_server.lookup import Lookup
 
 # Timers that one commit emits at most; more than that go ahead of the commands in commits of their own.
 TIMERS_PER_COMMIT: Final = 512
+
+# What a decision may follow that answers it: a proposal, or a person's word.
+_DECIDED: Final = frozenset({PROPOSAL, FACT})
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -135,7 +138,7 @@ class Planning:
             category = envelope.event_category
             work = ""
             decided_by = 0
-            if category == PROPOSAL:
+            if category in _DECIDED:
                 if index < last and envelopes[index + 1].event_category == DECISION:
                     decided_by = number + 1
             elif category == DECISION:

@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.commands import BeginExecution, Command, PublishEvent, References, RenewExecution, ReportExecution, SubmitProposal
-from gavel_rules.projection import APPROVED
+from gavel_rules import reasons
+from gavel_rules.commands import (
+    BeginExecution,
+    Command,
+    PublishEvent,
+    References,
+    RenewExecution,
+    ReportExecution,
+    ResolveReview,
+    RevokeDecision,
+    SubmitProposal,
+)
+from gavel_rules.projection import APPROVED, State
 
 from gavel_server.admission import PROPOSALS, admit
 from gavel_server.errors import ServiceError, internal
@@ -27,7 +38,33 @@ _LOG: Final = structlog.get_logger(__name__)
 
 def command_envelope(command: Command) -> Envelope | None:
     """Return the envelope that a producer sent with a command, if it sent one."""
-    return command.envelope if isinstance(command, SubmitProposal | PublishEvent | ReportExecution) else None
+    if isinstance(command, SubmitProposal | PublishEvent | ReportExecution | ResolveReview | RevokeDecision):
+        return command.envelope
+    return None
+
+
+def decision_id_of(command: Command) -> str:
+    """Return the decision that a command is about, or ""."""
+    match command:
+        case BeginExecution() | RenewExecution():
+            return command.decision_id
+        case ReportExecution():
+            return command.envelope.execution.decision_id
+        case ResolveReview():
+            return command.envelope.fact.review_resolved.decision_id
+        case RevokeDecision():
+            return command.envelope.fact.revocation_requested.decision_id
+    return ""
+
+
+def proposal_of(command: Command, state: State) -> Envelope | None:
+    """Return the proposal that a command has judged: the one that it submits, or that of the review which it resolves."""
+    if isinstance(command, SubmitProposal):
+        return command.envelope
+    if isinstance(command, ResolveReview):
+        review = state.reviews.get(command.envelope.fact.review_resolved.decision_id)
+        return None if review is None else review.proposal
+    return None
 
 
 async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pending], bool]:
@@ -59,10 +96,10 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
                 continue
             if pending.check_id:
                 in_batch[pending.check_id] = envelope
-        if isinstance(command, BeginExecution | RenewExecution):
-            behind = await _find_decision(sequencer, pending, command.decision_id) or behind
-        elif isinstance(command, ReportExecution):
-            behind = await _find_decision(sequencer, pending, command.envelope.execution.decision_id) or behind
+        if not isinstance(command, SubmitProposal | PublishEvent):
+            decision_id = decision_id_of(command)
+            if decision_id:
+                behind = await _find_decision(sequencer, pending, decision_id) or behind
         ready.append(pending)
     behind = await _find_citations(sequencer, ready) or behind
     if later:
@@ -93,27 +130,37 @@ async def _find_citations(sequencer: Sequencer, batch: list[Pending]) -> bool:
     The last thing before the batch is decided: whatever is committed in between may push a cited event out of memory.
     """
     lookup = sequencer.lookup
+    state = sequencer.replica.state
     cited = lookup.cited
-    head = sequencer.replica.state.head
+    head = state.head
     references = References(cited=cited)
     uncached: list[int] = []
     behind = False
     for pending in batch:
-        if isinstance(pending.command, SubmitProposal):
-            proposal = pending.command.envelope.proposal
+        envelope = proposal_of(pending.command, state)
+        if envelope is not None:
+            proposal = envelope.proposal
             for reference in proposal.based_on_events:
                 if reference.sequence_number not in cited:
                     uncached.append(reference.sequence_number)
                     behind = behind or reference.sequence_number > head
             behind = behind or proposal.projection_version > head
-            pending.references = references
+            pending.references = _citing(pending, references)
     if uncached:
         fetched = await lookup.fetch_cited(uncached)
         references = References(cited=ChainMap(fetched, cited))
         for pending in batch:
-            if isinstance(pending.command, SubmitProposal):
-                pending.references = references
+            if proposal_of(pending.command, state) is not None:
+                pending.references = _citing(pending, references)
     return behind
+
+
+def _citing(pending: Pending, references: References) -> References:
+    """Return references to what is cited, with the decision that was looked up already."""
+    decision = pending.references.decision
+    if decision is None or isinstance(pending.command, SubmitProposal):
+        return references
+    return References(references.cited, decision, pending.references.ending)
 
 
 async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope, in_batch: dict[str, Envelope]) -> bool:
@@ -147,10 +194,10 @@ async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: st
 
     Returns whether the state should first read on: another server made the decision just now.
     """
-    live = sequencer.replica.state.decisions.get(decision_id)
+    live = sequencer.replica.state.live(decision_id)
     if live is not None:
-        # Timers speak before the command: an approval may have expired when its turn comes, and only that.
-        pending.references = References(decision=live.decision, expired=live.phase == APPROVED)
+        # Timers speak before the command, and so may a person: nobody else ends an approval before it is started.
+        pending.references = References(decision=live.decision, ending=reasons.EXPIRED if live.phase == APPROVED else "")
         return False
     # What ended it may be on its way into the log, and only the log says how it ended.
     await sequencer.land()
@@ -159,5 +206,5 @@ async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: st
     if event is None or not event.HasField("decision"):
         pending.references = References()
         return False
-    pending.references = References(decision=event, expired=await sequencer.lookup.expired(event, now_ms))
+    pending.references = References(decision=event, ending=await sequencer.lookup.ending(event, now_ms))
     return event.sequence_number > sequencer.head.sequence_number

@@ -18,13 +18,15 @@ from gavel.v1.arbitration_service_pb2 import (
     PreflightRequest,
     PreflightResponse,
     PreflightResult,
+    ResolveReviewRequest,
+    RevokeDecisionRequest,
     SubmitProposalRequest,
 )
 from gavel.v1.decision_pb2 import ENGINE_RETE, Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import limits
 from gavel_rules.arbitration import arbitrate, explain
-from gavel_rules.commands import Tick
+from gavel_rules.commands import ResolveReview, RevokeDecision, Tick
 from gavel_rules.decider import handle, judge
 from gavel_rules.projection import State, governing_actions
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
@@ -36,6 +38,7 @@ from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError, abort, invalid, not_implemented
 from gavel_server.framing import envelope_bytes, field_1, results
+from gavel_server.people import resolution, revocation
 from gavel_server.planning import TIMERS_PER_COMMIT, Completed
 from gavel_server.sequencer import Sequencer
 from gavel_server.services.boundary import fitted, refused, register
@@ -49,6 +52,7 @@ Answer = Callable[[bytes | ServiceError], None]
 Method = Callable[[bytes, Answer], None]
 _Heard = Callable[[bytes | Exception], None]
 _Request = TypeVar("_Request", bound=Message)
+_Word = TypeVar("_Word", ResolveReviewRequest, RevokeDecisionRequest)
 
 
 class Arbitration:
@@ -62,6 +66,8 @@ class Arbitration:
             "SubmitProposal": self._submit_proposal,
             "BatchSubmitProposals": self._batch_submit_proposals,
             "Preflight": lambda data, heard: self._start(_answered(self._preflight(data), heard)),
+            "ResolveReview": lambda data, heard: self._say(_parse(ResolveReviewRequest, data), resolution, data, heard),
+            "RevokeDecision": lambda data, heard: self._say(_parse(RevokeDecisionRequest, data), revocation, data, heard),
             "BatchPreflight": lambda data, heard: self._start(_answered(self._batch_preflight(data), heard)),
             "StreamProposals": _later("StreamProposals"),
         }
@@ -69,7 +75,7 @@ class Arbitration:
 
     def register(self, server: grpc.aio.Server) -> None:
         """Register the service's methods with a gRPC server; they take and answer bytes."""
-        unary = {**self.methods, **{name: _total(name, _later(name)) for name in ("ResolveReview", "RevokeDecision")}}
+        unary = dict(self.methods)
         stream = _awaited(unary.pop("StreamProposals"))
         handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(_awaited(method)) for name, method in unary.items()}
         register(server, SERVICE, {**handlers, "StreamProposals": grpc.stream_stream_rpc_method_handler(stream)})
@@ -111,6 +117,17 @@ class Arbitration:
         envelopes = list(request.envelopes)
         _check_batch(data, len(envelopes))
         self._on_bus(request.bus, heard, lambda sequencer: _propose_all(sequencer, envelopes, len(data), heard))
+
+    def _say(self, request: _Word, command_of: Callable[[_Word], ResolveReview | RevokeDecision], data: bytes, heard: _Heard) -> None:
+        """Answer what a person says with the decision that follows."""
+        if len(data) > limits.MESSAGE_BYTES_MAX:
+            raise invalid([("request", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes")])
+        command = command_of(request)
+
+        def done(result: Completed | ServiceError) -> None:
+            heard(result if isinstance(result, ServiceError) else field_1(_decision_bytes(result)))
+
+        self._on_bus(request.bus, heard, lambda sequencer: sequencer.submit(command, done, request.event_id, len(data)))
 
     async def _preflight(self, data: bytes) -> bytes:
         """Answer a PreflightRequest: the decision that the proposal would get now."""

@@ -12,14 +12,16 @@ from functools import cache
 from typing import Any
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.common_pb2 import EventReference, Producer, ProducerType, VersionBinding
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
-from gavel.v1.fact_pb2 import CrossCheck, Fact
+from gavel.v1.fact_pb2 import CrossCheck, Fact, ReviewVerdict
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_rules import reasons
 from gavel_rules.commands import (
     ActivateRuleSet,
     Answer,
@@ -35,6 +37,8 @@ from gavel_rules.commands import (
     References,
     RenewExecution,
     ReportExecution,
+    ResolveReview,
+    RevokeDecision,
     RuleSetAt,
     Started,
     SubmitProposal,
@@ -50,6 +54,8 @@ from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_rules.values import python_to_value
 from gavel_server.admission import admit
 from gavel_server.log import Record, chain, genesis_hash
+from gavel_server.people import resolution, revocation
+from gavel_server.preparation import decision_id_of
 
 START_MS = 1_700_000_000_000
 WEEK_MS = 7 * 24 * 60 * 60 * 1000
@@ -286,6 +292,30 @@ class Core:
         """Derive a report's facts and publish them."""
         return [self.publish(fact) for fact in self.derived(report)]
 
+    # People
+
+    def resolving(self, review: Envelope, verdict: ReviewVerdict.ValueType, **changes: str) -> ResolveReview:
+        """The command of a person's verdict. `changes` go into the request."""
+        said = {"decision_id": review.event_id, "reviewer": "ada", "reason": "seen", "event_id": self.new_id(), **changes}
+        return resolution(ResolveReviewRequest(verdict=verdict, **said))
+
+    def resolve(self, review: Envelope, verdict: ReviewVerdict.ValueType) -> Envelope:
+        """Resolve a review, which must be open, and return the DECISION that follows."""
+        answer = self.run(self.resolving(review, verdict))
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope
+
+    def revoking(self, decision: Envelope, **changes: str) -> RevokeDecision:
+        """The command that takes an approval back. `changes` go into the request."""
+        said = {"decision_id": decision.event_id, "revoked_by": "ada", "reason": "mistake", "event_id": self.new_id(), **changes}
+        return revocation(RevokeDecisionRequest(**said))
+
+    def revoke(self, decision: Envelope) -> Envelope:
+        """Take an approval back, which must be possible, and return the DECISION."""
+        answer = self.run(self.revoking(decision))
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope
+
     # The log
 
     def named(self, event_name: str) -> list[Envelope]:
@@ -314,26 +344,29 @@ def references_for(command: Command, state: State, known: Mapping[int, Cited], e
     """What the shell finds in the log for a command: `known` what may be cited, by number, `events` all events, by id."""
     if isinstance(command, SubmitProposal):
         return References(cited=known)
-    if isinstance(command, ReportExecution):
-        return _ended(command.envelope.execution.decision_id, state, events)
-    if isinstance(command, BeginExecution | RenewExecution):
-        return _ended(command.decision_id, state, events)
-    return References()
+    if isinstance(command, ResolveReview):
+        about = _ended(command.envelope.fact.review_resolved.decision_id, state, events)
+        return References(known, about.decision, about.ending)
+    decision_id = decision_id_of(command)
+    return _ended(decision_id, state, events) if decision_id else References()
 
 
 def _ended(decision_id: str, state: State, events: Mapping[str, Envelope]) -> References:
-    live = state.decisions.get(decision_id)
+    live = state.live(decision_id)
     if live is not None:
-        return References(decision=live.decision, expired=live.phase == APPROVED)
+        return References(decision=live.decision, ending=reasons.EXPIRED if live.phase == APPROVED else "")
     decision = events.get(decision_id)
     if decision is None or not decision.HasField("decision"):
         return References()
-    return References(decision=decision, expired=derived_event_id(decision_id, decision.sequence_number, "expired") in events)
+    for reason_code in (reasons.EXPIRED, reasons.REVOKED):
+        if derived_event_id(decision_id, decision.sequence_number, reason_code.lower()) in events:
+            return References(decision=decision, ending=reason_code)
+    return References(decision=decision)
 
 
 def copied(command: Command) -> Command:
     """The command with an envelope of its own: the decider completes the one that it gets."""
-    if isinstance(command, SubmitProposal | PublishEvent | ReportExecution):
+    if isinstance(command, SubmitProposal | PublishEvent | ReportExecution | ResolveReview | RevokeDecision):
         return type(command)(Envelope.FromString(command.envelope.SerializeToString()))
     return command
 

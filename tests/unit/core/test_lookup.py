@@ -84,13 +84,15 @@ async def test_memory_is_bounded() -> None:
 
 
 async def test_how_a_decision_ended() -> None:
-    """A decision that is not alive any more is read from the log, with whether it expired."""
+    """A decision that is not alive any more is read from the log, with how it ended."""
     core = Core(document())
-    expired, finished = core.approve(), core.approve("order/2")
+    expired, finished, revoked = core.approve(), core.approve("order/2"), core.approve("order/3")
+    core.revoke(revoked)
     core.derive(core.report(core.start(finished), SUCCESS))
     core.tick(10_000)
     lookup = Lookup(await log_of(core))
     assert expired == await lookup.event(expired.event_id, core.now_ms)
-    assert [True, False] == [await lookup.expired(decision, core.now_ms) for decision in (expired, finished)]
+    endings = [await lookup.ending(decision, core.now_ms) for decision in (expired, finished, revoked)]
+    assert ["EXPIRED", "", "REVOKED"] == endings
     assert None is await lookup.event(event_id(999_999), START_MS)
     assert isinstance(await lookup.event(core.events[0].event_id, core.now_ms), Envelope)

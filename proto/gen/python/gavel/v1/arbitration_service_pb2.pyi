@@ -453,16 +453,19 @@ class ResolveReviewRequest(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     REVIEWER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus; empty means "default"."""
     decision_id: _builtins.str
-    """The decision whose review is open."""
+    """The decision that asked for a person, as ListPendingReviews names it."""
     verdict: _fact_pb2.ReviewVerdict.ValueType
     """The verdict."""
     reviewer: _builtins.str
     """Who says so, 1..128 characters."""
     reason: _builtins.str
     """Why, at most 64 KiB."""
+    event_id: _builtins.str
+    """Idempotency key: the event_id of the FACT, a UUID of any version but 8. Empty: the server makes one."""
     def __init__(
         self,
         *,
@@ -471,10 +474,11 @@ class ResolveReviewRequest(_message.Message):
         verdict: _fact_pb2.ReviewVerdict.ValueType = ...,
         reviewer: _builtins.str = ...,
         reason: _builtins.str = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "reason", b"reason", "reviewer", b"reviewer", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "event_id", b"event_id", "reason", b"reason", "reviewer", b"reviewer", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -489,7 +493,10 @@ class ResolveReviewResponse(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def decision(self) -> _envelope_pb2.Envelope:
-        """The DECISION_EVENT's envelope."""
+        """The DECISION_EVENT's envelope. APPROVED: the action may be carried out or, for the review of an execution, attempted once
+        more. REJECTED with REVIEW_RELEASED: the trace is open again; with REVIEW_REJECTED: the trace has ended for this action and
+        subject. REVOKED: the execution's approval has ended. NEEDS_HUMAN_REVIEW: the evidence does not allow it, and the review is open.
+        """
 
     def __init__(
         self,
@@ -514,6 +521,7 @@ class RevokeDecisionRequest(_message.Message):
     DECISION_ID_FIELD_NUMBER: _builtins.int
     REVOKED_BY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus; empty means "default"."""
     decision_id: _builtins.str
@@ -522,6 +530,8 @@ class RevokeDecisionRequest(_message.Message):
     """Who takes it back, 1..128 characters."""
     reason: _builtins.str
     """Why, at most 64 KiB."""
+    event_id: _builtins.str
+    """Idempotency key: the event_id of the FACT, a UUID of any version but 8. Empty: the server makes one."""
     def __init__(
         self,
         *,
@@ -529,10 +539,11 @@ class RevokeDecisionRequest(_message.Message):
         decision_id: _builtins.str = ...,
         revoked_by: _builtins.str = ...,
         reason: _builtins.str = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "reason", b"reason", "revoked_by", b"revoked_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "event_id", b"event_id", "reason", b"reason", "revoked_by", b"revoked_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

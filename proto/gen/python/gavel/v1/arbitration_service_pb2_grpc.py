@@ -112,14 +112,15 @@ class ArbitrationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResolveReview(self, request, context):
-        """ResolveReview records a person's verdict on an open review.
+        """ResolveReview records a person's verdict on an open review: a FACT with who said what and why, and the DECISION that follows.
+        A person overrules rules, not facts: an approval re-reads the evidence, and where that is lacking the review stays open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeDecision(self, request, context):
-        """RevokeDecision ends an approved decision whose execution has not started.
+        """RevokeDecision ends an approved decision whose execution has not started: a FACT with who and why, and the DECISION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

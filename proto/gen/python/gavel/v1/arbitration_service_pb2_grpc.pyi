@@ -44,9 +44,11 @@ class ArbitrationServiceStub:
     BatchPreflight: _grpc.UnaryUnaryMultiCallable[_arbitration_service_pb2.BatchPreflightRequest, _arbitration_service_pb2.BatchPreflightResponse]
     """BatchPreflight does so for 1..500 proposals, each as if it were the only one."""
     ResolveReview: _grpc.UnaryUnaryMultiCallable[_arbitration_service_pb2.ResolveReviewRequest, _arbitration_service_pb2.ResolveReviewResponse]
-    """ResolveReview records a person's verdict on an open review."""
+    """ResolveReview records a person's verdict on an open review: a FACT with who said what and why, and the DECISION that follows.
+    A person overrules rules, not facts: an approval re-reads the evidence, and where that is lacking the review stays open.
+    """
     RevokeDecision: _grpc.UnaryUnaryMultiCallable[_arbitration_service_pb2.RevokeDecisionRequest, _arbitration_service_pb2.RevokeDecisionResponse]
-    """RevokeDecision ends an approved decision whose execution has not started."""
+    """RevokeDecision ends an approved decision whose execution has not started: a FACT with who and why, and the DECISION."""
 
 @_typing.type_check_only
 class ArbitrationServiceAsyncStub(ArbitrationServiceStub):
@@ -64,9 +66,11 @@ class ArbitrationServiceAsyncStub(ArbitrationServiceStub):
     BatchPreflight: _aio.UnaryUnaryMultiCallable[_arbitration_service_pb2.BatchPreflightRequest, _arbitration_service_pb2.BatchPreflightResponse]  # type: ignore[assignment]
     """BatchPreflight does so for 1..500 proposals, each as if it were the only one."""
     ResolveReview: _aio.UnaryUnaryMultiCallable[_arbitration_service_pb2.ResolveReviewRequest, _arbitration_service_pb2.ResolveReviewResponse]  # type: ignore[assignment]
-    """ResolveReview records a person's verdict on an open review."""
+    """ResolveReview records a person's verdict on an open review: a FACT with who said what and why, and the DECISION that follows.
+    A person overrules rules, not facts: an approval re-reads the evidence, and where that is lacking the review stays open.
+    """
     RevokeDecision: _aio.UnaryUnaryMultiCallable[_arbitration_service_pb2.RevokeDecisionRequest, _arbitration_service_pb2.RevokeDecisionResponse]  # type: ignore[assignment]
-    """RevokeDecision ends an approved decision whose execution has not started."""
+    """RevokeDecision ends an approved decision whose execution has not started: a FACT with who and why, and the DECISION."""
 
 class ArbitrationServiceServicer(metaclass=_abc_1.ABCMeta):
     """ArbitrationService turns proposals into decisions. A refusal by policy is a Decision, never an error."""
@@ -117,7 +121,9 @@ class ArbitrationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _arbitration_service_pb2.ResolveReviewRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_arbitration_service_pb2.ResolveReviewResponse, _abc.Awaitable[_arbitration_service_pb2.ResolveReviewResponse]]:
-        """ResolveReview records a person's verdict on an open review."""
+        """ResolveReview records a person's verdict on an open review: a FACT with who said what and why, and the DECISION that follows.
+        A person overrules rules, not facts: an approval re-reads the evidence, and where that is lacking the review stays open.
+        """
 
     @_abc_1.abstractmethod
     def RevokeDecision(
@@ -125,6 +131,6 @@ class ArbitrationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _arbitration_service_pb2.RevokeDecisionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_arbitration_service_pb2.RevokeDecisionResponse, _abc.Awaitable[_arbitration_service_pb2.RevokeDecisionResponse]]:
-        """RevokeDecision ends an approved decision whose execution has not started."""
+        """RevokeDecision ends an approved decision whose execution has not started: a FACT with who and why, and the DECISION."""
 
 def add_ArbitrationServiceServicer_to_server(servicer: ArbitrationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

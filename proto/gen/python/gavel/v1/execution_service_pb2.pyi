@@ -32,7 +32,9 @@ class BeginExecutionRequest(_message.Message):
     bus: _builtins.str
     """Name of the bus; empty means "default"."""
     decision_id: _builtins.str
-    """The approved decision."""
+    """The approved decision; or the later DECISION by which a person allowed it one more attempt. The answer names the approved one,
+    and that is what renewals and reports name.
+    """
     lease_ms: _builtins.int
     """How long nobody else may start, 100..86,400,000 ms. 0: 30,000."""
     @_builtins.property

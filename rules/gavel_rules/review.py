@@ -1,0 +1,181 @@
+"""What people decide: verdicts on open reviews, and approvals taken back (seeds 002 §4.7.2, §5.6).
+
+Whatever a person says is a FACT (human_input: who, what and why), and the DECISION that follows stands right behind it. A
+person overrules rules, not facts: to approve reads the latest evidence, as the rule sets require that were asked the first
+time, and if that is not as required the review stays open. Whose word may be taken is not decided here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gavel.v1 import decision_pb2, error_pb2, fact_pb2
+from gavel.v1.decision_pb2 import Decision, Outcome, RetryHint
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import Fact
+
+from gavel_rules import reasons
+from gavel_rules.arbitration import note_rejections, reread
+from gavel_rules.commands import Fault, Recorded, References, ResolveReview, RevokeDecision
+from gavel_rules.emission import Emission
+from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id, set_timestamp, timestamp
+from gavel_rules.execution import emit_later, ending_of
+from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW
+from gavel_rules.records import LiveDecision, Review
+
+_OUTCOME_PREFIX: Final = "OUTCOME_"
+
+
+def resolve(emission: Emission, command: ResolveReview, references: References) -> Recorded | Fault:
+    """Record a verdict and what follows from it, or say why there is nothing to resolve."""
+    state = emission.state
+    resolved = command.envelope.fact.review_resolved
+    review = state.reviews.get(resolved.decision_id)
+    if review is None:
+        return _no_review(emission, resolved.decision_id, references)
+    said = _say(emission, command.envelope, "ReviewResolved", review.decision)
+    live = state.decisions[review.approved_decision_id] if review.approved_decision_id else None
+    if resolved.verdict == fact_pb2.REVIEW_VERDICT_APPROVE:
+        return _approve(emission, review, live, said, references)
+    if live is not None:
+        return Recorded(_revoke(emission, live, said))
+    return _conclude(emission, review, said, _own_refusal(emission, review, said, reasons.REVIEW_REJECTED))
+
+
+def revoke(emission: Emission, command: RevokeDecision, references: References) -> Recorded | Fault:
+    """Take back an approval that nobody has started, or say why that cannot be."""
+    decision_id = command.envelope.fact.revocation_requested.decision_id
+    live = emission.state.live(decision_id)
+    if live is None:
+        return _not_in_force(decision_id, references, emission.now_ms)
+    if live.phase != APPROVED:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} can no longer be revoked: {_progress(live)}")
+    return Recorded(_revoke(emission, live, _say(emission, command.envelope, "RevocationRequested", live.decision)))
+
+
+def _approve(emission: Emission, review: Review, live: LiveDecision | None, said: Envelope, references: References) -> Recorded:
+    """Approve what the evidence allows: the action, or one more attempt at it. Of Gavel's own reviews, that the trace goes on."""
+    if live is None and review.decision.decision.reason_code in reasons.RELEASING:
+        released = _own_refusal(emission, review, said, reasons.REVIEW_RELEASED)
+        released.retry_hint.CopyFrom(RetryHint(retryable=True))
+        return _conclude(emission, review, said, released)
+    state = emission.state
+    asked = review.decision.decision if live is None else live.decision.decision
+    decision = _following(emission, review, said)
+    holder = "" if live is None else live.decision_id
+    if reread(decision, state, review.proposal, references.cited, emission.now_ms, state.actions_of(asked), holder):
+        decision.policy_id = asked.policy_id
+        decision.policy_version = asked.policy_version
+        decision.rule_id = asked.rule_id
+        decision.rule_set_digest = asked.rule_set_digest
+        decision.rule_matches.extend(asked.rule_matches)
+        if live is not None:
+            # The policy's limit is used up or in doubt. One attempt more; if nobody begins it in time, a person is called again.
+            decision.retry_policy.CopyFrom(live.decision.decision.retry_policy)
+            decision.retry_policy.max_attempts = live.attempt + 1
+            set_timestamp(decision.valid_until, emission.now_ms + decision.retry_policy.human_takeover_after_ms)
+    else:
+        decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+        note_rejections(decision, state.rejections(said.trace_id, emission.now_ms))
+    return _conclude(emission, review, said, decision)
+
+
+def _own_refusal(emission: Emission, review: Review, said: Envelope, reason_code: str) -> Decision:
+    """Return the refusal that follows from a verdict. A rejection ends the trace for the action and subject."""
+    decision = _following(emission, review, said)
+    decision.outcome = decision_pb2.OUTCOME_REJECTED
+    decision.reason_code = reason_code
+    decision.terminal = reason_code == reasons.REVIEW_REJECTED
+    decision.policy_id = GAVEL
+    decision.policy_version = ARBITER_VERSION
+    return decision
+
+
+def _following(emission: Emission, review: Review, said: Envelope) -> Decision:
+    """Return what every decision on a review has in common."""
+    asked = review.decision.decision
+    return Decision(
+        decision_id=derived_event_id(said.event_id, said.sequence_number, "decision"),
+        proposal_id=asked.proposal_id,
+        previous_decision_id=review.decision_id,
+        arbiter_version=ARBITER_VERSION,
+        active_policy_ids=asked.active_policy_ids,
+        active_rule_sets=asked.active_rule_sets,
+        action_type=asked.action_type,
+        params=asked.params,
+        evaluated_at=timestamp(emission.now_ms),
+        state_version=emission.state.head,
+        conflict_key=asked.conflict_key,
+    )
+
+
+def _conclude(emission: Emission, review: Review, said: Envelope, decision: Decision) -> Recorded:
+    return Recorded(
+        emission.decide(
+            Envelope(decision=decision), causation_id=said.event_id, trace_id=review.decision.trace_id, subject=review.decision.subject
+        )
+    )
+
+
+def _revoke(emission: Emission, live: LiveDecision, said: Envelope) -> Envelope:
+    """Record REVOKED. Its id follows from the decision alone, as that of an expiry does: so it is found later how it ended."""
+    revoked_id = derived_event_id(live.decision_id, live.sequence_number, "revoked")
+    return emit_later(emission, live, decision_pb2.OUTCOME_REVOKED, reasons.REVOKED, said, revoked_id)
+
+
+def _say(emission: Emission, sent: Envelope, name: str, about: Envelope) -> Envelope:
+    """Record a person's word about a decision, as a fact about its subject, in its trace."""
+    fact = Fact(key=SYSTEM_FACT_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT)
+    fact.MergeFrom(sent.fact)
+    return emission.record(
+        Envelope(
+            event_id=sent.event_id,
+            event_name=name,
+            trace_id=about.trace_id,
+            causation_id=about.event_id,
+            producer=SYSTEM_PRODUCER,
+            subject=about.subject,
+            fact=fact,
+        )
+    )
+
+
+def _no_review(emission: Emission, decision_id: str, references: References) -> Fault:
+    """Return why a decision has no review to resolve."""
+    if references.decision is None:
+        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
+    state = emission.state
+    live = state.live(decision_id)
+    decision = references.decision.decision
+    if live is not None and live.review:
+        problem = f"is not what waits for a person; the review of its execution is {live.review}"
+    elif decision.outcome != decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+        problem = "has no open review: it did not ask for a person"
+    elif decision.previous_decision_id in state.reviews:
+        problem = f"left a review open, which is {decision.previous_decision_id}"
+    else:
+        problem = "has no open review any more: it has been resolved"
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} {problem}")
+
+
+def _not_in_force(decision_id: str, references: References, now_ms: int) -> Fault:
+    """Return why a decision that is not alive cannot be revoked."""
+    if references.decision is None:
+        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
+    outcome = references.decision.decision.outcome
+    if outcome != decision_pb2.OUTCOME_APPROVED:
+        name = Outcome.Name(outcome).removeprefix(_OUTCOME_PREFIX)
+        problem = f"decision {decision_id} is no approval, there is nothing to revoke: it is {name}"
+    else:
+        ending = ending_of(references, now_ms)
+        how = {reasons.EXPIRED: "it has expired", reasons.REVOKED: "it has been revoked"}.get(ending, "its execution has come to its end")
+        problem = f"decision {decision_id} is not in force any more: {how}"
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, problem)
+
+
+def _progress(live: LiveDecision) -> str:
+    if live.phase == UNDER_REVIEW:
+        return f"its execution is under review; reject review {live.review} to end it"
+    if live.phase == AWAITING_FACTS:
+        return "it has been revoked" if live.revoked else "its execution has come to its end"
+    return "its execution has begun"
