@@ -7,7 +7,7 @@ cannot be evaluated is refused. `stages` has them in one table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gavel.v1 import decision_pb2

@@ -49,6 +49,8 @@ DEPLOY, ACTIVATE, DEACTIVATE = (f"RuleSetService/{name}RuleSet" for name in ("De
 WRITES: dict[str, type[Message]] = {
     SUBMIT: arbitration.SubmitProposalRequest,
     SUBMIT_BATCH: arbitration.BatchSubmitProposalsRequest,
+    "ArbitrationService/ResolveReview": arbitration.ResolveReviewRequest,
+    "ArbitrationService/RevokeDecision": arbitration.RevokeDecisionRequest,
     PUBLISH: events.PublishEventRequest,
     PUBLISH_BATCH: events.BatchPublishEventsRequest,
     BEGIN: executions.BeginExecutionRequest,
@@ -59,8 +61,6 @@ WRITES: dict[str, type[Message]] = {
     DEACTIVATE: rule_sets.DeactivateRuleSetRequest,
 }
 LATER: dict[str, type[Message]] = {
-    "ArbitrationService/ResolveReview": arbitration.ResolveReviewRequest,
-    "ArbitrationService/RevokeDecision": arbitration.RevokeDecisionRequest,
     "ToolService/RegisterContract": tools.RegisterContractRequest,
     "ToolService/RegisterProvider": tools.RegisterProviderRequest,
     "ToolService/BindTool": tools.BindToolRequest,

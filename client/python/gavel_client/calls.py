@@ -140,20 +140,25 @@ def resolve_review(
     *,
     reviewer: str,
     reason: str,
+    event_id: str = "",
     bus: str = "",
     timeout_ms: int = WRITE_TIMEOUT_MS,
 ) -> UnaryCall[arbitration.ResolveReviewResponse]:
-    """Record a person's verdict on the open review of `decision_id`: who says so, and why."""
-    request = arbitration.ResolveReviewRequest(bus=bus, decision_id=decision_id, verdict=verdict, reviewer=reviewer, reason=reason)
-    return _unary(ArbitrationServiceStub, lambda stub: stub.ResolveReview, request, timeout_ms, repeatable=False)
+    """Record a person's verdict on the open review of `decision_id`: who says so, and why. `event_id` is the idempotency key."""
+    request = arbitration.ResolveReviewRequest(
+        bus=bus, decision_id=decision_id, verdict=verdict, reviewer=reviewer, reason=reason, event_id=event_id or new_event_id()
+    )
+    return _unary(ArbitrationServiceStub, lambda stub: stub.ResolveReview, request, timeout_ms)
 
 
 def revoke_decision(
-    decision_id: str, *, revoked_by: str, reason: str, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    decision_id: str, *, revoked_by: str, reason: str, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[arbitration.RevokeDecisionResponse]:
-    """End an approved decision whose execution has not started: who takes it back, and why."""
-    request = arbitration.RevokeDecisionRequest(bus=bus, decision_id=decision_id, revoked_by=revoked_by, reason=reason)
-    return _unary(ArbitrationServiceStub, lambda stub: stub.RevokeDecision, request, timeout_ms, repeatable=False)
+    """End an approved decision whose execution has not started: who takes it back, and why. `event_id` is the idempotency key."""
+    request = arbitration.RevokeDecisionRequest(
+        bus=bus, decision_id=decision_id, revoked_by=revoked_by, reason=reason, event_id=event_id or new_event_id()
+    )
+    return _unary(ArbitrationServiceStub, lambda stub: stub.RevokeDecision, request, timeout_ms)
 
 
 def publish_event(envelope: Envelope, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS) -> UnaryCall[events.PublishEventResponse]:

@@ -6,7 +6,7 @@ merely names a decision, and what is carried out is what BeginExecution returned
 does not act, and one that cannot keep its lease stops acting before it lapses.
 
 An entry leaves the queue for good once the decision has ended in the log, whoever ended it. While a person has to look at it, it
-is only acknowledged: whoever resolves the review queues it again. An entry whose action has no handler here stays pending for
+is only acknowledged: one more attempt, if they grant it, is another entry. An entry whose action has no handler here stays pending for
 another member of the group, so nothing is lost where executors with different handlers share one; a group for each kind spares
 them the wait. What ended without an executor (expired, revoked) is trimmed once in a while.
 
@@ -50,7 +50,7 @@ RECHECK_MS_MAX: Final = 30_000
 TRIM_INTERVAL_MS_DEFAULT: Final = 60_000
 
 # Refusals after which nobody has anything to do with the decision any more, and those where a person has.
-ENDED: Final = frozenset({"STALE_FACT", "FACT_SUPERSEDED", "EXPIRED", "ALREADY_FINISHED", "NOT_APPROVED"})
+ENDED: Final = frozenset({"STALE_FACT", "FACT_SUPERSEDED", "EXPIRED", "REVOKED", "ALREADY_FINISHED", "NOT_APPROVED"})
 WITH_A_PERSON: Final = frozenset({"UNDER_REVIEW", "RETRY_FACTS_CHANGED"})
 
 _logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ _TABLE: Final = "the table says what, and what would do"
 
 MEANINGS: Final[Mapping[str, str]] = {
     reasons.UNDER_REVIEW: "a person has to look at this trace first; other work can go on in another trace",
-    reasons.NO_FEASIBLE_PROPOSAL: "while its facts are what they are, no such proposal can pass; stop until one of them changes",
+    reasons.NO_FEASIBLE_PROPOSAL: "a person has rejected it, or while its facts are what they are no such proposal can pass; stop here",
     reasons.NO_ACTIVE_POLICY: "no rule set in force governs this action type; mend action_type, or put a rule set in force",
     reasons.INVALID_PARAMS: "params do not fit the action's schema; the warnings say where",
     reasons.VERSION_MISMATCH: "it is bound to other versions than the rule set requires; the warnings say which",

@@ -19,6 +19,7 @@ ELSEWHERE = {
     reasons.ALREADY_FINISHED,
     reasons.NOT_APPROVED,
     reasons.REVIEW_RELEASED,
+    reasons.REVIEW_REJECTED,
     reasons.REVOKED,
     reasons.OUTRANKED,
 }

@@ -173,15 +173,24 @@ async def test_error_carries_all_details(server: FakeServer, client: GavelClient
 
 async def test_full_queue_is_tried_again(server: FakeServer, client: GavelClient) -> None:
     """RESOURCE_EXHAUSTED with advice is tried again, even for a call that is not repeatable: nothing was taken in."""
-    server.script("ResolveReview", refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_after_ms=1))
+    server.script("ActivateRuleSet", refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_after_ms=1))
+    await client.activate_rule_set("refunds", 2)
+    assert 2 == len(server.requests["ActivateRuleSet"])
+
+
+async def test_a_verdict_is_tried_again_under_one_id(server: FakeServer, client: GavelClient) -> None:
+    """What a person said is sent again with its event_id, so that however often it is heard it is said once."""
+    server.script("ResolveReview", refused(grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE", retry_after_ms=1))
     await client.resolve_review("decision-1", REVIEW_VERDICT_APPROVE, reviewer="ann", reason="seen")
-    assert 2 == len(server.requests["ResolveReview"])
+    first, second = server.requests["ResolveReview"]
+    assert first == second
+    assert first.event_id
 
 
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("ResolveReview", refused(grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")),
+        ("ActivateRuleSet", refused(grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")),
         ("SubmitProposal", refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_LIMIT_EXCEEDED")),
         ("SubmitProposal", refused(grpc.StatusCode.DEADLINE_EXCEEDED)),
         ("SubmitProposal", refused(grpc.StatusCode.INTERNAL, "INTERNAL")),
