@@ -15,7 +15,7 @@ from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementStat
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, ShadowVerdict
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
-from gavel.v1.fact_pb2 import Fact
+from gavel.v1.fact_pb2 import Fact, ReviewVerdict
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
@@ -200,7 +200,17 @@ def _system_fact(fact: Fact, system: str) -> str:
             deactivated = fact.rule_set_deactivated
             now = "no longer a shadow" if deactivated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "out of force"
             return f"rule set {deactivated.policy_id} {deactivated.version} {now}"
+        case "review_resolved":
+            resolved = fact.review_resolved
+            return _said(resolved.reviewer, f"{short(ReviewVerdict, resolved.verdict)} on {resolved.decision_id}", resolved.reason)
+        case "revocation_requested":
+            requested = fact.revocation_requested
+            return _said(requested.revoked_by, f"REVOKE {requested.decision_id}", requested.reason)
     return system.replace("_", " ")
+
+
+def _said(person: str, what: str, reason: str) -> str:
+    return printable(f"{person} said {what}{f': {_cut(reason)}' if reason else ''}")
 
 
 def _proposal(proposal: Proposal) -> str:

@@ -113,6 +113,7 @@ def _gather() -> None:
         publishing,
         reading,
         replaying,
+        reviewing,
         rollout,
         rule_analysis,
         rules,
@@ -126,6 +127,8 @@ def _gather() -> None:
         ("preflight", proposing.preflight),
         ("publish", publishing.publish),
         ("signal", publishing.signal),
+        ("reviews", reviewing.reviews),
+        ("revoke", reviewing.revoke),
         ("trace", reading.trace),
         ("projection", reading.projection),
         ("status", reading.status),
@@ -135,6 +138,7 @@ def _gather() -> None:
     ):
         app.command(name)(command)
     app.add_typer(reading.log, name="log")
+    app.add_typer(reviewing.review, name="review")
     rules.rules.command("lint")(authoring.lint)
     rules.rules.command("fmt")(authoring.fmt)
     rules.rules.command("test")(authoring.run_tests)

@@ -15,6 +15,7 @@ from typing import Final
 
 from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_DATABASE_SNAPSHOT, Producer
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel.v1.projection_service_pb2 import Projection
 from gavel_client import (
     GavelClient,
@@ -137,6 +138,12 @@ class Story:
             decision = await self._propose(order, trace, self._params(amount), facts, cause=decision)
         say.sentence("The third rejection in a row calls a person. Until they have spoken the trace is closed, whatever it proposes.")
         await self._propose(order, trace, self._params(80), facts, cause=decision)
+        assert decision is not None  # noqa: S101  # for the type checker: three amounts were proposed
+        say.sentence("A person lets the trace go on. They approve no refund by that: rules decide what is proposed next.")
+        await self._client.resolve_review(
+            decision.event_id, REVIEW_VERDICT_APPROVE, reviewer="ada", reason="the customer may have what the order cost, and no more"
+        )
+        await self._carry_out(await self._propose(order, trace, self._params(80), facts, cause=decision))
 
     async def _fact(self, subject: str, trace: str, key: str, value: object, occurred_at: datetime | None = None) -> Envelope:
         envelope = fact_envelope(subject, ORDERS, key=key, value=value, trace_id=trace, occurred_at=occurred_at or datetime.now(UTC))

@@ -36,6 +36,10 @@ STEPS = [
     ("decision", "gavel", "NEEDS_HUMAN_REVIEW, REJECTION_LIMIT"),
     ("notice", "gavel", "NeedsHumanReview"),
     ("decision", "gavel", "REJECTED, UNDER_REVIEW"),
+    ("fact", "gavel", "ada said APPROVE on"),
+    ("decision", "gavel", "REJECTED, REVIEW_RELEASED"),
+    ("decision", "gavel", "APPROVED, by rule delivered"),
+    ("fact", "fact reactor", "order.refunded = 80"),
 ]
 
 
@@ -45,7 +49,7 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = gavel("demo")
     assert (0, "") == (done.returncode, done.stderr)
     lines = done.stdout.splitlines()
-    assert "proved: 45 events, 9 decisions recomputed equal" == lines[-1]
+    assert "proved: 53 events, 11 decisions recomputed equal" == lines[-1]
     assert max(map(len, lines)) <= 100
     assert "\x1b" not in done.stdout
     remaining = iter(lines)
@@ -58,7 +62,7 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     again = gavel("demo")
     assert 0 == again.returncode
-    assert "proved: 87 events, 18 decisions recomputed equal" == again.stdout.splitlines()[-1]
+    assert "proved: 103 events, 22 decisions recomputed equal" == again.stdout.splitlines()[-1]
 
 
 def test_what_the_demo_leaves(tmp_path: Path) -> None:

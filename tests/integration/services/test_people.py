@@ -112,7 +112,8 @@ async def test_two_people_at_once(governed: World) -> None:
         governed.arbitration.RevokeDecision(revocation(approval)),
         governed.begin(approval),
     ]
-    first, second, revoked, begun = await asyncio.gather(*words, return_exceptions=True)
+    answers: list[Any] = await asyncio.gather(*words, return_exceptions=True)
+    first, second, revoked, begun = answers
     assert first.decision.decision.outcome == APPROVED
     assert isinstance(second, grpc.aio.AioRpcError)
     assert second.code() == grpc.StatusCode.FAILED_PRECONDITION

@@ -44,6 +44,11 @@ CASES = [
     ({"fact": {"bus_opened": {"arbiter_version": 1}}}, "bus opened, arbiter version 1"),
     ({"fact": {"rule_set_activated": {"policy_id": "p", "version": 2, "previous_version": 1}}}, "rule set p 2 in force in place of 1"),
     ({"fact": {"rule_set_deactivated": {"policy_id": "p", "version": 2}}}, "rule set p 2 out of force"),
+    (
+        {"fact": {"review_resolved": {"decision_id": "d", "verdict": "REVIEW_VERDICT_REJECT", "reviewer": "ada\n", "reason": "x\x1b"}}},
+        "ada\\n said REJECT on d: x\\x1b",
+    ),
+    ({"fact": {"revocation_requested": {"decision_id": "d", "revoked_by": "ada"}}}, "ada said REVOKE d"),
     ({"fact": {"data_loss_accepted": {}}}, "data loss accepted"),
     (
         {"proposal": {"action_type": "a.b", "params": {"z": 1, "a": "x"}, "risk": 0.25, "based_on_events": [REFERENCE]}},

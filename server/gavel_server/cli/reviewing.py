@@ -1,0 +1,165 @@
+"""What people decide: `gavel reviews`, `gavel review approve|reject` and `gavel revoke`. All of it goes into the log, with who and why."""
+
+from __future__ import annotations
+
+import getpass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli.errors import InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gavel.v1.arbitration_service_pb2 import ResolveReviewResponse
+    from gavel.v1.fact_pb2 import ReviewVerdict
+    from gavel.v1.projection_service_pb2 import PendingReview
+    from gavel_client import SyncGavelClient
+
+PAGE_REVIEWS: Final = 1000
+
+review = typer.Typer(help="Resolve what waits for a person; gavel reviews lists it.", no_args_is_help=True)
+
+ReviewId = Annotated[str, typer.Argument(metavar="REVIEW", help="The decision that asked for a person, as gavel reviews shows it.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the log.")]
+By = Annotated[
+    str, typer.Option("--by", metavar="WHO", help="Who says so; it goes into the log. Without it, the name you are logged in by.")
+]
+
+
+def reviews(
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List what waits for a person, oldest first."""
+    from gavel.v1.projection_service_pb2 import ListPendingReviewsResponse, ReviewKind
+
+    from gavel_server.cli import output
+    from gavel_server.cli.describe import moment, printable, short, struct_text
+
+    with connected(server, bus) as client:
+        found = list(_pending(client))
+    if as_json:
+        output.print_json(ListPendingReviewsResponse(reviews=found))
+        return
+    output.print_table(
+        ("review", "of", "why", "since", "subject", "trace", "action"),
+        (
+            (
+                pending.decision_id,
+                short(ReviewKind, pending.kind).lower(),
+                pending.reason_code,
+                moment(pending.opened_at, "seconds"),
+                printable(pending.subject),
+                printable(pending.trace_id),
+                f"{pending.action_type} {struct_text(pending.params)}",
+            )
+            for pending in found
+        ),
+        empty="Nothing waits for a person.",
+    )
+
+
+@review.command("approve")
+def approve(
+    decision_id: ReviewId,
+    reason: Reason,
+    by: By = "",
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Approve the action, one more attempt at it, or that the trace goes on. Evidence that is lacking is not overruled."""
+    from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
+
+    _resolve(decision_id, REVIEW_VERDICT_APPROVE, reason, by, server, bus, as_json=as_json)
+
+
+@review.command("reject")
+def reject(
+    decision_id: ReviewId,
+    reason: Reason,
+    by: By = "",
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """End it: the trace for this action and subject, or the execution, whose conflict key is free again."""
+    from gavel.v1.fact_pb2 import REVIEW_VERDICT_REJECT
+
+    _resolve(decision_id, REVIEW_VERDICT_REJECT, reason, by, server, bus, as_json=as_json)
+
+
+def revoke(
+    decision_id: Annotated[str, typer.Argument(metavar="DECISION_ID", help="An approved decision that nobody has started.")],
+    reason: Reason,
+    by: By = "",
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Take an approval back before its execution has begun."""
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.revoke_decision(decision_id, revoked_by=_person(by), reason=_reason(reason))
+    if as_json:
+        output.print_json(response)
+        return
+    decided = response.decision
+    output.say(f"{decided.decision.previous_decision_id} is revoked (event {decided.sequence_number}); nobody can start it any more.")
+
+
+def _resolve(decision_id: str, verdict: ReviewVerdict.ValueType, reason: str, by: str, server: str, bus: str, *, as_json: bool) -> None:
+    from gavel.v1.decision_pb2 import OUTCOME_NEEDS_HUMAN_REVIEW
+
+    from gavel_server.cli import output
+
+    with connected(server, bus) as client:
+        response = client.resolve_review(decision_id, verdict, reviewer=_person(by), reason=_reason(reason))
+    if as_json:
+        output.print_json(response)
+    else:
+        _print_resolution(response)
+    if response.decision.decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
+        output.note("gavel: the review is still open; publish what is lacking and approve again, or reject it")
+
+
+def _print_resolution(response: ResolveReviewResponse) -> None:
+    from gavel_server.cli.proposing import print_decision
+
+    decided = response.decision
+    print_decision(decided.decision, [("decision", f"{decided.event_id} (event {decided.sequence_number})")])
+
+
+def _pending(client: SyncGavelClient) -> Iterator[PendingReview]:
+    page_token = ""
+    while True:
+        page = client.list_pending_reviews(page_size=PAGE_REVIEWS, page_token=page_token)
+        yield from page.reviews
+        page_token = page.next_page_token
+        if not page_token:
+            return
+
+
+def _person(by: str) -> str:
+    """Return who speaks."""
+    if by.strip():
+        return by
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise InvalidInputError("who says so? this login has no name; give one with --by WHO") from error
+
+
+def _reason(reason: str) -> str:
+    if not reason.strip():
+        raise InvalidInputError("--reason is empty; say why, for those who read the log later")
+    return reason
