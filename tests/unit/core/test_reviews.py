@@ -130,6 +130,33 @@ def test_approving_while_the_key_is_held() -> None:
     core.prove()
 
 
+def test_releasing_a_trace_of_contradicting_readings() -> None:
+    """Approving the review of contradicting readings approves no action either."""
+    core = Core(document())
+    result = core.tool_result()
+    status = core.fact("order.status", "delivered")
+    review = core.propose([status, *(core.observe("order.score", score, evidence=result) for score in (0.95, 0.2))])
+    assert reasons.CONFLICTING_EVIDENCE == review.decision.reason_code
+    assert reasons.REVIEW_RELEASED == core.resolve(review, APPROVE).decision.reason_code
+    assert reasons.CONFLICTING_EVIDENCE == core.decide([status]).reason_code
+    core.prove()
+
+
+def test_readings_that_contradict_each_other_while_a_person_looks() -> None:
+    """Evidence that has been read in two ways since is not overruled: the review stays open."""
+    core = Core(document())
+    result = core.tool_result()
+    status, score = core.fact("order.status", "delivered"), core.observe("order.score", 0.95, evidence=result)
+    review = core.propose([status, score])
+    assert "FRAUD_SUSPECTED" == review.decision.reason_code
+    core.observe("order.score", 0.2, evidence=result)
+    answer = core.resolve(review, APPROVE).decision
+    assert (REVIEW, reasons.CONFLICTING_EVIDENCE) == (answer.outcome, answer.reason_code)
+    assert [reasons.CONFLICTING_EVIDENCE] == [warning.code for warning in answer.warnings]
+    assert [review.event_id] == list(core.state.reviews)
+    core.prove()
+
+
 def test_the_rule_sets_that_were_asked_count() -> None:
     """A review is judged by the evidence that its own rule sets require, whatever is in force when the person speaks."""
     core = Core(document())
