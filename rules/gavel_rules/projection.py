@@ -641,11 +641,6 @@ def _same_value(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _what(action_type: str, subject: str) -> str:
-    """Name an action on a subject. Neither holds a space."""
-    return f"{action_type} {subject}"
-
-
 def _has_lapsed(trace: Trace, now_ms: int) -> bool:
     return now_ms - trace.last_event_ms > TRACE_LAPSE_MS
 
