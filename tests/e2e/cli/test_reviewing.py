@@ -60,7 +60,7 @@ def test_a_rejection_as_json(shop: Server, bus: str, reviewing: SyncGavelClient)
     again.trace_id = review.trace_id
     shown = gavel("propose", "-", "--bus", bus, server=shop, text=as_text(again)).stdout
     assert ["outcome", "REJECTED", "NO_FEASIBLE_PROPOSAL"] == shown.splitlines()[0].split()
-    assert "come to its end in this trace" in shown
+    assert "a person has rejected it" in shown
 
 
 def test_a_review_that_stays_open(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
