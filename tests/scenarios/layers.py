@@ -1,0 +1,246 @@
+"""Where a scenario is played: what any layer does, and the first of them, the bare core. The others are in `servers`.
+
+A layer does what a step says and answers in the contract's terms; what is expected is compared elsewhere (`playing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gavel.v1 import (
+    decision_pb2,
+    execution_service_pb2,
+)
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.error_pb2 import ErrorReason
+from gavel.v1.execution_service_pb2 import BeginExecutionResponse
+from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview, Projection
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    Answer,
+    BeginExecution,
+    Command,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    Fault,
+    NotStarted,
+    PublishEvent,
+    Recorded,
+    RenewExecution,
+    ReportExecution,
+    Started,
+    SubmitProposal,
+    Tick,
+)
+from gavel_rules.decider import handle
+from gavel_server import views
+from gavel_server.admission import admit, producer_for_execution
+from gavel_server.errors import ServiceError
+from gavel_server.idempotency import same_content
+
+from tests.scenarios.reading import RuleSet
+from tests.unit.core.driver import Core, copied, replayed
+
+TIMERS_MAX: Final = 1_000
+PROPOSALS: Final = frozenset({"proposal"})
+REPORTS: Final = frozenset({"execution"})
+OTHERS: Final = frozenset({"fact", "observation", "tool_call", "tool_result", "agent_diagnostic"})
+
+
+class CallRefusedError(Exception):
+    """A call was answered with an error: `reason` is its ErrorReason without prefix."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}: {message}")
+
+
+class Layer(Protocol):
+    """One bus. Calls that carry an event return it as recorded; an error is CallRefusedError."""
+
+    bus: str
+
+    async def set_time(self, now_ms: int) -> None:
+        """Let it be that time, in milliseconds since the epoch."""
+
+    async def tick(self) -> None:
+        """Let the timers that are due speak."""
+
+    async def deploy(self, rule_set: RuleSet) -> None:
+        """Record a rule set version."""
+
+    async def activate(self, policy_id: str, version: int) -> None:
+        """Put a version in force."""
+
+    async def deactivate(self, policy_id: str) -> None:
+        """Take a rule set out of force."""
+
+    async def publish(self, envelope: Envelope) -> Envelope:
+        """Publish a fact, an observation or a tool event."""
+
+    async def propose(self, envelope: Envelope) -> Envelope:
+        """Submit a proposal; return its decision."""
+
+    async def preflight(self, envelope: Envelope) -> Decision:
+        """Ask what a proposal would get."""
+
+    async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
+        """Ask to start an attempt."""
+
+    async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:
+        """Keep an attempt's lease."""
+
+    async def report(self, envelope: Envelope) -> Envelope:
+        """Report how an attempt ended."""
+
+    async def events(self, after: int) -> list[Envelope]:
+        """Return the log's events after a sequence number."""
+
+    async def projection(self, subject: str) -> Projection:
+        """Return what the projection says of a subject."""
+
+    async def pending(self) -> list[PendingDecision]:
+        """Return all live decisions."""
+
+    async def reviews(self) -> list[PendingReview]:
+        """Return all open reviews."""
+
+    async def prove(self, *, engines_agree: bool) -> None:
+        """Replay the log, which must prove every decision in it and give the same state."""
+
+
+class CoreLayer:
+    """The core alone. What the shell does around it is done here in the plainest way: admission, and answers known by event_id."""
+
+    def __init__(self, bus: str) -> None:
+        self.bus = bus
+        self.core = Core(bus=bus)
+
+    async def set_time(self, now_ms: int) -> None:
+        """See Layer."""
+        self.core.now_ms = now_ms
+
+    async def tick(self) -> None:
+        """See Layer."""
+        self._run(Tick(TIMERS_MAX))
+
+    async def deploy(self, rule_set: RuleSet) -> None:
+        """See Layer."""
+        self._run(DeployRuleSet(self.core.new_id(), rule_set.compiled, rule_set.text))
+
+    async def activate(self, policy_id: str, version: int) -> None:
+        """See Layer."""
+        self._run(ActivateRuleSet(self.core.new_id(), policy_id, version, None))
+
+    async def deactivate(self, policy_id: str) -> None:
+        """See Layer."""
+        self._run(DeactivateRuleSet(self.core.new_id(), policy_id, None))
+
+    async def publish(self, envelope: Envelope) -> Envelope:
+        """See Layer."""
+        return self._recorded(envelope, OTHERS, PublishEvent)
+
+    async def propose(self, envelope: Envelope) -> Envelope:
+        """See Layer."""
+        return self._recorded(envelope, PROPOSALS, SubmitProposal)
+
+    async def preflight(self, envelope: Envelope) -> Decision:
+        """See Layer."""
+        self._admit(envelope, PROPOSALS)
+        command = copied(SubmitProposal(envelope))
+        mark = self.core.state.mark()
+        handled = handle(self.core.state, command, self.core.references(command), self.core.now_ms)
+        self.core.state.undo(mark)
+        answer = _sound(handled.answer)
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope.decision
+
+    async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
+        """See Layer."""
+        answer = self._run(BeginExecution(decision_id, _executor(producer), lease_ms))
+        if isinstance(answer, NotStarted):
+            return BeginExecutionResponse(
+                refusal=execution_service_pb2.ExecutionRefusal(
+                    reason_code=answer.reason_code, message=answer.message, retry_after_ms=answer.retry_after_ms
+                )
+            )
+        assert isinstance(answer, Started), answer
+        execution = answer.envelope.execution
+        return BeginExecutionResponse(
+            started=execution_service_pb2.ExecutionStarted(execution_id=execution.execution_id, attempt=execution.attempt)
+        )
+
+    async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:
+        """See Layer."""
+        self._run(RenewExecution(decision_id, execution_id, _executor(producer), lease_ms))
+
+    async def report(self, envelope: Envelope) -> Envelope:
+        """See Layer."""
+        return self._recorded(envelope, REPORTS, ReportExecution)
+
+    async def events(self, after: int) -> list[Envelope]:
+        """See Layer."""
+        return self.core.events[after:]
+
+    async def projection(self, subject: str) -> Projection:
+        """See Layer."""
+        return views.projection(self.core.state, subject)
+
+    async def pending(self) -> list[PendingDecision]:
+        """See Layer."""
+        return list(views.pending_decisions(self.core.state, 0))
+
+    async def reviews(self) -> list[PendingReview]:
+        """See Layer."""
+        return list(views.pending_reviews(self.core.state, 0))
+
+    async def prove(self, *, engines_agree: bool) -> None:
+        """See Layer."""
+        self.core.prove()
+        if engines_agree:
+            replayed(self.bus, self.core.records, engine=decision_pb2.ENGINE_REFERENCE)
+
+    def _recorded(self, envelope: Envelope, payloads: frozenset[str], command: Callable[[Envelope], Command]) -> Envelope:
+        self._admit(envelope, payloads)
+        known = self.core.by_id.get(envelope.event_id)
+        if known is not None:
+            if not same_content(known, envelope):
+                raise CallRefusedError("EVENT_ID_REUSED", envelope.event_id)
+            return self._first_answer(known)
+        answer = self._run(command(envelope))
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope
+
+    def _first_answer(self, known: Envelope) -> Envelope:
+        if not known.HasField("proposal"):
+            return known
+        return next(event for event in self.core.events if event.decision.proposal_id == known.event_id)
+
+    def _admit(self, envelope: Envelope, payloads: frozenset[str]) -> None:
+        try:
+            admit(envelope, self.bus, payloads)
+        except ServiceError as error:
+            raise _refused(error.reason, error.message) from error
+
+    def _run(self, command: Command) -> Answer:
+        return _sound(self.core.run(command))
+
+
+def _sound(answer: Answer) -> Answer:
+    if isinstance(answer, Fault):
+        raise _refused(answer.reason, answer.message)
+    return answer
+
+
+def _executor(producer: Producer) -> Producer:
+    try:
+        return producer_for_execution(producer)
+    except ServiceError as error:
+        raise _refused(error.reason, error.message) from error
+
+
+def _refused(reason: ErrorReason.ValueType, message: str) -> CallRefusedError:
+    return CallRefusedError(ErrorReason.Name(reason).removeprefix("ERROR_REASON_"), message)
