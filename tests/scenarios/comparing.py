@@ -128,18 +128,14 @@ def _row(row: FactRequirement, like: HintRow | None) -> dict[str, object]:
     return {key: shown[key] for key in keys}
 
 
-def differences_of_appended(label: str, expected: Sequence[Appended | str], actual: Sequence[Envelope], known: Known) -> list[str]:
+def differences_of_appended(label: str, expected: Sequence[Appended], actual: Sequence[Envelope], known: Known) -> list[str]:
     """Return what Gavel appended otherwise than expected; learn the names that the expected events are given."""
-    names = [item if isinstance(item, str) else item.event for item in expected]
+    names = [item.event for item in expected]
     if names != [event.event_name for event in actual]:
-        shown = [
-            f"{event.event_name}({event.decision.reason_code})" if event.HasField("decision") else event.event_name for event in actual
-        ]
+        shown = [f"{event.event_name} {event.decision.reason_code}".rstrip() for event in actual]
         return [f"  {label}: expected {names}, got {shown}"]
     wrong = []
     for item, event in zip(expected, actual, strict=True):
-        if isinstance(item, str):
-            continue
         if item.name is not None:
             known.give(item.name, event.event_id)
         if item.expect is not None:
@@ -170,13 +166,14 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9
 
 
 def normal_form(events: Sequence[Envelope]) -> list[str]:
-    """Return a log with every id replaced by the order in which it first occurs, without hashes: the same for equal histories."""
+    """Return a log as text that is the same for equal histories: ids by the order in which they first occur, no bus, no hashes."""
     seen: dict[str, str] = {}
     shown = []
-    for event in events:
+    for event in events[1:]:  # the first one opens the bus, and names it
         plain = Envelope()
         plain.CopyFrom(event)
         plain.ClearField("chain_hash")
+        plain.ClearField("bus")
         text = text_format.MessageToString(plain)
         shown.append(_UUID.sub(lambda match: seen.setdefault(match[0], f"<id {len(seen) + 1}>"), text))
     return shown

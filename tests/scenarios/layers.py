@@ -224,6 +224,8 @@ class CoreLayer:
             admit(envelope, self.bus, payloads)
         except ServiceError as error:
             raise _refused(error.reason, error.message) from error
+        if not envelope.trace_id and envelope.causation_id in self.core.by_id:
+            envelope.trace_id = self.core.by_id[envelope.causation_id].trace_id
 
     def _run(self, command: Command) -> Answer:
         return _sound(self.core.run(command))

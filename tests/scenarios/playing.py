@@ -34,6 +34,8 @@ from tests.unit.core.driver import START_MS
 NAMESPACE: Final = uuid.UUID("6f1b2c9e-7a44-4a53-9f43-0d6d5c1f7a10")
 # How long a proposal that waits for its contest may take to be in the log; it is there at once.
 RECORDED_SECONDS_MAX: Final = 10.0
+# Steps that wake no timers; an idle server would have woken them before.
+_TIMELESS: Final = (steps.PreflightStep, steps.DecidedStep, steps.RepeatStep)
 
 
 class ScenarioError(AssertionError):
@@ -42,12 +44,18 @@ class ScenarioError(AssertionError):
 
 async def play(scenario: Scenario, layer: Layer) -> Known:
     """Play a scenario on a fresh bus, prove its log, and return what it came to. Raises ScenarioError."""
-    player = Player(scenario, layer)
-    await player.prepare()
-    for index in range(len(scenario.steps)):
-        await player.step(index)
+    player = await played(scenario, layer, len(scenario.steps))
     await player.finish()
     return player.known
+
+
+async def played(scenario: Scenario, layer: Layer, count: int) -> Player:
+    """Play the first steps of a scenario on a fresh bus. Raises ScenarioError."""
+    player = Player(scenario, layer)
+    await player.prepare()
+    for index in range(count):
+        await player.step(index)
+    return player
 
 
 class Player:
@@ -83,6 +91,8 @@ class Player:
         if step.at is not None:
             self._now_ms = START_MS + step.at
             await self._layer.set_time(self._now_ms)
+            if isinstance(step, _TIMELESS):
+                await self._layer.tick()
         try:
             await self._do(step)
         except CallRefusedError as error:
@@ -255,7 +265,7 @@ class Player:
             head = len(self.known.events)
             self._waiting[step.propose] = asyncio.ensure_future(self._layer.propose(_copy(envelope)))
             async with asyncio.timeout(RECORDED_SECONDS_MAX):
-                while len(await self._layer.events(head)) == 0:
+                while not await self._layer.events(head):  # noqa: ASYNC110  # a log tells nobody that it has grown
                     await asyncio.sleep(0.001)
             return
         decided = await self._layer.propose(_copy(envelope))

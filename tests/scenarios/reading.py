@@ -187,9 +187,7 @@ class _Reading:
                 self._report(model, details["type"], details["loc"], details["msg"], place)
             return None
 
-    def _report(self, model: type[BaseModel], kind: str, found: tuple[str | int, ...], message: str, place: Place) -> None:
-        # Pydantic puts the members of a union, which no document has, into the path.
-        path = tuple(step for step in found if step not in ("Appended", "str"))
+    def _report(self, model: type[BaseModel], kind: str, path: tuple[str | int, ...], message: str, place: Place) -> None:
         code = code_of_mistake(kind)
         if code == "unknown-key":
             known = sorted(field.alias or name for name, field in _model_at(model, path[:-1]).model_fields.items())
@@ -210,7 +208,7 @@ def _compiled(text: str) -> CompiledRuleSet:
 
 def _names_of(step: Step) -> list[str]:
     """Return the names that a step gives to events."""
-    names = [appended.name for appended in (*step.before, *step.then) if not isinstance(appended, str) and appended.name]
+    names = [appended.name for appended in (*step.before, *step.then) if appended.name]
     own = getattr(step, step.verb, None) if step.verb and not isinstance(step, RepeatStep) else None
     if step.verb in ("propose", "preflight"):
         names += [str(own), f"{own}.decision"]

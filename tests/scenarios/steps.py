@@ -124,7 +124,12 @@ class Appended(Part):
     expect: OfDecision | None = None
 
 
-AppendedEvents = list[Appended | str]
+def appended(written: object) -> object:
+    """Return what stands for an appended event: its name alone, where nothing else is expected of it."""
+    return {"event": written} if isinstance(written, str) else written
+
+
+AppendedEvents = list[Annotated[Appended, BeforeValidator(appended)]]
 
 
 class Step(Part):

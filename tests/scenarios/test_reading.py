@@ -1,0 +1,95 @@
+"""Scenario files are held to their format: whatever is wrong is named with its place, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scenarios.layers import CoreLayer
+from tests.scenarios.playing import ScenarioError, play
+from tests.scenarios.reading import ScenarioFileError, read
+
+HEAD = """\
+about: An example.
+rule_sets:
+  - gavel: v1
+    rule_set: refunds
+    version: 1
+    actions: {refund.create: {params: {type: object}, facts: {status: {key: order.status, type: string, max_age_ms: 60000}}}}
+    rules: [{id: delivered, action: refund.create, priority: 1, when: 'facts.status == "delivered"', effect: approve}]
+scenarios:
+  - must: Something must hold here.
+    steps:
+      - {fact: status, key: order.status, value: delivered}
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("- {propose: a, cites: [stats]}", "12:22: unknown-name: no step before is named stats (did you mean status?)"),
+        ("- {propose: a, sites: [status]}", "12:22: unknown-key: no such key here: sites (did you mean cites?)"),
+        ("- {propose: a, expect: {outcome: OK}}", "12:31: unknown-value: expect.outcome: Input should be 'APPROVED', 'REJECTED', "),
+        ("- {propose: a, expect: {outcom: APPROVED}}", "12:31: unknown-key: no such key here: outcom (did you mean outcome?)"),
+        ("- {propose: a, then: [{evnt: X}]}", "12:30: unknown-key: no such key here: evnt (did you mean event?)"),
+        ("- {begin: a}", "12:9: missing-key: the key of is missing (add it)"),
+        ("- {begin: a, propose: b}", "12:9: unknown-verb: a step has one verb, this one has begin and propose"),
+        ("- {bgin: a}", "12:9: unknown-verb: a step has one verb, this one has none"),
+        ("- {at: soon}", "12:10: wrong-type: at: 'soon' is no duration; write it like 90s, 24h or 1h 1ms"),
+        ("- {fact: status, key: k.x, value: 1}", "12:9: duplicate-name: status is named already (names are unique in a scenario)"),
+        ("- {at: 5s}\n- {at: 4s}", "13:1: out-of-range: time does not go back (give a later `at`)"),
+        ("- nothing", "12:9: wrong-type: a step is a mapping (write it like `- fact: status`)"),
+    ],
+)
+def test_mistakes_are_named(steps: str, message: str) -> None:
+    """A mistake is refused as file:line:column: code: message."""
+    text = HEAD + "".join(f"      {line}\n" for line in steps.splitlines())
+    with pytest.raises(ScenarioFileError) as caught:
+        read(text, "example.yaml")
+    assert f"example.yaml:{message}" in str(caught.value)
+
+
+def test_all_mistakes_at_once() -> None:
+    """Every mistake of a file is named, by place."""
+    text = HEAD + "      - {begin: a}\n      - {bgin: a}\n    finally: {reviews: [nobody]}\n"
+    with pytest.raises(ScenarioFileError) as caught:
+        read(text, "example.yaml")
+    assert [12, 13, 14] == [int(line.split(":")[1]) for line in str(caught.value).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("steps", "wrong"),
+    [
+        ("- {propose: a, cites: [status], expect: {outcome: REJECTED}}", "expect: outcome: expected 'REJECTED', got 'APPROVED'"),
+        ("- {propose: a, cites: [status], then: [NeedsHumanReview]}", "then: expected ['NeedsHumanReview'], got []"),
+        ("- {propose: a, cites: [status]}\n- {at: 60s}", "then: expected [], got ['DecisionExpired APPROVAL_EXPIRED']"),
+        ("- {propose: a, expect: {hint: [{key: order.status, state: STALE}]}}", "expect: hint: expected [{'key': 'order.status'"),
+        ("- {propose: a, cites: [status], expect: {error: EVENT_ID_REUSED}}", "error: expected 'EVENT_ID_REUSED', got None"),
+        ("- {begin: b, of: status}", "error: expected None, got 'DECISION_NOT_FOUND'"),
+        ("- {propose: a, cites: [status]}\n- {begin: b, of: a, expect: {refused: EXPIRED}}", "refused: expected 'EXPIRED', got None"),
+    ],
+)
+async def test_what_does_not_come_about_is_named(steps: str, wrong: str) -> None:
+    """A scenario that comes out otherwise fails, with its place, its sentence and what was otherwise."""
+    (scenario,) = read(HEAD + "".join(f"      {line}\n" for line in steps.splitlines()), "example.yaml")
+    with pytest.raises(ScenarioError) as caught:
+        await play(scenario, CoreLayer("example"))
+    line = 11 + len(steps.splitlines())
+    assert f"tests/scenarios/example.yaml:{line}: Something must hold here." in str(caught.value)
+    assert wrong in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("end", "wrong"),
+    [
+        ("facts: {order/1: {order.status: lost}}", "finally: facts of order/1"),
+        ("pending: {}", "finally: pending: expected {}, got {'a': 'APPROVED'}"),
+        ("reviews: [a]", "finally: reviews: expected ['a'], got []"),
+    ],
+)
+async def test_an_end_that_is_otherwise(end: str, wrong: str) -> None:
+    """What must stand in the end is compared as well."""
+    text = HEAD + "      - {propose: a, cites: [status]}\n" + f"    finally: {{{end}}}\n"
+    (scenario,) = read(text, "example.yaml")
+    with pytest.raises(ScenarioError) as caught:
+        await play(scenario, CoreLayer("example"))
+    assert wrong in str(caught.value)
