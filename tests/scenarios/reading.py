@@ -47,7 +47,6 @@ class Scenario(NamedTuple):
     number: int  # in its file, from 1
     must: str
     gate: int | None
-    hint_suffices: bool
     engines_disagree: bool
     rule_sets: tuple[RuleSet, ...]
     steps: tuple[AnyStep, ...]
@@ -118,7 +117,6 @@ class _Reading:
             int(place[1]) + 1,
             part.must,
             part.gate,
-            part.hint_suffices,
             part.engines == "disagree",
             own,
             tuple(steps),

@@ -379,7 +379,6 @@ class ScenarioPart(Part):
 
     must: Annotated[str, Field(min_length=10, max_length=200, pattern=r"\.$")]
     gate: Annotated[int, Field(ge=1, le=5)] | None = None
-    hint_suffices: bool = False
     engines: Literal["agree", "disagree"] = "agree"
     rule_sets: list[Any] | None = None
     steps: list[Any]
