@@ -12,6 +12,7 @@ from gavel.v1 import (
     decision_pb2,
     execution_service_pb2,
 )
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
@@ -31,6 +32,8 @@ from gavel_rules.commands import (
     Recorded,
     RenewExecution,
     ReportExecution,
+    ResolveReview,
+    RevokeDecision,
     Started,
     SubmitProposal,
     Tick,
@@ -40,6 +43,7 @@ from gavel_server import views
 from gavel_server.admission import admit, producer_for_execution
 from gavel_server.errors import ServiceError
 from gavel_server.idempotency import same_content
+from gavel_server.people import resolution, revocation
 
 from tests.scenarios.reading import RuleSet
 from tests.unit.core.driver import Core, copied, replayed
@@ -95,6 +99,12 @@ class Layer(Protocol):
 
     async def report(self, envelope: Envelope) -> Envelope:
         """Report how an attempt ended."""
+
+    async def resolve(self, request: ResolveReviewRequest) -> Envelope:
+        """Record a person's verdict; return the decision that follows."""
+
+    async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
+        """Take an approval back; return the decision that follows."""
 
     async def events(self, after: int) -> list[Envelope]:
         """Return the log's events after a sequence number."""
@@ -181,6 +191,14 @@ class CoreLayer:
         """See Layer."""
         return self._recorded(envelope, REPORTS, ReportExecution)
 
+    async def resolve(self, request: ResolveReviewRequest) -> Envelope:
+        """See Layer."""
+        return self._said(resolution(request))
+
+    async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
+        """See Layer."""
+        return self._said(revocation(request))
+
     async def events(self, after: int) -> list[Envelope]:
         """See Layer."""
         return self.core.events[after:]
@@ -211,6 +229,16 @@ class CoreLayer:
                 raise CallRefusedError("EVENT_ID_REUSED", envelope.event_id)
             return self._first_answer(known)
         answer = self._run(command(envelope))
+        assert isinstance(answer, Recorded), answer
+        return answer.envelope
+
+    def _said(self, command: ResolveReview | RevokeDecision) -> Envelope:
+        known = self.core.by_id.get(command.envelope.event_id)
+        if known is not None:
+            if not same_content(known, command.envelope):
+                raise CallRefusedError("EVENT_ID_REUSED", known.event_id)
+            return self.core.events[known.sequence_number]  # the decision stands right behind it
+        answer = self._run(command)
         assert isinstance(answer, Recorded), answer
         return answer.envelope
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gavel.v1 import fact_pb2
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.common_pb2 import EventReference, Producer, ProducerType, VersionBinding
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
@@ -66,6 +67,7 @@ class Player:
         self._layer = layer
         self.known = Known(START_MS)
         self._sent: dict[str, tuple[steps.Step, Envelope]] = {}  # by name: what a step sent, to be sent again
+        self._said: dict[str, steps.ResolveStep | steps.RevokeStep] = {}  # by name, likewise
         self._waiting: dict[str, asyncio.Task[Envelope]] = {}  # by name: proposals that wait for their contest
         self._own: list[str] = []  # event_ids of the step under way
         self._wrong: list[str] = []
@@ -162,6 +164,9 @@ class Player:
                 await self._report(step)
             case steps.DeriveStep():
                 await self._derive(step)
+            case steps.ResolveStep() | steps.RevokeStep():
+                self._said[str(getattr(step, step.verb))] = step
+                await self._say(step)
             case steps.ActivateStep():
                 await self._activate(step)
             case steps.DeactivateStep():
@@ -275,6 +280,11 @@ class Player:
 
     async def _repeat(self, step: steps.RepeatStep) -> None:
         """Send again what was sent; the answer must be the first one."""
+        if step.repeat in self._said:
+            word = merged(self._said[step.repeat], {**step.but, "expect": step.expect.model_dump(exclude_none=True)})
+            assert isinstance(word, steps.ResolveStep | steps.RevokeStep)
+            await self._say(word, repeated=True)
+            return
         first, envelope = self._sent[step.repeat]
         again = _copy(envelope)
         if step.but:
@@ -339,6 +349,24 @@ class Player:
             self._compare("facts", step.facts, {one.fact.key: value_to_python(one.fact.value) for one in derived})
         for number, fact in enumerate(derived, 1):
             await self._publish(f"{step.derive}.fact-{number}", step, fact)
+
+    async def _say(self, step: steps.ResolveStep | steps.RevokeStep, *, repeated: bool = False) -> None:
+        """Let a person speak: a FACT, known as NAME.word, and the decision that follows."""
+        name = str(getattr(step, step.verb))
+        word = self._event_id(f"{name}.word")
+        said = {"decision_id": self._decision(step.of), "reason": step.reason, "event_id": word}
+        if isinstance(step, steps.ResolveStep):
+            verdict = fact_pb2.ReviewVerdict.Value(f"REVIEW_VERDICT_{step.verdict}")
+            decided = await self._layer.resolve(ResolveReviewRequest(verdict=verdict, reviewer=step.by, **said))
+        else:
+            decided = await self._layer.revoke(RevokeDecisionRequest(revoked_by=step.by, **said))
+        if repeated:
+            self._compare("the answer", name, self.known.name(decided.event_id))
+        else:
+            self.known.give(f"{name}.word", word)
+            self.known.give(name, decided.event_id)
+            self._own += [word, decided.event_id]
+        self._expect(step.expect, decided)
 
     async def _activate(self, step: steps.ActivateStep) -> None:
         for rule_set in self._scenario.rule_sets:

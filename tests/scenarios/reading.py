@@ -210,6 +210,8 @@ def _names_of(step: Step) -> list[str]:
     own = getattr(step, step.verb, None) if step.verb and not isinstance(step, RepeatStep) else None
     if step.verb in ("propose", "preflight"):
         names += [str(own), f"{own}.decision"]
+    elif step.verb in ("resolve", "revoke"):
+        names += [str(own), f"{own}.word"]
     elif step.verb == "tool":
         names += [str(own), f"{own}.call"]
     elif step.verb == "derive":

@@ -24,6 +24,7 @@ from gavel.v1 import (
     rule_set_service_pb2,
     rule_set_service_pb2_grpc,
 )
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
@@ -139,6 +140,16 @@ class ServerLayer(_Remote):
         request = execution_service_pb2.ReportExecutionRequest(bus=self.bus, envelope=envelope)
         return (await _answered(self._executions.ReportExecution(request))).envelope  # type: ignore[no-any-return]
 
+    async def resolve(self, request: ResolveReviewRequest) -> Envelope:
+        """See Layer."""
+        request.bus = self.bus
+        return (await _answered(self._arbitration.ResolveReview(request))).decision  # type: ignore[no-any-return]
+
+    async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
+        """See Layer."""
+        request.bus = self.bus
+        return (await _answered(self._arbitration.RevokeDecision(request))).decision  # type: ignore[no-any-return]
+
     async def events(self, after: int) -> list[Envelope]:
         """See Layer."""
         request = event_service_pb2.ListEventsRequest(bus=self.bus, from_sequence_number=after + 1, page_size=1_000)
@@ -224,6 +235,16 @@ class ClientLayer(_Remote):
     async def report(self, envelope: Envelope) -> Envelope:
         """See Layer."""
         return (await self._ask("report_execution", envelope)).envelope  # type: ignore[no-any-return]
+
+    async def resolve(self, request: ResolveReviewRequest) -> Envelope:
+        """See Layer."""
+        said = {"reviewer": request.reviewer, "reason": request.reason, "event_id": request.event_id}
+        return (await self._ask("resolve_review", request.decision_id, request.verdict, **said)).decision  # type: ignore[no-any-return]
+
+    async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
+        """See Layer."""
+        said = {"revoked_by": request.revoked_by, "reason": request.reason, "event_id": request.event_id}
+        return (await self._ask("revoke_decision", request.decision_id, **said)).decision  # type: ignore[no-any-return]
 
     async def events(self, after: int) -> list[Envelope]:
         """See Layer."""

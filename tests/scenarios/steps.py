@@ -288,7 +288,7 @@ class DeriveStep(Step):
 
 
 class ResolveStep(Step):
-    """A person answers the open review that the decision of `of` called for. The name is the new decision's."""
+    """A person answers the open review that `of` called for. The name is the new decision's; the person's FACT is NAME.word."""
 
     verb: ClassVar[str] = "resolve"
     resolve: Name
@@ -300,7 +300,7 @@ class ResolveStep(Step):
 
 
 class RevokeStep(Step):
-    """A person takes back the approval of `of`. The name is the new decision's."""
+    """A person takes back the approval of `of`. Named as for `resolve`."""
 
     verb: ClassVar[str] = "revoke"
     revoke: Name
