@@ -442,8 +442,7 @@ class _Reading:
         if code == "missing-key":
             self._add(case.origin(at[:-1]), code, f"the key {named} is missing", "add it")
         elif code == "unknown-key":
-            model: type[BaseModel] = _PARTS.get(str(at[0]), CasePart) if len(at) > 1 else CasePart
-            self._add(case.origin(at), code, f"no such key here: {at[-1]}", suggestion(str(at[-1]), sorted(model.model_fields)))
+            self._add(case.origin(at), code, f"no such key here: {at[-1]}", suggestion(str(at[-1]), _keys_beside(at)))
         elif code == "bad-name":
             self._add(case.origin(at), code, f"{named} is not written as it should be", _WRITING.get(str(at[-1]), ""), value=True)
         else:
@@ -488,6 +487,24 @@ _WRITING: Final = {
     "reason_code": "write it like ORDER_CANCELLED",
 }
 _NO_CASE: Final = CasePart(expect=ExpectCase(outcome="REJECTED"))
+
+
+def _keys_beside(path: Path) -> list[str]:
+    """Return the keys that a case takes where `path` names one that it does not."""
+    match [str(step) for step in path[:-1]]:
+        case []:
+            model: type[BaseModel] = CasePart
+        case [part]:
+            model = _PARTS[part]
+        case ["facts", _]:
+            model = FactCase
+        case ["earlier", _]:
+            model = EarlierCase
+        case ["earlier", _, part]:
+            model = _PARTS[part]
+        case _:
+            model = HintCase
+    return sorted(model.model_fields)
 
 
 def _apply(merged: _Merged, path: tuple[str, ...], item: object, origin: Path) -> None:

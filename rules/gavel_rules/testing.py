@@ -10,7 +10,7 @@ Pure: the same suite and rule set always give the same results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final, NamedTuple
 
 from gavel.v1 import common_pb2, fact_pb2
@@ -152,10 +152,28 @@ def _planned(suite: Suite, rule_set: CompiledRuleSet) -> list[_Planned]:
                 continue
             if evidence is not None:
                 facts.append(evidence)
-        planned.append((case, tuple(facts), action))
+        planned.append((_with_own_params(case, action, rule_set), tuple(facts), action))
     if mistakes:
         raise mistaken(suite.source, mistakes)
     return planned
+
+
+def _with_own_params(case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet) -> SuiteCase:
+    """Return the case without the default params that only other actions declare, here and in its earlier proposals."""
+    part = case.part
+    declared = {action_type: other.params_schema.get("properties", {}) for action_type, other in rule_set.actions.items()}
+    everywhere = {name for names in declared.values() for name in names}
+
+    def own(params: dict[str, object], action_type: str, said: Container[str]) -> dict[str, object]:
+        foreign = everywhere.difference(declared.get(action_type, everywhere))
+        return {name: value for name, value in params.items() if name not in foreign or name in said}
+
+    earlier = []
+    for index, one in enumerate(part.earlier):
+        said = {name for name in one.params if ("earlier", index, "params", name) in case.origins}
+        earlier.append(one.model_copy(update={"params": own(one.params, one.action or action.action_type, said)}))
+    said = {name for name in part.params if case.says(("params", name))}
+    return case._replace(part=part.model_copy(update={"params": own(part.params, action.action_type, said), "earlier": earlier}))
 
 
 def _evidence(case: SuiteCase, name: str, fact: FactCase, action: CompiledAction, rule_set: CompiledRuleSet) -> _Evidence | None:

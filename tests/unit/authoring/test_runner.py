@@ -196,6 +196,25 @@ def test_several_actions() -> None:
         run({}, rules=rules)
 
 
+def test_params_of_several_actions() -> None:
+    """A default param that only another action declares is left out, of earlier proposals too; what a case says itself is not."""
+    counted = {"type": "object", "required": ["count"], "additionalProperties": False, "properties": {"count": {"type": "integer"}}}
+    rule = {"id": "count", "action": "refund.count", "priority": 1, "when": "params.count > 0", "effect": "approve"}
+    rules = rule_set(rules=[*RULES, rule], more_actions={"refund.count": {"params": counted, "facts": FACTS}})
+    counting: dict[str, Any] = {"action": "refund.count", "expect": {"rule_id": "count"}}
+    refunding = {"action": "refund.create", "expect": {"rule_id": "delivered"}}
+    params = {"amount": 50, "count": 1}
+    after_another = {
+        "action": "refund.create",
+        "earlier": [{"action": "refund.count"}],
+        "expect": {"outcome": "REJECTED", "reason_code": "CONFLICTING_DECISION"},
+    }
+    results = run(counting, refunding, after_another, rules=rules, params=params)
+    assert [(), (), ()] == [result.differences for result in results]
+    refused = {**counting, "params": {"amount": 60}, "expect": {"outcome": "REJECTED", "reason_code": "INVALID_PARAMS"}}
+    assert [()] == [result.differences for result in run(refused, rules=rules, params=params)]
+
+
 def test_what_the_rule_set_does_not_know() -> None:
     """Actions and facts that are not the rule set's are mistakes of the suite, all at once, each where it stands."""
     text = (

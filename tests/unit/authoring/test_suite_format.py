@@ -122,6 +122,22 @@ def test_mistakes(old: str, new: str, expected: str) -> None:
     assert [one for one in found if one.startswith(expected)] == found[:1], found
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "meant"),
+    [
+        ("{age_ms: 60001}", "{age: 60001}", "did you mean age_ms?"),
+        ("- {key: order.status, state", "- {key: order.status, stat", "did you mean state?"),
+        ("    facts: {order_total: null}", "    earlier: [{expect: {}}]", "known: action, params, producer, proposal, subject"),
+    ],
+)
+def test_the_keys_that_are_meant(old: str, new: str, meant: str) -> None:
+    """A key that is not known is answered with those of its own place."""
+    assert old in sample()
+    with pytest.raises(DocumentError) as refused:
+        read_suite(sample().replace(old, new, 1))
+    assert meant in {message.suggestion for message in refused.value.messages if message.code == "unknown-key"}
+
+
 def test_all_mistakes_at_once() -> None:
     """Mistakes of several layers are reported together, each once, sorted by place."""
     text = sample().replace("age_ms: 60001", "age: 60001").replace("order_total: 200", "order_total: {valu: 200}")
