@@ -15,7 +15,7 @@ from gavel_rules.ruleset import CompiledRuleSet, DocumentError, DocumentMessage,
 from gavel_rules.suite import SUITE_SUFFIXES, Suite, read_suite
 from gavel_rules.testing import RefusedError, check_suite
 
-from gavel_server.cli.documents import STANDARD_INPUT, read_document
+from gavel_server.cli.documents import STANDARD_INPUT, read_document, read_rule_set
 from gavel_server.cli.errors import InvalidInputError
 
 DOCUMENT_SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -55,11 +55,15 @@ def is_suite(name: str) -> bool:
 def found(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
     """Return the files that the paths name: files as they are, of folders every document below, in order, each once.
 
-    Raises InvalidInputError for a path that is not there, and for a folder that holds none.
+    Raises InvalidInputError for a path that cannot be meant, and for a folder that holds no document.
     """
     wanted = SUITE_SUFFIXES if suites_only else DOCUMENT_SUFFIXES
     files: dict[str, None] = {}
     for path in paths:
+        if not path:
+            raise InvalidInputError("an empty path names no file; name one, or . for all below this folder")
+        if suites_only and not is_suite(path) and Path(path).is_file():
+            raise InvalidInputError(f"{path} is no test suite by its name; suites are named *{SUITE_SUFFIXES[0]}")
         if path == STANDARD_INPUT or not Path(path).is_dir():
             files[path] = None
             continue
@@ -73,7 +77,7 @@ def found(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
 def rule_set_in(file: str) -> CompiledRuleSet | Invalid:
     """Return the rule set of a file. Raises InvalidInputError when it cannot be read."""
     try:
-        return compile_rule_set(read_document(file))
+        return compile_rule_set(read_rule_set(file))
     except DocumentError as error:
         return Invalid(file, error.messages)
 

@@ -26,6 +26,8 @@ _TOO_DEEP: Final = "is nested too deep to be read; values may have 16 levels"
 
 def read_document(name: str) -> str:
     """Return the text of a file, or of stdin for "-". Raises InvalidInputError."""
+    if not name:
+        raise InvalidInputError("an empty path names no file; name one, or - for standard input")
     try:
         if name == STANDARD_INPUT:
             if sys.stdin is None:
@@ -42,6 +44,15 @@ def read_document(name: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{shown(name)} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+
+
+def read_rule_set(name: str) -> str:
+    """Return the text of a rule set's file, or of stdin for "-". Raises InvalidInputError, for a file that is a suite by its name too."""
+    from gavel_rules.suite import SUITE_SUFFIXES
+
+    if name.endswith(SUITE_SUFFIXES):
+        raise InvalidInputError(f"{name} is a test suite; give the rule set that it tests")
+    return read_document(name)
 
 
 def read_envelope(name: str) -> Envelope:

@@ -8,6 +8,8 @@ EXIT_FAILURE: Final = 1
 # Wrong usage, or a document that is not valid.
 EXIT_INVALID: Final = 2
 EXIT_INTERRUPTED: Final = 130
+# What shells say of a program that SIGPIPE ended: 128 and its number.
+EXIT_OUTPUT_CLOSED: Final = 141
 
 
 class CommandError(Exception):
@@ -23,3 +25,10 @@ class InvalidInputError(CommandError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, EXIT_INVALID)
+
+
+class OutputClosedError(CommandError):
+    """Whoever read the output has had enough; nobody is left to tell."""
+
+    def __init__(self) -> None:
+        super().__init__("", EXIT_OUTPUT_CLOSED)

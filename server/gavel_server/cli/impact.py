@@ -30,7 +30,7 @@ def compiled(file: str) -> tuple[str, CompiledRuleSet]:
 
     from gavel_server.cli import documents, output
 
-    text = documents.read_document(file)
+    text = documents.read_rule_set(file)
     try:
         return text, compile_rule_set(text)
     except DocumentError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Final, NoReturn
@@ -10,7 +11,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from gavel_server.cli import options
-from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError
+from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, OutputClosedError
 
 PROGRAM: Final = "gavel"
 
@@ -46,6 +47,13 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command of this process's arguments and exit with its status."""
+    if sys.stderr is None:
+        # Closed by the caller. What is said to it must not land in stdout.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    if sys.stdout is None:
+        # Nobody would hear the result, and a file that is opened later could get it.
+        print(f"{PROGRAM}: standard output is closed; send it somewhere, if only to /dev/null", file=sys.stderr)
+        sys.exit(EXIT_FAILURE)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or a pipe that cannot show a character gets its escape rather than a failure.
@@ -60,10 +68,10 @@ def run(arguments: Sequence[str]) -> int:
         return status if isinstance(status, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has had enough; the interpreter must not complain about it when it flushes.
+    except OutputClosedError as error:
+        # The interpreter must not complain about it when it flushes.
         sys.stdout = None
-        return EXIT_FAILURE
+        return error.exit_status
     except Exception as error:
         if options.debugging() and not isinstance(error, typer.TyperException):
             raise

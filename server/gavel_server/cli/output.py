@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
+
+from gavel_server.cli.errors import OutputClosedError
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
@@ -25,13 +27,13 @@ _GAP: Final = "  "
 
 
 def say(line: str) -> None:
-    """Print a line of the result, as it is."""
-    print(line, flush=True)
+    """Print a line of the result, as it is. Raises OutputClosedError."""
+    _print(line, sys.stdout)
 
 
 def note(line: str) -> None:
-    """Print a line about the run, for people, on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line about the run, for people, on stderr. Raises OutputClosedError."""
+    _print(line, sys.stderr)
 
 
 def print_json(message: Message, *, one_line: bool = False) -> None:
@@ -57,9 +59,15 @@ def console() -> Console:
     """Return the console of stdout. It shows text as it is: what comes from the log is never taken for markup."""
     from rich.console import Console
 
+    class Stdout(Console):
+        """Raises OutputClosedError, as `say` does."""
+
+        def on_broken_pipe(self) -> None:
+            raise OutputClosedError
+
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else UNBOUNDED_WIDTH
-    return Console(width=None if sys.stdout.isatty() else width, markup=False, highlight=False, emoji=False)
+    return Stdout(width=None if sys.stdout.isatty() else width, markup=False, highlight=False, emoji=False)
 
 
 def text_width() -> int:
@@ -96,6 +104,14 @@ def print_table(
         say("")
         console().print(title, style="bold")
     console().print(table)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError as error:
+        # Not left to the libraries: they would end the process with 1, which says that documents differ or tests fail.
+        raise OutputClosedError from error
 
 
 def print_fields(rows: Iterable[tuple[str, str]]) -> None:

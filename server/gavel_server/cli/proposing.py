@@ -10,7 +10,7 @@ from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Js
 
 if TYPE_CHECKING:
     from gavel.v1.arbitration_service_pb2 import RuleExplanation
-    from gavel.v1.decision_pb2 import Decision
+    from gavel.v1.decision_pb2 import Decision, RetryHint
 
 Document = Annotated[str, typer.Argument(metavar="FILE", help="An Envelope in protobuf JSON or YAML; - is standard input.")]
 
@@ -48,7 +48,7 @@ def preflight(
     from gavel_server.cli import documents, output
 
     envelope = documents.read_envelope(file)
-    rule_set_override = documents.read_document(rules) if rules else ""
+    rule_set_override = documents.read_rule_set(rules) if rules else ""
     with connected(server, bus, document=rules) as client:
         response = client.preflight(envelope, rule_set_override=rule_set_override, explain=explain)
     if as_json:
@@ -82,8 +82,7 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
     if decision.terminal:
         rows.append(("terminal", "no proposal of this trace for this action and subject can succeed as things stand"))
     elif decision.HasField("retry_hint"):
-        wait = f", in {duration(decision.retry_hint.retry_after_ms)} at the earliest" if decision.retry_hint.retry_after_ms else ""
-        rows.append(("retry", f"can help{wait}" if decision.retry_hint.retryable else "cannot help"))
+        rows.append(("retry", _retry(decision.retry_hint)))
     rows += [("warning", printable(f"{warning.code} {warning.message}")) for warning in decision.warnings]
     output.print_fields(rows)
     output.print_table(
@@ -109,6 +108,18 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
         ),
         title="Rests on",
     )
+
+
+def _retry(hint: RetryHint) -> str:
+    from gavel_server.cli.describe import duration
+
+    if not hint.retryable:
+        return "cannot help"
+    if hint.retry_after_ms:
+        return f"can help, in {duration(hint.retry_after_ms)} at the earliest"
+    if hint.fact_requirements:
+        return "can help, with what is lacking"
+    return "another proposal can help, the same again cannot"
 
 
 def print_explanations(explanations: list[RuleExplanation]) -> None:

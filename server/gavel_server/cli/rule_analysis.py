@@ -113,7 +113,7 @@ def _compiled(file: str) -> CompiledRuleSet:
     from gavel_server.cli import documents, output
 
     try:
-        return compile_rule_set(documents.read_document(file))
+        return compile_rule_set(documents.read_rule_set(file))
     except DocumentError as error:
         output.say("\n".join(message.format(file) for message in error.messages))
         raise typer.Exit(EXIT_INVALID) from error

@@ -26,8 +26,9 @@ def deploy(
     """Record a version of a rule set in the log. A version never changes; the same document again changes nothing."""
     from gavel_server.cli import documents, output
 
-    document = documents.read_document(file)
+    document = documents.read_rule_set(file)
     with connected(server, bus, document=file) as client:
+        was_empty = bus != BUS_DEFAULT and client.get_status().head_sequence_number == 1
         deployed = client.deploy_rule_set(document)
         name = f"{deployed.policy_id} version {deployed.version}"
         # Said first: if it cannot be put in force it is deployed all the same.
@@ -35,6 +36,8 @@ def deploy(
             output.print_json(deployed)
         else:
             output.say(f"{name} is deployed at event {deployed.sequence_number}, {deployed.digest}")
+        if was_empty:
+            output.note(f"gavel: bus {bus} held nothing before; whoever names a bus opens it, so look whether the name is meant")
         if activate:
             activated = client.activate_rule_set(deployed.policy_id, deployed.version)
             (output.note if as_json else output.say)(f"{name} is in force from event {activated.sequence_number}")

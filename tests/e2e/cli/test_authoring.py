@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -263,3 +264,35 @@ def test_params_that_do_not_fit_are_not_said_to_be_ungoverned(folder: Path) -> N
     assert 0 == done.returncode
     assert "INVALID_PARAMS" in done.stdout
     assert "No rule was asked." in done.stdout
+    assert "another proposal can help, the same again cannot" in done.stdout
+
+
+def test_paths_that_cannot_be_meant(folder: Path) -> None:
+    """An empty path, a suite in place of a rule set and the other way round are each refused in a sentence; exit status 2."""
+    suite, rules = str(folder / "parcels_test.yaml"), str(folder / "parcels.yaml")
+    in_place_of_rules = f"gavel: {suite} is a test suite; give the rule set that it tests\n"
+    for arguments, sentence in (
+        (("lint", ""), "gavel: an empty path names no file; name one, or . for all below this folder\n"),
+        (("graph", ""), "gavel: an empty path names no file; name one, or - for standard input\n"),
+        (("graph", suite), in_place_of_rules),
+        (("diff", rules, suite), in_place_of_rules),
+        (("deploy", suite), in_place_of_rules),
+        (("test", rules), f"gavel: {rules} is no test suite by its name; suites are named *_test.yaml\n"),
+    ):
+        done = gavel("rules", *arguments)
+        assert (2, "", sentence) == (done.returncode, done.stdout, done.stderr)
+
+
+def test_output_that_nobody_hears(folder: Path) -> None:
+    """A closed standard output is a failure; a reader that has gone ends the command as SIGPIPE would, and quietly."""
+    line = [GAVEL, "rules", "graph", str(folder / "parcels.yaml")]
+    closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&-', "sh", *line], stderr=subprocess.PIPE, text=True, check=False)
+    assert 1 == closed.returncode
+    assert closed.stderr.startswith("gavel: standard output is closed; ")
+    for command in ("graph", "bench"):
+        line = [GAVEL, "rules", command, str(folder / "parcels.yaml")]
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        gone = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+        os.close(write_end)
+        assert (141, "") == (gone.returncode, gone.stderr)

@@ -115,7 +115,7 @@ def test_bugs_are_said_to_be_bugs(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def broken(name: str) -> str:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("gavel_server.cli.author_files.read_document", broken)
+    monkeypatch.setattr("gavel_server.cli.documents.read_document", broken)
     assert 1 == run(["rules", "lint", "file"])
     assert (
         "gavel: failed unexpectedly: ZeroDivisionError: by zero; this is a bug, repeat the command with --debug" in capsys.readouterr().err
