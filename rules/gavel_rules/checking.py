@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gavel_rules.compensation import check_compensation
-from gavel_rules.conditions import Condition, Environment, presences, reads
+from gavel_rules.conditions import Condition, Environment, Expression, presences, reads
 from gavel_rules.cost import ACTION_STEPS_MAX
 from gavel_rules.declarations import FactDeclaration, Rule
 from gavel_rules.derivation_rules import DerivationRule
@@ -54,6 +54,8 @@ class CheckedAction(NamedTuple):
     subject_environment: Environment
     subjects: Mapping[str, Condition]  # templates by the declared fact's name
     derivations: tuple[DerivationRule, ...]  # by id
+    score: Condition | None
+    compensation_params: Mapping[str, Expression]
 
 
 def check_actions(part: RuleSetPart, source: Source, messages: Messages, expressions: Expressions) -> dict[str, CheckedAction]:
@@ -148,8 +150,8 @@ class _Checker:
         subject_environment = self._environment(subject_scope(params, declared)) if templated else conflict_environment
         subjects = self._subjects(subject_environment, templated)
         order = self._fact_order(subject_environment, subjects)
-        self._expression(environment, getattr(self._part, "score", None), (*path, "score"), "DOUBLE")
-        self._check_compensation(params)
+        score = self._expression(environment, getattr(self._part, "score", None), (*path, "score"), "DOUBLE")
+        compensation_params = self._compensation_params(params)
         derivations = self._derivation_rules(params, schema)
         self._check_steps(path)
         if len(self._messages) > before or schema is None or conflict_key is None:
@@ -176,6 +178,8 @@ class _Checker:
             subject_environment,
             subjects,
             derivations,
+            score,
+            compensation_params,
         )
 
     def _derivation_rules(self, params: ValueType, schema: ParamsSchema | None) -> tuple[DerivationRule, ...]:
@@ -189,10 +193,11 @@ class _Checker:
                 rules.append(DerivationRule(part, environment, value, schema))
         return tuple(sorted(rules, key=lambda rule: rule.id))
 
-    def _check_compensation(self, params: ValueType) -> None:
+    def _compensation_params(self, params: ValueType) -> dict[str, Expression]:
+        """Return the sound expressions for the params of the action's compensation."""
         compensation = getattr(self._part, "compensation", None)
         if compensation is None:
-            return
+            return {}
         path: Path = ("actions", self._name, "compensation")
         environment = self._environment(compensation_scope(params))
         texts = getattr(compensation, "params", {})
@@ -206,6 +211,7 @@ class _Checker:
         sound = {name: condition for name, condition in checked.items() if condition is not None}
         if len(sound) == len(checked):
             check_compensation(action, sound, self._schemas.get(action), report)
+        return {name: Expression(environment, condition) for name, condition in sound.items()}
 
     def _environment(self, scope: Mapping[str, ValueType]) -> Environment:
         return Environment(scope, salvaged=self._salvaged)

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cel_expr_python import cel
 
@@ -394,6 +394,18 @@ def _dotted(place: _Place) -> str:
     for step in place.path[1:]:
         text += step if step.startswith("[") else f".{step}"
     return text
+
+
+class Expression(NamedTuple):
+    """A checked expression and the vocabulary that it was checked in."""
+
+    environment: Environment
+    condition: Condition
+
+    def names(self) -> set[str]:
+        """Return every variable and path that it reads or tests."""
+        tree = self.condition.tree
+        return {*(name for name, _ in reads(tree, self.environment.types)), *presences(tree)}
 
 
 def reads(tree: Node, types: Mapping[str, ValueType]) -> Iterator[tuple[str, ValueType]]:

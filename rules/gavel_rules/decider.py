@@ -18,6 +18,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
 
 from gavel_rules import execution, reasons, review, shadow
+from gavel_rules.agreement import described, disagreements
 from gavel_rules.arbitration import Judge, arbitrate
 from gavel_rules.case import Case
 from gavel_rules.commands import (
@@ -261,7 +262,7 @@ def _activate(emission: Emission, command: ActivateRuleSet, references: Referenc
     before = state.shadows.get(policy_id) if command.shadow else active
     if before is not None and before.version == version:
         return RuleSetAt(policy_id, version, deployed.digest, before.sequence_number)
-    fault = _in_force_already(policy_id, version, active_version) if command.shadow else _governed_already(state, policy_id, deployed)
+    fault = (_in_force_already(policy_id, version, active_version) if command.shadow else None) or _disagreement(state, deployed)
     if fault is not None:
         return fault
     activated = RuleSetActivated(
@@ -282,16 +283,12 @@ def _in_force_already(policy_id: str, version: int, active_version: int) -> Faul
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
 
 
-def _governed_already(state: State, policy_id: str, deployed: DeployedRuleSet) -> Fault | None:
-    for action_type in deployed.action_types:
-        for action in state.governing.get(action_type, ()):
-            if action.policy_id != policy_id:
-                return Fault(
-                    error_pb2.ERROR_REASON_ACTION_ALREADY_GOVERNED,
-                    f"action {action_type} is governed by active rule set {action.policy_id} version {action.version}; "
-                    "this release allows one rule set per action: deactivate that one first",
-                )
-    return None
+def _disagreement(state: State, deployed: DeployedRuleSet) -> Fault | None:
+    """Return a fault if a rule set wants an action that it would share otherwise than those in force: nobody could say what holds."""
+    if not any(action_type in state.governing for action_type in deployed.action_types):
+        return None
+    found = disagreements(deployed.rule_set, (active.rule_set for active in state.active.values()))
+    return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, described(found)) if found else None
 
 
 def _deactivate(emission: Emission, command: DeactivateRuleSet, references: References, engine: Engine.ValueType) -> RuleSetAt | Fault:

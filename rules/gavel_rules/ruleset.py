@@ -18,7 +18,7 @@ from mypy_extensions import mypyc_attr
 
 from gavel_rules.case import Case, Reader
 from gavel_rules.checking import CheckedAction, check_actions, required_versions, warnings
-from gavel_rules.conditions import presences, reads
+from gavel_rules.conditions import Expression, presences, reads
 from gavel_rules.declarations import FactDeclaration, Rule
 from gavel_rules.document import DocumentError, canonical_json, digest_of, read_document
 from gavel_rules.explanation import explain
@@ -77,6 +77,13 @@ class CompiledAction:
         self.on_version_mismatch = part.on_version_mismatch or "fail"
         self.required_versions = required_versions(part)
         self.conflict_key_is_subject = part.conflict_key.strip() == "subject"
+        self.part = part
+        self.conflict_key_expression = Expression(checked.conflict_environment, checked.conflict_key)
+        self.score = Expression(checked.environment, checked.score) if checked.score is not None else None
+        self.compensation_params = checked.compensation_params
+        self.subject_expressions: Mapping[str, Expression] = {
+            name: Expression(checked.subject_environment, condition) for name, condition in checked.subjects.items()
+        }
         self._checked = checked
         self._conflict_reader = Reader(
             reads(checked.conflict_key.tree, checked.conflict_environment.types), presences(checked.conflict_key.tree)

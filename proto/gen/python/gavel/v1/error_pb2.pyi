@@ -50,7 +50,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ACTIVATION_RACED: _ErrorReason.ValueType  # 13
     """ABORTED. Another activation came first."""
     ERROR_REASON_ACTION_ALREADY_GOVERNED: _ErrorReason.ValueType  # 14
-    """FAILED_PRECONDITION. Another active rule set governs one of the actions."""
+    """FAILED_PRECONDITION. Not given any more: several rule sets may govern an action, see RULE_SETS_DISAGREE."""
     ERROR_REASON_WRONG_STATE: _ErrorReason.ValueType  # 15
     """FAILED_PRECONDITION. The decision's or execution's state forbids the call. Example: a report of an attempt that ended."""
     ERROR_REASON_DERIVATION_MISMATCH: _ErrorReason.ValueType  # 16
@@ -75,6 +75,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNIMPLEMENTED. The call belongs to a later release."""
     ERROR_REASON_COMPILE_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 26
     """RESOURCE_EXHAUSTED. The rule set took too long or too much memory to compile."""
+    ERROR_REASON_RULE_SETS_DISAGREE: _ErrorReason.ValueType  # 27
+    """FAILED_PRECONDITION. A rule set disagrees with one in force about an action that both govern: the two want another
+    conflict_key, score, contest window, retry or compensation.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the
@@ -109,7 +113,7 @@ ERROR_REASON_BUS_NOT_FOUND: ErrorReason.ValueType  # 12
 ERROR_REASON_ACTIVATION_RACED: ErrorReason.ValueType  # 13
 """ABORTED. Another activation came first."""
 ERROR_REASON_ACTION_ALREADY_GOVERNED: ErrorReason.ValueType  # 14
-"""FAILED_PRECONDITION. Another active rule set governs one of the actions."""
+"""FAILED_PRECONDITION. Not given any more: several rule sets may govern an action, see RULE_SETS_DISAGREE."""
 ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 15
 """FAILED_PRECONDITION. The decision's or execution's state forbids the call. Example: a report of an attempt that ended."""
 ERROR_REASON_DERIVATION_MISMATCH: ErrorReason.ValueType  # 16
@@ -134,4 +138,8 @@ ERROR_REASON_NOT_IMPLEMENTED: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. The call belongs to a later release."""
 ERROR_REASON_COMPILE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 26
 """RESOURCE_EXHAUSTED. The rule set took too long or too much memory to compile."""
+ERROR_REASON_RULE_SETS_DISAGREE: ErrorReason.ValueType  # 27
+"""FAILED_PRECONDITION. A rule set disagrees with one in force about an action that both govern: the two want another
+conflict_key, score, contest window, retry or compensation.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
