@@ -230,7 +230,8 @@ def _warn_of_unknown(decision: Decision, unknown: Iterable[EventReference]) -> N
 
 def _refuse_for_evidence(decision: Decision, reason_code: str, governed: list[_Governed], unmet: list[Piece]) -> None:
     """Refuse, with everything that is missing. Contradicting readings are for a person to look at."""
-    _refuse(decision, reason_code, hint(unmet, retryable=True))
+    pieces = (piece for view in governed for piece in view.evidence.pieces)
+    _refuse(decision, reason_code, hint(unmet, pieces, retryable=True))
     unresolved = dict.fromkeys(declared.key for view in governed for declared in view.evidence.unresolved)
     decision.warnings.extend(
         DecisionWarning(code="SUBJECT_UNRESOLVED", message=f"whose {key} is needed depends on facts that are not as required")
@@ -387,16 +388,15 @@ def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Cas
 
 
 def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int, judge: Judge, governed: list[_Governed]) -> None:
+    erring: list[tuple[str, str]] = []
     disagreed = False
     deciding: tuple[int, str, CompiledAction, Rule] | None = None
     for view in governed:
         action = view.action
         verdict = judge(action, _case(state, envelope, now_ms, view))
         if verdict.error:
-            _refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
-            decision.rule_id = verdict.error
-            decision.warnings.append(DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{action.policy_id}/{verdict.error}"))
-            return
+            erring.append((action.policy_id, verdict.error))
+            continue
         if verdict.disagreement is not None:
             disagreed = True
             rete, reference = verdict.disagreement
@@ -409,6 +409,13 @@ def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int
             rank = _EFFECT_RANK[speaker.effect]
             if deciding is None or (rank, action.policy_id) < deciding[:2]:
                 deciding = (rank, action.policy_id, action, speaker)
+    if erring:
+        _refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
+        decision.rule_id = erring[0][1]
+        decision.warnings.extend(
+            DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{policy_id}/{rule_id}") for policy_id, rule_id in erring
+        )
+        return
     if disagreed:
         _refuse(decision, reasons.ENGINE_DISAGREEMENT, RetryHint())
         return

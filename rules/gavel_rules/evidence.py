@@ -30,6 +30,9 @@ SOURCE_NOT_ACCEPTED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCE
 SUPERSEDED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED
 WRONG_TYPE: Final = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
 
+# What can be wrong, in the order of the stages.
+_PRECEDENCE: Final = (MISSING, SOURCE_NOT_ACCEPTED, WRONG_TYPE, TIER_TOO_LOW, STALE, SUPERSEDED)
+
 _NOTHING: Final[Mapping[str, tuple[Candidate, ...]]] = {}
 
 # By how many filters any candidate has passed.
@@ -212,38 +215,92 @@ def _acceptable(candidate: Candidate, declared: FactDeclaration) -> bool:
 
 
 def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piece]:
-    """Return the pieces whose key the proposal cites, but not in the version that the rules will see."""
+    """Return the pieces whose key the proposal cites, but in no version that rules will see.
+
+    Rule sets that share an action may see different versions of one key: then any of these is a version that rules will see.
+    """
     cited_ids = {citation.event_id for citation in citations}
+    seen = {
+        (piece.declared.key, piece.subject)
+        for piece in pieces
+        if piece.candidate is not None and piece.candidate.event_id in cited_ids
+    }
     return [
         piece._replace(state=SUPERSEDED)
         for piece in pieces
         if piece.candidate is not None
-        and piece.candidate.event_id not in cited_ids
+        and (piece.declared.key, piece.subject) not in seen
         and any(piece.subject == citation.subject and piece.declared.key in citation.keys for citation in citations)
     ]
 
 
-def hint(unmet: Sequence[Piece], *, retryable: bool) -> RetryHint:
-    """Return the retry hint that names every unmet requirement, each once (seeds 002 §6.3)."""
-    rows: dict[tuple[str, str, int, int, int, frozenset[str]], FactRequirement] = {}
+def hint(unmet: Sequence[Piece], pieces: Iterable[Piece], *, retryable: bool) -> RetryHint:
+    """Return the retry hint that names every unmet requirement, each once (seeds 002 §6.3).
+
+    Where several are about one key of one subject, one row asks for what satisfies them all; several rows only where no one
+    source would do. The row's state is the first thing that is wrong. `pieces` are all requirements: of an optional fact that is
+    absent too little must not come by what the hint asks for.
+    """
+    asked: dict[tuple[str, str], list[_Row]] = {}
     for piece in unmet:
-        declared = piece.declared
-        identity = (declared.key, piece.subject, piece.state, declared.min_trust, piece.max_age_ms, declared.sources)
-        rows[identity] = FactRequirement(
-            key=declared.key,
-            subject=piece.subject,
-            state=piece.state,
-            required_trust_tier=declared.min_trust,  # type: ignore[arg-type]  # an int of the closed enum
-            max_age_ms=piece.max_age_ms,
-            sources=sorted(declared.sources),
-        )
-    answer = RetryHint(retryable=retryable, fact_requirements=rows.values())
+        row = _Row(piece.state, piece.declared.min_trust, piece.max_age_ms, piece.declared.sources)
+        asked.setdefault((piece.declared.key, piece.subject), []).append(row)
+    absent = [piece for piece in pieces if piece.candidate is None and not piece.state]
+    rows: list[FactRequirement] = []
+    for (key, subject), of_key in asked.items():
+        limits = [piece for piece in absent if piece.declared.key == key and piece.subject == subject]
+        for row in _merged(of_key) if len(of_key) > 1 else of_key:
+            within = [piece for piece in limits if _share(row.sources, piece.declared.sources)]
+            rows.append(
+                FactRequirement(
+                    key=key,
+                    subject=subject,
+                    state=row.state,
+                    required_trust_tier=min([row.min_trust, *(piece.declared.min_trust for piece in within)]),  # type: ignore[arg-type]
+                    max_age_ms=min([row.max_age_ms, *(piece.max_age_ms for piece in within)]),
+                    sources=sorted(row.sources),
+                )
+            )
+    answer = RetryHint(retryable=retryable, fact_requirements=rows)
     if rows:
-        answer.missing_fact_keys.extend(dict.fromkeys(row.key for row in rows.values()))
-        answer.required_trust_tier = min(row.required_trust_tier for row in rows.values())
-        answer.preferred_sources.extend(sorted({source for row in rows.values() for source in row.sources}))
-        answer.max_observation_age_ms = min(row.max_age_ms for row in rows.values())
+        answer.missing_fact_keys.extend(dict.fromkeys(row.key for row in rows))
+        answer.required_trust_tier = min(row.required_trust_tier for row in rows)
+        answer.preferred_sources.extend(sorted({source for row in rows for source in row.sources}))
+        answer.max_observation_age_ms = min(row.max_age_ms for row in rows)
     return answer
+
+
+class _Row(NamedTuple):
+    """What is asked of a key and subject, apart from their names."""
+
+    state: FactRequirementState.ValueType
+    min_trust: int
+    max_age_ms: int
+    sources: frozenset[str]  # empty: any
+
+
+def _merged(asked: Sequence[_Row]) -> list[_Row]:
+    """Return few rows that together ask for all that is asked: who gets what one says has what each of those in it wants."""
+    rows: list[_Row] = []
+    # Those that name sources first: who takes any then joins the first of them.
+    for one in sorted(asked, key=lambda row: not row.sources):
+        for index, row in enumerate(rows):
+            if _share(row.sources, one.sources):
+                rows[index] = _Row(
+                    min(row.state, one.state, key=_PRECEDENCE.index),
+                    min(row.min_trust, one.min_trust),
+                    min(row.max_age_ms, one.max_age_ms),
+                    row.sources & one.sources if one.sources else row.sources,
+                )
+                break
+        else:
+            rows.append(one)
+    return rows
+
+
+def _share(sources: frozenset[str], others: frozenset[str]) -> bool:
+    """Whether one source can be accepted by both; empty: any is."""
+    return not sources or not others or not sources.isdisjoint(others)
 
 
 def citations_of(proposal: Envelope, known: Mapping[int, Cited]) -> tuple[list[Cited], list[EventReference]]:

@@ -283,6 +283,9 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     decision = live.basis.decision
     was_absent = {(fact.key, fact.subject) for fact in decision.absent_facts}
     pinned = {(pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts}
+    # Of rule sets that share a version each has its own limit of its age, and the tightest is pinned: once it has passed, one of
+    # them would see something else, even if the others still see what is pinned.
+    outlived = any(milliseconds(pin.fresh_until) < now_ms for pin in decision.pinned_facts)
     selected: set[tuple[str, str, str]] = set()
     absent: set[tuple[str, str]] = set()
     stale = False
@@ -300,7 +303,7 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     if not selected <= pinned or not absent <= was_absent:
         return reasons.FACT_SUPERSEDED
     # Whose fact a template means cannot be said while one that it takes is stale: then not all pieces are there to compare.
-    if stale:
+    if stale or outlived:
         return reasons.STALE_FACT
     return reasons.FACT_SUPERSEDED if selected != pinned or absent != was_absent else ""
 

@@ -25,8 +25,12 @@ KIND: Final = "ShadowDifference"
 
 
 def same_verdict(one: Decision, other: Decision) -> bool:
-    """Whether two decisions on a proposal come to the same, by rules of the same name."""
-    return (one.outcome, one.reason_code, one.rule_id) == (other.outcome, other.reason_code, other.rule_id)
+    """Whether two decisions on a proposal come to the same, by rules of the same name in rule sets of the same name."""
+    return _essence(one) == _essence(other)
+
+
+def _essence(decision: Decision) -> tuple[object, ...]:
+    return decision.outcome, decision.reason_code, decision.policy_id, decision.rule_id
 
 
 def differences(
