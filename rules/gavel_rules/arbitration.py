@@ -111,7 +111,7 @@ def explain(state: State, envelope: Envelope, now_ms: int, governing: tuple[Comp
     explanations: list[RuleExplanation] = []
     for action in actions:
         if not action.violations(params):
-            view = _Governed(action, action.typed_params(params), gather(state, action, envelope, now_ms))
+            view = _Governed(action, action.typed_params(params), gather(state, action, actions, envelope, now_ms))
             explanations.extend(action.explain(_case(state, envelope, now_ms, view)))
     return explanations
 
@@ -131,7 +131,7 @@ def reread(
     that may hold the key: the one whose execution is to go on, or "".
     """
     params = struct_to_dict(proposal.proposal.params)
-    governed = [_Governed(action, action.typed_params(params), gather(state, action, proposal, now_ms)) for action in actions]
+    governed = [_Governed(action, action.typed_params(params), gather(state, action, actions, proposal, now_ms)) for action in actions]
     if _names_refuse(decision, governed):
         return False
     citations, unknown = citations_of(proposal, known)
@@ -152,7 +152,7 @@ def reread(
         _refuse_for_conflict(decision, state, held_by, now_ms)
         return False
     decision.outcome = decision_pb2.OUTCOME_APPROVED
-    _pin(decision, pieces)
+    _pin(decision, governed)
     _bind(decision, now_ms, governed)
     return True
 
@@ -172,7 +172,7 @@ def _judge_governed(
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
         _warn_of_violations(decision, violations)
         return
-    governed = [_Governed(action, action.typed_params(params), gather(state, action, envelope, now_ms)) for action in actions]
+    governed = [_Governed(action, action.typed_params(params), gather(state, action, actions, envelope, now_ms)) for action in actions]
     conflict_key = _conflict_key(governed, state, envelope, now_ms)
     if conflict_key is None:
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
@@ -201,10 +201,10 @@ def _judge_governed(
         return
     _ask_rules(decision, state, envelope, now_ms, judge, governed)
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
-        _pin(decision, pieces)
+        _pin(decision, governed)
         _bind(decision, now_ms, governed)
     elif decision.outcome == decision_pb2.OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
-        _end(decision, pieces)
+        _end(decision, governed)
 
 
 def _names_refuse(decision: Decision, governed: list[_Governed]) -> bool:
@@ -443,9 +443,9 @@ def _feasible(state: State, governed: list[_Governed]) -> bool:
     return any(prospect.may_pass for prospect in prospects) and not any(prospect.surely_rejects for prospect in prospects)
 
 
-def _end(decision: Decision, pieces: list[Piece]) -> None:
+def _end(decision: Decision, governed: list[_Governed]) -> None:
     """Make a refusal terminal, with the facts that it rests on: they alone can lift it (seeds 002 §6.4)."""
-    _pin(decision, pieces)
+    _pin(decision, governed)
     decision.terminal = True
     decision.retry_hint.retryable = False
     decision.warnings.append(
@@ -459,32 +459,42 @@ def _bind(decision: Decision, now_ms: int, governed: list[_Governed]) -> None:
     decision.retry_policy.CopyFrom(governed[0].action.retry)
 
 
-def _pin(decision: Decision, pieces: list[Piece]) -> None:
-    """Name the evidence that a decision rests on, and the optional facts that were absent."""
+def _pin(decision: Decision, governed: list[_Governed]) -> None:
+    """Name the evidence that a decision rests on, and the optional facts that were absent: each once, with whose it is."""
     pinned: dict[tuple[str, str, str], Piece] = {}
-    absent: dict[tuple[str, str], None] = {}
-    for piece in pieces:
-        if piece.candidate is None:
-            absent[piece.declared.key, piece.subject] = None
-            continue
-        identity = (piece.declared.key, piece.subject, piece.candidate.event_id)
-        known = pinned.get(identity)
-        if known is None or piece.fresh_until_ms < known.fresh_until_ms:
-            pinned[identity] = piece
-    for (key, subject, event_id), piece in pinned.items():
+    absent: dict[tuple[str, str, str], Piece] = {}
+    seen_by: dict[tuple[str, str, str], dict[str, None]] = {}
+    several = len(governed) > 1
+    for view in governed:
+        for piece in view.evidence.pieces:
+            candidate = piece.candidate
+            identity = (piece.declared.key, piece.subject, candidate.event_id if candidate is not None else "")
+            if several:
+                seen_by.setdefault(identity, {})[view.action.policy_id] = None
+            if candidate is None:
+                absent[identity] = piece
+                continue
+            known = pinned.get(identity)
+            if known is None or piece.fresh_until_ms < known.fresh_until_ms:
+                pinned[identity] = piece
+    for identity, piece in pinned.items():
         candidate = piece.candidate
         assert candidate is not None  # noqa: S101  # for the type checker: only present pieces are pinned
         pin = decision.pinned_facts.add(
-            key=key,
-            subject=subject,
-            event_id=event_id,
+            key=piece.declared.key,
+            subject=piece.subject,
+            event_id=candidate.event_id,
             sequence_number=candidate.sequence_number,
             trust_tier=candidate.trust_tier,
             evidence_hash=candidate.evidence_hash,
         )
         set_timestamp(pin.fresh_until, piece.fresh_until_ms)
-    for key, subject in absent:
-        decision.absent_facts.add(key=key, subject=subject)
+        if several and len(seen_by[identity]) < len(governed):
+            pin.policy_ids.extend(seen_by[identity])
+    for identity, piece in absent.items():
+        lacking = decision.absent_facts.add(key=piece.declared.key, subject=piece.subject)
+        if several and len(seen_by[identity]) < len(governed):
+            lacking.policy_ids.extend(seen_by[identity])
 
 
 def _refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None:

@@ -83,17 +83,17 @@ def cited(envelope: Envelope) -> Cited:
     return Cited(envelope.sequence_number, envelope.event_id, envelope.event_category, envelope.subject, keys, evidence_ref)
 
 
-def gather(state: State, action: CompiledAction, envelope: Envelope, now_ms: int) -> Evidence:
+def gather(state: State, action: CompiledAction, governing: Sequence[CompiledAction], envelope: Envelope, now_ms: int) -> Evidence:
     """Return what speaks at `now_ms` for everything that an action's rule set declares and the proposal asks for.
 
-    The proposal's params fit the action's schema.
+    `governing` is the action in all rule sets that are consulted. The proposal's params fit the action's schema.
     """
     proposal = envelope.proposal
     own_subject = envelope.subject
     limit_ms = proposal.max_fact_age_ms
     declarations = action.facts
     if proposal.required_facts:
-        declarations = tuple(_with_asked(declarations, proposal.required_facts, limit_ms))
+        declarations = tuple(_with_asked(declarations, governing, proposal.required_facts, limit_ms))
     of_own_subject = state.evidence.get(own_subject, _NOTHING)
     pieces: list[Piece] = []
     facts: dict[str, object] = {}
@@ -132,16 +132,18 @@ def _settled(needs: Sequence[str], facts: Mapping[str, object], pieces: Sequence
     return all(need in facts or any(piece.declared.name == need and not piece.state for piece in pieces) for need in needs)
 
 
-def _with_asked(declarations: Sequence[FactDeclaration], keys: Sequence[str], limit_ms: int) -> Iterable[FactDeclaration]:
+def _with_asked(
+    declarations: Sequence[FactDeclaration], governing: Sequence[CompiledAction], keys: Sequence[str], limit_ms: int
+) -> Iterable[FactDeclaration]:
     """Return the declarations with what the proposal asks for besides.
 
-    An optional fact that it asks for is required as it is declared. A key that is not declared at all: the proposal's
-    subject's, any type, any source, tier 2.
+    An optional fact that it asks for is required as it is declared. A key that no rule set declares: the proposal's subject's,
+    any type, any source, tier 2.
     """
     asked = dict.fromkeys(keys)
     for declared in declarations:
         yield declared._replace(optional=False) if declared.optional and declared.key in asked else declared
-    known = {declared.key for declared in declarations}
+    known = {declared.key for action in governing for declared in action.facts}
     for key in asked:
         if key not in known:
             yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
@@ -221,9 +223,7 @@ def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piec
     """
     cited_ids = {citation.event_id for citation in citations}
     seen = {
-        (piece.declared.key, piece.subject)
-        for piece in pieces
-        if piece.candidate is not None and piece.candidate.event_id in cited_ids
+        (piece.declared.key, piece.subject) for piece in pieces if piece.candidate is not None and piece.candidate.event_id in cited_ids
     }
     return [
         piece._replace(state=SUPERSEDED)

@@ -6,7 +6,6 @@ conflict key is held all the while. Leases are events, so every replica and ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2
@@ -40,7 +39,7 @@ from gavel_rules.events import (
     set_timestamp,
     timestamp,
 )
-from gavel_rules.evidence import STALE, Evidence, gather
+from gavel_rules.evidence import STALE, gather
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, State
 from gavel_rules.records import LiveDecision
 from gavel_rules.values import python_to_value
@@ -277,47 +276,41 @@ def emit_later(
 def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     """Return STALE_FACT or FACT_SUPERSEDED if what an approval rests on no longer holds, else "".
 
-    The selection is repeated exactly as when it was made, subject templates included: every pinned key must yield the same
-    version, still fresh, and no optional fact that was absent may have appeared.
+    The selection is repeated exactly as when it was made, subject templates included, for each rule set that was consulted, by
+    itself: every pinned key must yield the same version, still fresh, and no optional fact that was absent may have appeared.
     """
     decision = live.basis.decision
-    was_absent = {(fact.key, fact.subject) for fact in decision.absent_facts}
-    pinned = {(pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts}
-    # Of rule sets that share a version each has its own limit of its age, and the tightest is pinned: once it has passed, one of
-    # them would see something else, even if the others still see what is pinned.
-    outlived = any(milliseconds(pin.fresh_until) < now_ms for pin in decision.pinned_facts)
-    selected: set[tuple[str, str, str]] = set()
-    absent: set[tuple[str, str]] = set()
+    consulted = [reference.policy_id for reference in decision.active_rule_sets]
+    was_absent = {(policy_id, fact.key, fact.subject) for fact in decision.absent_facts for policy_id in fact.policy_ids or consulted}
+    pinned = {(policy_id, pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts for policy_id in pin.policy_ids or consulted}
+    selected: set[tuple[str, str, str, str]] = set()
+    absent: set[tuple[str, str, str]] = set()
     stale = False
-    for evidence in _evidence(state, live, now_ms):
-        for piece in evidence.pieces:
+    actions = state.actions_of(decision)
+    for action in actions:
+        policy_id = action.policy_id
+        for piece in gather(state, action, actions, live.proposal, now_ms).pieces:
             key, subject = piece.declared.key, piece.subject
             if piece.candidate is not None:
-                selected.add((key, subject, piece.candidate.event_id))
+                selected.add((policy_id, key, subject, piece.candidate.event_id))
             elif not piece.state:
-                absent.add((key, subject))
-            elif piece.state == STALE and _still_latest(state, pinned, key, subject):
+                absent.add((policy_id, key, subject))
+            elif piece.state == STALE and _still_latest(state, pinned, policy_id, key, subject):
                 stale = True
             else:
                 return reasons.FACT_SUPERSEDED
     if not selected <= pinned or not absent <= was_absent:
         return reasons.FACT_SUPERSEDED
     # Whose fact a template means cannot be said while one that it takes is stale: then not all pieces are there to compare.
-    if stale or outlived:
+    if stale:
         return reasons.STALE_FACT
     return reasons.FACT_SUPERSEDED if selected != pinned or absent != was_absent else ""
 
 
-def _evidence(state: State, live: LiveDecision, now_ms: int) -> Iterable[Evidence]:
-    """Return what speaks now for everything that the rule sets that decided had required of the proposal."""
-    for action in state.actions_of(live.decision.decision):
-        yield gather(state, action, live.proposal, now_ms)
-
-
-def _still_latest(state: State, pinned: set[tuple[str, str, str]], key: str, subject: str) -> bool:
-    """Whether a pinned version is still its source's latest: then it is merely too old, not superseded."""
+def _still_latest(state: State, pinned: set[tuple[str, str, str, str]], policy_id: str, key: str, subject: str) -> bool:
+    """Whether a version that was pinned for a rule set is still its source's latest: then it is merely too old, not superseded."""
     candidates = state.evidence.get(subject, {}).get(key, ())
-    return any((key, subject, candidate.event_id) in pinned for candidate in candidates)
+    return any((policy_id, key, subject, candidate.event_id) in pinned for candidate in candidates)
 
 
 def _attempt_of(live: LiveDecision, execution_id: str) -> int:

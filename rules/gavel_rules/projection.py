@@ -135,7 +135,7 @@ class State(Journal):
         """Return the rule set that made a decision; None for one of Gavel's own."""
         if not decision.rule_set_digest:
             return None
-        return self.rule_sets[decision.policy_id, decision.policy_version].rule_set
+        return self._rule_set(decision.policy_id, decision.policy_version)
 
     def live(self, decision_id: str) -> LiveDecision | None:
         """Return the live decision of this id, or the one that a person granted one more attempt under this id."""
@@ -143,8 +143,14 @@ class State(Journal):
 
     def actions_of(self, decision: Decision) -> list[CompiledAction]:
         """Return what governed a decision's action in the rule sets that were consulted for it, whatever is in force now."""
-        consulted = (self.rule_sets[reference.policy_id, reference.version] for reference in decision.active_rule_sets)
-        return [deployed.rule_set.actions[decision.action_type] for deployed in consulted]
+        return [
+            self._rule_set(reference.policy_id, reference.version).actions[decision.action_type] for reference in decision.active_rule_sets
+        ]
+
+    def _rule_set(self, policy_id: str, version: int) -> CompiledRuleSet:
+        """Return a deployed version: the one in force is at hand, others may have to be compiled."""
+        active = self.active.get(policy_id)
+        return active.rule_set if active is not None and active.version == version else self.rule_sets[policy_id, version].rule_set
 
     def next_timer_ms(self) -> int | None:
         """Return when the next timer is due, in milliseconds since the epoch."""

@@ -52,4 +52,4 @@ def watch(core: Core, text: str) -> None:
 
 def saying(*says: str) -> dict[str, object]:
     """Params that dictate what alpha, beta and gamma say; those not named say nothing."""
-    return {name: say for name, say in zip(NAMES, (*says, *["nothing"] * len(NAMES)), strict=False)}
+    return dict(zip(NAMES, (*says, *["nothing"] * len(NAMES)), strict=False))

@@ -134,7 +134,7 @@ def test_very_many_disagreements_are_counted() -> None:
 
 def test_layout_and_variables_do_not_matter() -> None:
     """Expressions are compared by what they mean, with variables written out."""
-    key = {"conflict_key": 'subject.id + "/" + string(params.amount)'}
+    key: dict[str, Any] = {"conflict_key": 'subject.id + "/" + string(params.amount)'}
     written_out = document(rule_set="team", **key)
     data = json.loads(freeze(conflict_key='order+"/"+  string( params.amount )'))
     data["variables"] = {"order": "subject.id"}
@@ -144,7 +144,7 @@ def test_layout_and_variables_do_not_matter() -> None:
 def test_types_of_what_is_read_matter() -> None:
     """One text over a param that is a whole number here and any number there gives different keys: 1 and 1.0."""
     whole = {**PARAMS, "properties": {**PARAMS["properties"], "amount": {"type": "integer"}}}
-    key = {"conflict_key": "string(params.amount)"}
+    key: dict[str, Any] = {"conflict_key": "string(params.amount)"}
     assert [("conflict_key", '"string(params.amount)"', "the same text over params or facts that are declared differently")] == named(
         document(rule_set="team", **key), freeze(params=whole, **key)
     )
@@ -153,7 +153,7 @@ def test_types_of_what_is_read_matter() -> None:
 @pytest.mark.parametrize("changes", [{"key": "order.points"}, {"min_trust": 3}, {"subject": '"a/1"'}, {"sources": ["x"]}])
 def test_facts_that_a_score_reads_matter(changes: dict[str, Any]) -> None:
     """A score that reads a fact of the same name means the same only if it is the same fact, with the same demands."""
-    score = {"score": "has(facts.score) ? facts.score : 0.0"}
+    score: dict[str, Any] = {"score": "has(facts.score) ? facts.score : 0.0"}
     facts = {**FREEZE_FACTS, "score": FACTS["score"]}
     team = document(rule_set="team", **score)
     same = document(facts, FREEZE_RULES, rule_set="freeze", **score)

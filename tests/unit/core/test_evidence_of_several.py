@@ -140,7 +140,7 @@ REQUIREMENTS = st.fixed_dictionaries(
 RECORDED = st.tuples(st.integers(1, 3), st.sampled_from(SOURCES), st.sampled_from([0, 2_000, 20_000, 100_000]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(REQUIREMENTS, min_size=2, max_size=3), st.lists(RECORDED, max_size=4), st.booleans())
 def test_who_gets_what_the_hint_asks_for_is_not_refused_again(
     wanted: list[dict[str, Any]], recorded: list[tuple[int, str, int]], cites_all: bool
@@ -191,6 +191,10 @@ def test_an_optional_fact_may_be_absent_for_one_of_them() -> None:
         [pin.key for pin in decision.pinned_facts],
         [fact.key for fact in decision.absent_facts],
     )
+    assert ([[], ["beta"]], [["alpha"]]) == (
+        [list(pin.policy_ids) for pin in decision.pinned_facts],
+        [list(fact.policy_ids) for fact in decision.absent_facts],
+    )
 
 
 @pytest.mark.parametrize("which", NAMES)
@@ -215,19 +219,31 @@ def test_a_rule_set_that_came_later_has_no_say_in_the_start() -> None:
     core.prove()
 
 
-def test_each_rule_set_has_to_see_what_it_saw() -> None:
-    """Versions that change hands between rule sets are no less changed: one would now rest on what only another one had seen."""
-    core = wanting(
-        alpha={**SCORE, "max_age_ms": 5_000},
-        beta={**SCORE, "max_age_ms": 60_000},
-        gamma={**SCORE, "max_age_ms": 1_000},
-    )
+@pytest.mark.parametrize(("waited_ms", "answer"), [(3_000, ""), (3_001, reasons.FACT_SUPERSEDED)])
+def test_each_rule_set_has_to_see_what_it_saw(waited_ms: int, answer: str) -> None:
+    """Versions that change hands between rule sets are changed: one would now rest on what only another one had seen."""
+    core = wanting(alpha={**SCORE, "max_age_ms": 5_000}, beta={**SCORE, "max_age_ms": 60_000}, gamma={**SCORE, "sources": ["x"]})
     fact = core.fact("order.score", 0.1)
     core.pass_time(2_000)
     observed = provide(core, 2, "x")
-    status = core.fact("order.status", "delivered")
-    decision = core.propose([status, fact, observed], params=APPROVAL)
-    assert [fact.event_id, observed.event_id] == [pin.event_id for pin in decision.decision.pinned_facts if pin.key == "order.score"]
-    core.pass_time(3_500)
-    core.refuse_start(decision)
+    decision = core.propose([core.fact("order.status", "delivered"), fact, observed], params=APPROVAL)
+    assert [(fact.event_id, ["alpha", "beta"]), (observed.event_id, ["gamma"])] == [
+        (pin.event_id, list(pin.policy_ids)) for pin in decision.decision.pinned_facts if pin.key == "order.score"
+    ]
+    core.pass_time(waited_ms)
+    assert answer == getattr(core.begin(decision), "reason_code", "")
+    core.prove()
+
+
+@pytest.mark.parametrize(("waited_ms", "answer"), [(1_000, ""), (1_001, reasons.FACT_SUPERSEDED)])
+def test_an_absence_is_each_rule_sets_own(waited_ms: int, answer: str) -> None:
+    """A retraction that gets too old lets a rule set see what only another one had seen, while a third one still sees nothing."""
+    optional = {**SCORE, "optional": True}
+    core = wanting(alpha=optional, beta={**optional, "sources": ["z"]}, gamma={**SCORE, "sources": ["y"]})
+    core.fact("order.score", 0.1, source="y")
+    core.fact("order.score", None, source="x", max_age_ms=1_000)
+    decision = core.propose([core.fact("order.status", "delivered")], params=APPROVAL)
+    assert [["alpha", "beta"]] == [list(fact.policy_ids) for fact in decision.decision.absent_facts]
+    core.pass_time(waited_ms)
+    assert answer == getattr(core.begin(decision), "reason_code", "")
     core.prove()

@@ -486,19 +486,25 @@ class AbsentFact(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
+    POLICY_IDS_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Fact key."""
     subject: _builtins.str
     """Whose fact."""
+    @_builtins.property
+    def policy_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rule sets for which it was absent; empty: all that were consulted."""
+
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         subject: _builtins.str = ...,
+        policy_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "policy_ids", b"policy_ids", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -517,6 +523,7 @@ class PinnedFact(_message.Message):
     TRUST_TIER_FIELD_NUMBER: _builtins.int
     FRESH_UNTIL_FIELD_NUMBER: _builtins.int
     EVIDENCE_HASH_FIELD_NUMBER: _builtins.int
+    POLICY_IDS_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Fact key."""
     subject: _builtins.str
@@ -533,6 +540,10 @@ class PinnedFact(_message.Message):
     def fresh_until(self) -> _timestamp_pb2.Timestamp:
         """The last moment at which it is fresh."""
 
+    @_builtins.property
+    def policy_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rule sets whose rules saw this version; empty: all that were consulted."""
+
     def __init__(
         self,
         *,
@@ -543,10 +554,11 @@ class PinnedFact(_message.Message):
         trust_tier: _common_pb2.TrustTier.ValueType = ...,
         fresh_until: _timestamp_pb2.Timestamp | None = ...,
         evidence_hash: _builtins.str = ...,
+        policy_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fresh_until", b"fresh_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "evidence_hash", b"evidence_hash", "fresh_until", b"fresh_until", "key", b"key", "sequence_number", b"sequence_number", "subject", b"subject", "trust_tier", b"trust_tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "evidence_hash", b"evidence_hash", "fresh_until", b"fresh_until", "key", b"key", "policy_ids", b"policy_ids", "sequence_number", b"sequence_number", "subject", b"subject", "trust_tier", b"trust_tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
