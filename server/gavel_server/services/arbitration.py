@@ -25,6 +25,7 @@ from gavel.v1.arbitration_service_pb2 import (
 from gavel.v1.decision_pb2 import ENGINE_RETE, Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import limits
+from gavel_rules.agreement import described, disagreements
 from gavel_rules.arbitration import arbitrate, explain
 from gavel_rules.commands import ResolveReview, RevokeDecision, Tick
 from gavel_rules.decider import handle, judge
@@ -254,6 +255,9 @@ async def _inherit_trace(sequencer: Sequencer, envelope: Envelope) -> None:
 
 def _governing_with(state: State, override: CompiledRuleSet, envelope: Envelope) -> Governing:
     in_force = {policy_id: active.rule_set for policy_id, active in state.active.items()}
+    found = disagreements(override, in_force.values())
+    if found:
+        raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, described(found))
     return governing_actions({**in_force, override.policy_id: override}.values()).get(envelope.proposal.action_type, ())
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 import grpc
 import pytest
 from gavel.v1 import fact_pb2
+from gavel.v1.arbitration_service_pb2 import PreflightRequest, PreflightResponse
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.event_service_pb2 import GetEventRequest
+from gavel.v1.projection_service_pb2 import GetStatusRequest
 from gavel.v1.rule_set_service_pb2 import (
     ActivateRuleSetRequest,
     DeactivateRuleSetRequest,
@@ -257,17 +260,74 @@ async def test_expecting_nothing_and_activating_again(world: World) -> None:
     assert await world.head() == number
 
 
-async def test_one_rule_set_per_action(world: World) -> None:
-    """A second active rule set on an action is FAILED_PRECONDITION / ACTION_ALREADY_GOVERNED; another version is not second."""
+async def test_several_rule_sets_on_one_action(world: World) -> None:
+    """Rule sets that agree on what is the action's govern it together; each names its own active version where it expects one."""
+    await world.deploy()
+    await activate(world, expected=0)
+    await world.deploy(versioned(1, name="others").replace("params.amount <= 100", "params.amount <= 1"))
+    await world.deploy(versioned(2))
+
+    await activate(world, name="others", expected=0)
+
+    assert await activate(world, 2, expected=1) == await world.head()
+    status = await world.projections.GetStatus(GetStatusRequest())
+    assert [(one.policy_id, one.version) for one in status.active_rule_sets] == [("others", 1), ("refunds", 2)]
+    listed = (await world.rule_sets.ListRuleSets(ListRuleSetsRequest())).rule_sets
+    assert [(one.policy_id, one.version, one.mode) for one in listed] == [
+        ("others", 1, fact_pb2.ACTIVATION_MODE_ACTIVE),
+        ("refunds", 1, fact_pb2.ACTIVATION_MODE_UNSPECIFIED),
+        ("refunds", 2, fact_pb2.ACTIVATION_MODE_ACTIVE),
+    ]
+    decision = (await world.approve()).decision
+    assert [(one.policy_id, one.version) for one in decision.active_rule_sets] == [("others", 1), ("refunds", 2)]
+    assert (decision.policy_id, decision.policy_version, decision.rule_id) == ("refunds", 2, "small")
+
+
+@pytest.mark.parametrize("mode", [fact_pb2.ACTIVATION_MODE_ACTIVE, fact_pb2.ACTIVATION_MODE_SHADOW])
+async def test_rule_sets_that_disagree(world: World, mode: fact_pb2.ActivationMode.ValueType) -> None:
+    """What a rule set wants otherwise than one in force is FAILED_PRECONDITION / RULE_SETS_DISAGREE, as a shadow and as a dry run too."""
+    await world.deploy()
+    await activate(world)
+    other = versioned(1, name="others").replace("{max_attempts: 2}", "{max_attempts: 3}")
+    number = await world.deploy(other)
+
+    request = ActivateRuleSetRequest(policy_id="others", version=1, mode=mode)
+    heard = await refusal(world.rule_sets.ActivateRuleSet(request))
+    tried = await refusal(world.arbitration.Preflight(PreflightRequest(envelope=proposal("order/1"), rule_set_override=other)))
+
+    for one in (heard, tried):
+        assert (one.code, one.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "RULE_SETS_DISAGREE")
+        assert one.message == (
+            "retry.max_attempts of action refund.create is 3, but 2 in rule set refunds version 1, which is in force. "
+            "Rule sets that share an action have to agree on this: write it alike, or take refunds out of force first"
+        )
+    assert await world.head() == number
+
+
+async def test_dry_run_beside_several(world: World) -> None:
+    """A rule set given to Preflight stands in for the active version of its own name, beside the others; explanations name each."""
     await world.deploy()
     await activate(world)
     await world.deploy(versioned(1, name="others"))
-    await world.deploy(versioned(2))
+    await activate(world, name="others")
+    status = await world.publish(fact("order/1", "order.status", "delivered"))
+    strict = versioned(2, name="others").replace("effect: approve", "effect: reject, reason_code: NEVER")
 
-    heard = await refusal(activate(world, name="others"))
+    async def preflight(override: str) -> PreflightResponse:
+        request = PreflightRequest(envelope=proposal("order/1", cites=[status]), rule_set_override=override, explain=True)
+        answer = await world.arbitration.Preflight(request)
+        assert isinstance(answer, PreflightResponse)
+        return answer
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ACTION_ALREADY_GOVERNED")
-    assert await activate(world, 2, expected=1) == await world.head()
+    plain, tried, third = await preflight(""), await preflight(strict), await preflight(strict.replace("others", "third"))
+
+    assert (plain.decision.outcome, plain.decision.policy_id) == (OUTCOME_APPROVED, "others")
+    assert (tried.decision.reason_code, tried.decision.policy_id) == ("NEVER", "others")
+    assert [(one.policy_id, one.version) for one in tried.decision.active_rule_sets] == [("others", 2), ("refunds", 1)]
+    assert (third.decision.reason_code, list(third.decision.active_policy_ids)) == ("NEVER", ["others", "refunds", "third"])
+    assert [(one.policy_id, one.rule_id) for one in tried.explanations] == [
+        (policy_id, rule_id) for policy_id in ("others", "refunds") for rule_id in ("cancelled", "large", "small")
+    ]
 
 
 async def test_deactivation_errors(world: World) -> None:

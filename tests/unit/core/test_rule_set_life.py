@@ -163,20 +163,6 @@ def test_the_first_activation_may_expect_none() -> None:
     assert isinstance(core.run(activate(core, 1, 0)), RuleSetAt)
 
 
-def test_one_rule_set_per_action() -> None:
-    """A second rule set on an action is ACTION_ALREADY_GOVERNED, and may be activated once the first is out."""
-    core = Core(V1)
-    other = document(rule_set="others")
-    deploy(core, other)
-    fault = core.fault(activate(core, 1, policy_id="others"))
-    assert error_pb2.ERROR_REASON_ACTION_ALREADY_GOVERNED == fault.reason
-    assert "refunds" in fault.message
-    core.deactivate("refunds")
-    assert isinstance(core.run(activate(core, 1, policy_id="others")), RuleSetAt)
-    assert ["others"] == list(core.approve().decision.active_policy_ids)
-    core.prove()
-
-
 def test_rule_sets_of_different_actions_stand_side_by_side() -> None:
     """Several rule sets may be active as long as they share no action; a decision names those that govern its action."""
     core = Core(V1)
