@@ -63,6 +63,17 @@ RULE_SETS: Final = tuple(
         (2, 4, [{"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}]),
     )
 )
+# A second rule set on the same action, with a fact and a limit of its own.
+AUDIT: Final = document(
+    {"score": {"key": "order.score", "type": "number", "min_trust": 3, "max_age_ms": 10_000, "optional": True}},
+    [
+        {"id": "suspicious", "when": "has(facts.score) && facts.score > 0.9", "effect": "reject", "reason_code": "SUSPICIOUS"},
+        {"id": "harmless", "when": "has(facts.score) && facts.score < 0.2", "effect": "approve"},
+    ],
+    rule_set="audit",
+    rejection_limit=5,
+    retry={"max_attempts": 3, "human_takeover_after_ms": 5_000},
+)
 AGENTS: Final = (AGENT, Producer(type=AGENT.type, id="agent-2"))
 _STATUSES: Final = (*["delivered"] * 12, "cancelled", "lost", None, 7)
 _REPORTS: Final = (*[SUCCESS] * 6, FAILED, FAILED, TIMEOUT, PARTIAL, ABORTED)
@@ -327,7 +338,7 @@ async def reactor(world: World, randomness: random.Random) -> None:
 
 async def operator(world: World, randomness: random.Random, rounds: int) -> None:
     """Deploys rules, and changes which of them are in force."""
-    for text in RULE_SETS:
+    for text in (*RULE_SETS, AUDIT):
         await world.send(DeployRuleSet(world.new_id(), compiled(text), text), randomness)
     await world.send(ActivateRuleSet(world.new_id(), "refunds", 1, None), randomness)
     for _ in range(rounds):
@@ -336,6 +347,10 @@ async def operator(world: World, randomness: random.Random, rounds: int) -> None
         if chance < 0.2:
             await world.send(DeactivateRuleSet(world.new_id(), "refunds", None), randomness)
             await _pause(randomness, 1.0)
+        if chance > 0.7:
+            await world.send(ActivateRuleSet(world.new_id(), "audit", 1, None, shadow=chance > 0.9), randomness)
+        elif chance > 0.5:
+            await world.send(DeactivateRuleSet(world.new_id(), "audit", None), randomness)
         version = randomness.choice((1, 2))
         await world.send(ActivateRuleSet(world.new_id(), "refunds", version, randomness.choice((None, 1, 2))), randomness)
 

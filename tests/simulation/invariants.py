@@ -19,6 +19,7 @@ from tests.unit.core.plays import FACTS
 APPROVED: Final = decision_pb2.OUTCOME_APPROVED
 REVIEW: Final = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 EXPIRED: Final = decision_pb2.OUTCOME_EXPIRED
+OUTCOME_OF: Final = {"reject": decision_pb2.OUTCOME_REJECTED, "review": REVIEW, "approve": APPROVED}
 STATUS: Final = FACTS["status"]
 
 
@@ -108,7 +109,7 @@ def approvals_rest_on_what_held(events: Sequence[Envelope]) -> Iterator[str]:
             known = latest.get((event.subject, event.producer.id))
             if known is None or _claimed(event) >= _claimed(known):
                 latest[event.subject, event.producer.id] = event
-        if event.HasField("decision") and event.decision.outcome == APPROVED:
+        if event.HasField("decision") and event.decision.outcome == APPROVED and "refunds" in event.decision.active_policy_ids:
             yield from _problems_of_approval(event, events[event.sequence_number - 2], latest)
 
 
@@ -196,6 +197,23 @@ def rejections_are_counted(events: Sequence[Envelope]) -> Iterator[str]:
             under_review.add(event.trace_id)
 
 
+def any_reject_wins(events: Sequence[Envelope]) -> Iterator[str]:
+    """A decision by rules is what the strictest rule set consulted says, and of those the one of the lowest policy_id decides."""
+    for event in events:
+        decision = event.decision
+        if not event.HasField("decision") or decision.previous_decision_id or not decision.rule_set_digest:
+            continue
+        says: dict[str, str] = {}
+        for match in decision.rule_matches:
+            says.setdefault(match.policy_id, match.effect)
+        winning = next((effect for effect in ("reject", "review", "approve") if effect in says.values()), "")
+        deciding = min((policy_id for policy_id, effect in says.items() if effect == winning), default="")
+        if (OUTCOME_OF.get(winning), deciding) != (decision.outcome, decision.policy_id):
+            yield f"decision {event.sequence_number} is {decision.outcome} by {decision.policy_id}, but {says} were said"
+        if list(decision.active_policy_ids) != sorted({*decision.active_policy_ids, *says}):
+            yield f"decision {event.sequence_number} was not asked of who matched in it, or not in their order"
+
+
 CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
     one_decision_per_proposal,
     every_id_once,
@@ -205,4 +223,5 @@ CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
     attempts_do_not_overlap,
     holders_alone_report,
     rejections_are_counted,
+    any_reject_wins,
 )

@@ -48,6 +48,17 @@ VERSIONS: Final = (
     document(FACTS, RULES, rejection_limit=4),
     document(FACTS, [*RULES, {"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}], version=2, rejection_limit=3),
 )
+# A second rule set on the same action, which approves, too, and asks for a fact that the first does not know.
+AUDIT: Final = document(
+    {"note": {"key": "order.note", "type": "string", "max_age_ms": 20_000, "optional": True}},
+    [
+        {"id": "noted", "when": "has(facts.note) && facts.note == 'cancelled'", "effect": "reject", "reason_code": "NOTED"},
+        {"id": "unclear", "when": "has(facts.note) && facts.note == 'lost'", "effect": "review", "reason_code": "UNCLEAR"},
+        {"id": "fine", "when": "has(facts.note) && facts.note == 'delivered'", "effect": "approve"},
+    ],
+    rule_set="audit",
+    decision_ttl_ms=5_000,
+)
 STATUSES: Final = (*["delivered"] * 9, "cancelled", "lost", None, 7)
 REPORTS: Final = (SUCCESS, SUCCESS, FAILED, TIMEOUT, PARTIAL, ABORTED)
 DURATIONS_MS: Final = (0, 1, 900, 1_000, 300, 5_000, 9_999, 1_000, 10_000, 31_000, 1_000, 61_000, 86_400_001)
@@ -140,13 +151,14 @@ def _derive(core: Core, step: Step) -> Command | None:
 
 
 def _rules(core: Core, step: Step) -> Command | None:
-    text = _pick(VERSIONS, step.first)
+    text = _pick((*VERSIONS, AUDIT), step.first)
     rule_set = compiled(text)
-    if ("refunds", rule_set.version) not in core.state.rule_sets:
+    if (rule_set.policy_id, rule_set.version) not in core.state.rule_sets:
         return DeployRuleSet(core.new_id(), rule_set, text)
+    shadow = step.third % 7 == 6
     if step.second % 4 == 3:
-        return DeactivateRuleSet(core.new_id(), "refunds", None)
-    return ActivateRuleSet(core.new_id(), "refunds", rule_set.version, None)
+        return DeactivateRuleSet(core.new_id(), rule_set.policy_id, None, shadow)
+    return ActivateRuleSet(core.new_id(), rule_set.policy_id, rule_set.version, None, shadow)
 
 
 def _tick(core: Core, step: Step) -> Command | None:
