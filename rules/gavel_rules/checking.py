@@ -85,7 +85,9 @@ def warnings(part: RuleSetPart, checked: Mapping[str, CheckedAction], expression
             found.add(place, "no-versions", f"{name} requires no version that could mismatch", "name them under `versions`")
         if not any(rule.effect == "approve" for rule, _ in action.rules):
             place = source.key_place(("actions", name))
-            found.add(place, "never-approves", f"no rule approves {name}", "every proposal of it will be refused")
+            found.add(
+                place, "never-approves", f"no rule approves {name}", "alone it refuses every proposal: another rule set has to approve"
+            )
     return found
 
 

@@ -14,11 +14,15 @@ def test_deployed_and_not_in_force(shop: Server, bus: str, tmp_path: Path) -> No
     file = tmp_path / "rules.yaml"
     file.write_text(rule_set())
     assert 0 == gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop).returncode
-    file.write_text(rule_set().replace("rule_set: parcels", "rule_set: others"))
+    file.write_text(
+        rule_set()
+        .replace("rule_set: parcels", "rule_set: others")
+        .replace("decision_ttl_ms:", "conflict_key: subject.type\n    decision_ttl_ms:")
+    )
     done = gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop)
     assert (1, True) == (done.returncode, done.stdout.startswith("others version 1 is deployed at event 4, sha256:"))
     assert 1 == len(done.stdout.splitlines())
-    assert "ACTION_ALREADY_GOVERNED" in done.stderr
+    assert "RULE_SETS_DISAGREE" in done.stderr
 
 
 def test_full_disk(shop: Server) -> None:
