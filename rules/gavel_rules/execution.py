@@ -280,13 +280,13 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     itself: every pinned key must yield the same version, still fresh, and no optional fact that was absent may have appeared.
     """
     decision = live.basis.decision
-    consulted = [reference.policy_id for reference in decision.active_rule_sets]
+    actions = state.actions_of(live.decision.decision)
+    consulted = [action.policy_id for action in actions]
     was_absent = {(policy_id, fact.key, fact.subject) for fact in decision.absent_facts for policy_id in fact.policy_ids or consulted}
     pinned = {(policy_id, pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts for policy_id in pin.policy_ids or consulted}
     selected: set[tuple[str, str, str, str]] = set()
     absent: set[tuple[str, str, str]] = set()
     stale = False
-    actions = state.actions_of(decision)
     for action in actions:
         policy_id = action.policy_id
         for piece in gather(state, action, actions, live.proposal, now_ms).pieces:

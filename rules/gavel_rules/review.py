@@ -61,7 +61,7 @@ def _approve(emission: Emission, review: Review, live: LiveDecision | None, said
         return _conclude(emission, review, said, released)
     state = emission.state
     asked = review.decision.decision if live is None else live.decision.decision
-    decision = _following(emission, review, said)
+    decision = _following(emission, review, said, asked)
     holder = "" if live is None else live.decision_id
     if reread(decision, state, review.proposal, references.cited, emission.now_ms, state.actions_of(asked), holder):
         decision.policy_id = asked.policy_id
@@ -82,7 +82,7 @@ def _approve(emission: Emission, review: Review, live: LiveDecision | None, said
 
 def _own_refusal(emission: Emission, review: Review, said: Envelope, reason_code: str) -> Decision:
     """Return the refusal that follows from a verdict. A rejection ends the trace for the action and subject."""
-    decision = _following(emission, review, said)
+    decision = _following(emission, review, said, review.decision.decision)
     decision.outcome = decision_pb2.OUTCOME_REJECTED
     decision.reason_code = reason_code
     decision.terminal = reason_code == reasons.REVIEW_REJECTED
@@ -91,9 +91,8 @@ def _own_refusal(emission: Emission, review: Review, said: Envelope, reason_code
     return decision
 
 
-def _following(emission: Emission, review: Review, said: Envelope) -> Decision:
-    """Return what every decision on a review has in common."""
-    asked = review.decision.decision
+def _following(emission: Emission, review: Review, said: Envelope, asked: Decision) -> Decision:
+    """Return what every decision on a review has in common; `asked` is the one for which the rule sets were consulted."""
     return Decision(
         decision_id=derived_event_id(said.event_id, said.sequence_number, "decision"),
         proposal_id=asked.proposal_id,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gavel.v1 import common_pb2, decision_pb2
+from gavel.v1 import common_pb2, decision_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import evidence, reasons
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.core.driver import START_MS, SUBJECT, Core
+from tests.unit.core.driver import PARTIAL, START_MS, SUBJECT, Core
 from tests.unit.core.several import NAMES, STATUS, obedient, put_in_force, saying
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
@@ -246,4 +246,36 @@ def test_an_absence_is_each_rule_sets_own(waited_ms: int, answer: str) -> None:
     assert [["alpha", "beta"]] == [list(fact.policy_ids) for fact in decision.decision.absent_facts]
     core.pass_time(waited_ms)
     assert answer == getattr(core.begin(decision), "reason_code", "")
+    core.prove()
+
+
+def test_a_person_overrules_the_rules_of_all_and_the_facts_of_none() -> None:
+    """Approving a review needs the evidence of every rule set that was consulted, whatever is in force by then."""
+    core = wanting(alpha=SCORE, beta={**SCORE, "key": "order.more", "max_age_ms": 1_000})
+    cited = [core.fact("order.status", "delivered"), core.fact("order.score", 1), core.fact("order.more", 1)]
+    review = core.propose(cited, params=saying("review", "approve"))
+    core.deactivate("beta")
+    core.pass_time(1_001)
+    refused = core.resolve(review, fact_pb2.REVIEW_VERDICT_APPROVE).decision
+    assert (reasons.STALE_FACTS, ["order.more"]) == (refused.reason_code, [row[0] for row in rows(refused)])
+    core.fact("order.more", 2)
+    approved = core.resolve(review, fact_pb2.REVIEW_VERDICT_APPROVE)
+    assert (APPROVED, ["alpha", "beta"]) == (approved.decision.outcome, list(approved.decision.active_policy_ids))
+    assert {"order.status", "order.score", "order.more"} == {pin.key for pin in approved.decision.pinned_facts}
+    core.fact("order.more", 3)
+    assert reasons.FACT_SUPERSEDED == core.refuse_start(approved).reason_code
+    core.prove()
+
+
+def test_one_more_attempt_rests_on_the_evidence_of_all() -> None:
+    """A granted attempt names the rule sets whose evidence was read again for it, and is checked by them when it starts."""
+    core = wanting(alpha=SCORE, beta={**SCORE, "key": "order.more"})
+    cited = [core.fact("order.status", "delivered"), core.fact("order.score", 1), core.fact("order.more", 1)]
+    decision = core.propose(cited, params=APPROVAL)
+    core.report(core.start(decision), PARTIAL)
+    review = core.named("HumanReviewRequested")[-1]
+    granted = core.resolve(review, fact_pb2.REVIEW_VERDICT_APPROVE).decision
+    assert (["alpha", "beta"], decision.decision.active_rule_sets) == (list(granted.active_policy_ids), granted.active_rule_sets)
+    core.fact("order.more", 2)
+    assert reasons.RETRY_FACTS_CHANGED == core.refuse_start(decision).reason_code
     core.prove()
