@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from gavel.v1 import fact_pb2
+from gavel.v1 import decision_pb2, fact_pb2
 from gavel_client import GavelClient
 
 from tests.e2e.ledger import Ledger
@@ -14,6 +14,13 @@ from tests.e2e.world import POLICY, caught_up, prove, publish_status, replay, ru
 
 STRICTER = rule_set(version=2).replace("params.weight <= 30", "params.weight <= 2")
 VERSIONS = (2, 1, 2, 1, 2)
+# A second rule set on the same action: it never approves.
+EMBARGO = (
+    rule_set()
+    .replace(f"rule_set: {POLICY}", "rule_set: embargo")
+    .replace("effect: approve", "effect: reject, reason_code: EMBARGO")
+    .replace("params.weight <= 30", "params.weight > 2")
+)
 
 
 async def test_activation_under_load_takes_effect_at_one_number(clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str) -> None:
@@ -98,3 +105,53 @@ async def test_of_two_servers_that_activate_at_once_one_wins(clients: tuple[Gave
         return_exceptions=True,
     )
     assert ["ACTIVATION_RACED"] == [error.reason for error in heard if isinstance(error, Exception)]  # type: ignore[attr-defined]
+
+
+async def test_a_second_rule_set_under_load(clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str) -> None:
+    """A rule set that comes and goes beside another one, wherever, has its say exactly while it is in force."""
+    first, second = clients
+    facts = await publish_status(first, [f"parcel/{number}" for number in range(60)])
+    await first.deploy_rule_set(EMBARGO)
+    load = Load(random.Random(6), facts)
+    load.start(clients)
+    await load.hears(50)
+    for client in (first, second, first):
+        await client.activate_rule_set("embargo", 1)
+        await load.hears(60)
+        await client.deactivate_rule_set("embargo")
+        await load.hears(60)
+    await load.stop()
+    assert ([], {}) == (load.failures, load.unheard)
+
+    assert len({status.projection_digest for status in await caught_up(clients)}) == 1
+    ledger = await Ledger.read(redis_url, bus)
+    load.check(ledger)
+    in_force: set[str] = set()
+    said = set()
+    for event in ledger.events:
+        if event.fact.HasField("rule_set_activated"):
+            in_force.add(event.fact.rule_set_activated.policy_id)
+        elif event.fact.HasField("rule_set_deactivated"):
+            in_force.remove(event.fact.rule_set_deactivated.policy_id)
+        elif event.HasField("decision"):
+            assert sorted(in_force) == list(event.decision.active_policy_ids)
+            if event.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+                assert event.decision.params.fields["weight"].number_value <= 2 or "embargo" not in in_force
+            said.add((event.decision.policy_id, len(in_force)))
+    assert {(POLICY, 1), (POLICY, 2), ("embargo", 2)} <= said
+    proved = replay(redis_url, bus)
+    assert 0 == proved.returncode, proved.stderr
+
+
+async def test_of_two_that_disagree_one_wins(clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str) -> None:
+    """Two rule sets that disagree, put in force at two servers at once: one is in force, the other is told which setting it is."""
+    first, second = clients
+    await first.deactivate_rule_set(POLICY)
+    await second.deploy_rule_set(EMBARGO.replace("max_attempts: 20", "max_attempts: 21"))
+    heard = await asyncio.gather(first.activate_rule_set(POLICY, 1), second.activate_rule_set("embargo", 1), return_exceptions=True)
+    (refused,) = [error for error in heard if isinstance(error, Exception)]
+    assert "RULE_SETS_DISAGREE" == refused.reason  # type: ignore[attr-defined]
+    assert "retry.max_attempts" in str(refused)
+    for status in await caught_up(clients):
+        assert 1 == len(status.active_rule_sets)
+    assert 0 == replay(redis_url, bus).returncode

@@ -103,3 +103,32 @@ def test_simulations_that_cannot_be(shop: Server, bus: str, tmp_path: Path) -> N
     file.write_text(rule_set())
     done = gavel("rules", "simulate", file, "--to", "99", "--bus", bus, server=shop)
     assert (2, True) == (done.returncode, f"the log of bus {bus} holds events 1 to 1" in done.stderr)
+
+
+def test_a_second_rule_set_on_the_action(shop: Server, bus: str, tmp_path: Path) -> None:
+    """A company's rule set beside the team's: listed, explained and tried by name, in its own life; what disagrees is refused and named."""
+    file = tmp_path / "rules.yaml"
+    file.write_text(rule_set())
+    assert 0 == gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop).returncode
+    embargo = rule_set().replace("set: parcels", "set: embargo").replace("effect: approve", "effect: reject, reason_code: EMBARGO")
+    file.write_text(embargo.replace("max_attempts: 20", "max_attempts: 21"))
+    done = gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop)
+    assert 1 == done.returncode
+    assert "retry.max_attempts of action parcel.send is 21, but 20 in rule set parcels version 1, which is in force" in " ".join(
+        done.stderr.split()
+    )
+
+    file.write_text(embargo.replace("version: 1", "version: 2"))
+    done = gavel("rules", "simulate", file, "--bus", bus, server=shop)
+    assert 0 == done.returncode
+    assert 0 == gavel("rules", "deploy", file, "--bus", bus, server=shop).returncode
+    assert 0 == gavel("rules", "shadow", "embargo", "2", "--bus", bus, server=shop).returncode
+    assert "light" == decide(shop, bus, "one", 20)
+    assert "1 of 1 decisions otherwise" in gavel("rules", "shadow", "embargo", "--bus", bus, server=shop).stdout
+    assert 0 == gavel("rules", "activate", "embargo", "2", "--bus", bus, server=shop).returncode
+    assert "EMBARGO" == decide(shop, bus, "two", 20)
+    modes = [line.split()[:3] for line in gavel("rules", "list", "--bus", bus, server=shop).stdout.splitlines()]
+    assert [["embargo", "1", "-"], ["embargo", "2", "active"], ["parcels", "1", "active"]] == modes[-3:]
+    assert 0 == gavel("rules", "deactivate", "embargo", "--bus", bus, server=shop).returncode
+    assert "light" == decide(shop, bus, "three", 20)
+    assert 0 == gavel("replay", "--redis", shop.redis_url, "--bus", bus).returncode
