@@ -89,6 +89,10 @@ def _check_holds(events: list[Envelope]) -> None:
     holders: dict[str, str] = {}
     keys: dict[str, str] = {}
     done: dict[str, str] = {}
+    derived = [event for event in events if event.fact.derivation_rule_id]
+    rules = [(event.fact.execution_id, event.causation_id, event.fact.derivation_rule_id) for event in derived]
+    assert len({*rules}) == len(rules), "derived twice"
+    last = {(event.fact.decision_id, event.fact.execution_id): event.event_id for event in derived}
     for event in events:
         decision = event.decision
         if event.HasField("decision") and decision.outcome == decision_pb2.OUTCOME_APPROVED:
@@ -99,6 +103,6 @@ def _check_holds(events: list[Envelope]) -> None:
             assert decision.previous_decision_id == holders.pop(keys[decision.previous_decision_id]), Outcome.Name(decision.outcome)
         elif event.execution.status in _DONE:
             done[event.execution.decision_id] = event.execution.execution_id
-        elif event.fact.decision_id in done and event.fact.execution_id == done[event.fact.decision_id]:
+        elif event.fact.decision_id in done and event.event_id == last.get((event.fact.decision_id, done[event.fact.decision_id])):
             # Facts of earlier attempts may come after the last report.
-            assert event.fact.decision_id == holders.pop(keys[event.fact.decision_id]), "derived twice"
+            assert event.fact.decision_id == holders.pop(keys[event.fact.decision_id])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,31 +11,11 @@ from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient
 
-from tests.e2e import executor_process
+from tests.e2e.couriers import executor, nothing_is_left
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import ACTION, STOP_SECONDS_MAX, Server, approve, prove, seen, until
+from tests.e2e.world import ACTION, Server, approve, prove, seen
 
 Clients = tuple[GavelClient, GavelClient]
-
-HANDLERS = Path(__file__).with_name("handlers")
-LEASE_MS = 1_500
-MIN_IDLE_MS = 300
-
-
-@contextmanager
-def executor(handlers: str, server: Server, redis_url: str, bus: str, name: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an executor with a module of handlers; end it, and expect it to end well unless it has ended before."""
-    arguments = [HANDLERS / f"{handlers}.py", server.address, redis_url, bus, name, LEASE_MS, MIN_IDLE_MS]
-    with log.open("ab") as errors:
-        process = subprocess.Popen([sys.executable, executor_process.__file__, *map(str, arguments)], stderr=errors)
-    try:
-        yield process
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            assert 0 == process.wait(STOP_SECONDS_MAX), log.read_text()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def status_of(event: Envelope) -> str:
@@ -91,18 +68,6 @@ async def test_another_executor_takes_over(
 def by(name: str) -> Callable[[Envelope], bool]:
     """Return whether an event is of the executor `name`."""
     return lambda event: event.producer.id == name
-
-
-async def nothing_is_left(client: GavelClient) -> None:
-    """Return once no decision is pending and no entry of a work queue is."""
-
-    async def done() -> bool | None:
-        status = await client.get_status()
-        waiting = sum(consumer.lag + consumer.pending for consumer in status.consumers)
-        pending = (await client.list_pending_decisions()).decisions
-        return True if not waiting and not pending else None
-
-    await until(done)
 
 
 async def test_many_decisions_and_an_executor_killed_again_and_again(
