@@ -1,19 +1,25 @@
 """The order of precedence: a proposal that several stages would refuse is refused by the earliest, and told of all evidence.
 
-Each obstacle below makes one stage refuse. Any two of them together must give the earlier one's reason code.
+Each obstacle below makes one stage refuse, and every refusal of the table of stages has one. Any two of them together must give
+the earlier one's reason code; the pairs that cannot be are named with their reason. A contest (stage 18) is lost only by what
+passes all other stages: its tests are elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
 import pytest
-from gavel.v1 import decision_pb2
+from gavel.v1 import decision_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference, VersionBinding
 from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION
+from gavel_rules.network import Network
+from gavel_rules.stages import STAGES
 
 from tests.unit.core.driver import SUBJECT, Core, document, event_id
 
@@ -26,16 +32,30 @@ FACTS["aged"]["max_age_ms"] = 1_000
 FACTS["read"] = {"key": "k.read", "type": "string", "min_trust": 2, "max_age_ms": 3_600_000}
 OTHER = {"params": {"type": "object"}, "retry": {"max_attempts": 1}}
 RULES: list[dict[str, Any]] = [
+    {"id": "errs", "when": "has(params.note) && 1 / size(params.note) > 1", "effect": "approve"},
     {"id": "too-much", "when": "params.amount > 100.0", "effect": "reject", "reason_code": "TOO_MUCH"},
-    {"id": "fine", "when": " && ".join(f'facts.{name} != ""' for name in FACTS), "effect": "approve"},
+    {"id": "fine", "when": " && ".join(["params.amount != 75.0", *(f'facts.{name} != ""' for name in FACTS)]), "effect": "approve"},
     {"id": "hold", "action": "other.hold", "priority": 1, "when": "true", "effect": "approve"},
     {"id": "ask", "action": "other.ask", "priority": 1, "when": "true", "effect": "review", "reason_code": "PLEASE_LOOK"},
     {"id": "never", "action": "other.ask", "priority": 2, "when": "false", "effect": "approve"},
 ]
-TEXT = document(FACTS, RULES, versions={"planner_version": "7"}, more_actions={"other.hold": OTHER, "other.ask": OTHER})
+TEXT = document(
+    FACTS, RULES, versions={"planner_version": "7"}, more_actions={"other.hold": OTHER, "other.ask": {**OTHER, "conflict_key": '"asking"'}}
+)
+# In force for a moment: it lets a person end the action, on a key of its own.
+ASKING = document(
+    {},
+    [
+        {"id": "ask", "when": "true", "effect": "review", "reason_code": "PLEASE_LOOK"},
+        {"id": "never", "when": "false", "effect": "approve"},
+    ],
+    version=2,
+    conflict_key='"elsewhere"',
+)
 
 REFUSALS = {
     "under-review": reasons.UNDER_REVIEW,
+    "ended": reasons.NO_FEASIBLE_PROPOSAL,
     "ungoverned": reasons.NO_ACTIVE_POLICY,
     "params": reasons.INVALID_PARAMS,
     "versions": reasons.VERSION_MISMATCH,
@@ -50,6 +70,9 @@ REFUSALS = {
     "superseded": reasons.FACT_SUPERSEDED,
     "duplicate": reasons.DUPLICATE_PROPOSAL,
     "conflict": reasons.CONFLICTING_DECISION,
+    "error": reasons.EVALUATION_ERROR,
+    "disagreement": reasons.ENGINE_DISAGREEMENT,
+    "silence": reasons.NO_RULE_MATCHED,
     "rule": "TOO_MUCH",
 }
 ORDER = list(REFUSALS)
@@ -60,17 +83,16 @@ EVIDENCE = {
     "type": ("k.typed", decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE),
     "superseded": ("k.cited", decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED),
 }
-# Citing an old version of a declared fact is citing an input.
-IMPOSSIBLE = {frozenset({"no-input", "superseded"})}
+IMPOSSIBLE = {
+    frozenset({"no-input", "superseded"}): "citing an old version of a declared fact is citing an input",
+    frozenset({"silence", "rule"}): "where a rule refuses, one matches",
+}
 
 
 def decide(obstacles: frozenset[str]) -> Decision:
     """Meet exactly these obstacles and return the decision."""
     core = Core(TEXT)
     unrelated = core.fact("k.unrelated", "x", subject="order/2")
-    if "under-review" in obstacles:
-        asked = core.decide([core.fact("k.note", "x")], action_type="other.ask")
-        assert decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW == asked.outcome
     if "conflict" in obstacles:
         held = core.decide([core.fact("k.note", "x")], action_type="other.hold", trace_id="rival")
         assert decision_pb2.OUTCOME_APPROVED == held.outcome
@@ -92,7 +114,9 @@ def decide(obstacles: frozenset[str]) -> Decision:
     core.fact("k.changing", "x")
     if "projection" not in obstacles:
         changes = {}
-    params: dict[str, object] = {"amount": 500 if "rule" in obstacles else 50}
+    params: dict[str, object] = {"amount": 500 if "rule" in obstacles else 75 if "silence" in obstacles else 50}
+    if "error" in obstacles:
+        params["note"] = ""
     if "params" in obstacles:
         params["surprise"] = True
     strange = [EventReference(event_id=event_id(999), sequence_number=999)] if "unknown-event" in obstacles else []
@@ -105,11 +129,43 @@ def decide(obstacles: frozenset[str]) -> Decision:
         core.fact("k.missing", "x")
     if "contradicted" in obstacles:
         core.observe("k.read", "y", evidence=evidence, trace_id="elsewhere")
+    if "ended" in obstacles:
+        core.activate(ASKING)
+        ended = core.resolve(_asked(core, "refund.create"), fact_pb2.REVIEW_VERDICT_REJECT)
+        assert reasons.REVIEW_REJECTED == ended.decision.reason_code
+        core.activate(TEXT)
+    if "under-review" in obstacles:
+        _asked(core, "other.ask")
     if "ungoverned" in obstacles:
         core.deactivate("refunds")
+    if "disagreement" in obstacles:
+        # Such an engine is not the one that a replay has: it would not reproduce the decision.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Network, "match", _contrary(Network.match))
+            return core.decide(cited, **proposal, **changes)
     decision = core.decide(cited, **proposal, **changes)
-    core.prove()
+    if len(obstacles) == 1:  # replaying every pair would only take time
+        core.prove()
     return decision
+
+
+def _asked(core: Core, action_type: str) -> Envelope:
+    """Propose what a rule sends to a person, in the trace of the proposal under test, and return the decision."""
+    asked = core.propose([core.fact("k.note", "x")], action_type=action_type)
+    assert "PLEASE_LOOK" == asked.decision.reason_code
+    return asked
+
+
+def _contrary(match: Callable[[Network, str], list[int]]) -> Callable[[Network, str], list[int]]:
+    """An engine that says nothing where the real one finds a rule, and finds the first rule where that says nothing."""
+    return lambda network, text: [] if match(network, text) else [0]
+
+
+def test_every_refusal_of_the_table_has_an_obstacle() -> None:
+    """The obstacles stand in the order of the table of stages, none is left out, and a rule's own refusal comes with its stage."""
+    table = [code for stage in STAGES if stage.number < 18 for code in stage.reason_codes]
+    assert table == [code for code in REFUSALS.values() if code in reasons.RESERVED]
+    assert "rule" == ORDER[-1]
 
 
 def test_no_obstacle_is_approved() -> None:
@@ -133,7 +189,14 @@ def test_the_earlier_stage_gives_the_reason(pair: tuple[str, str]) -> None:
     assert REFUSALS[pair[0]] == decide(frozenset(pair)).reason_code
 
 
-LATER = ["unknown-event", "no-input", "projection", "contradicted", "missing", "duplicate", "conflict", "rule"]
+def test_what_is_ended_is_not_called_a_repetition() -> None:
+    """A hopeless proposal that is repeated word for word has ended, and is no duplicate (a verdict, above, wipes out what was refused)."""
+    core = Core(document())
+    cancelled = core.fact("order.status", "cancelled")
+    assert ["ORDER_CANCELLED", reasons.NO_FEASIBLE_PROPOSAL] == [core.decide([cancelled]).reason_code for _ in range(2)]
+
+
+LATER = ["unknown-event", "no-input", "projection", "contradicted", "missing", "duplicate", "conflict", "error", "silence", "rule"]
 
 
 @pytest.mark.parametrize("earlier", ["", *LATER])
@@ -166,7 +229,7 @@ def test_the_hint_summarises_its_rows() -> None:
     assert [["b", "z"], ["b", "c"]] == [list(row.sources) for row in decision.retry_hint.fact_requirements]
 
 
-@pytest.mark.parametrize("obstacle", ["under-review", "ungoverned", "params", "versions"])
+@pytest.mark.parametrize("obstacle", ["under-review", "ended", "ungoverned", "params", "versions"])
 def test_before_the_evidence_there_is_no_hint_of_it(obstacle: str) -> None:
     """A refusal before stage 6 says nothing of evidence: what it would be selected for is not known."""
     assert [] == list(decide(frozenset({obstacle}) | EVIDENCE.keys()).retry_hint.fact_requirements)
