@@ -128,4 +128,4 @@ def test_executor_and_fdr(tmp_path: Path) -> None:
             assert 0 == stopped_by(reactor, signal.SIGINT)[0]
         assert 0 == stopped_by(server, signal.SIGTERM)[0]
     done = gavel("replay", "--data", data)
-    assert (0, "proved: 15 events, 3 decisions recomputed equal\n") == (done.returncode, done.stdout)
+    assert (0, "proved: 16 events, 3 decisions recomputed equal\n") == (done.returncode, done.stdout)

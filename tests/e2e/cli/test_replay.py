@@ -13,8 +13,8 @@ from gavel_server.embedded import EmbeddedRedis
 from tests.e2e.cli.programs import HEAD_KEY, LOG_KEY, copy_of, flip_byte, gavel, rewrite
 from tests.e2e.world import Server, rule_set, serving
 
-# BusOpened, a rule set deployed and activated, and per parcel a fact, a proposal and a decision.
-EVENTS = 12
+# BusOpened, a rule set deployed and activated, per parcel a fact, a proposal and a decision, and that the lost one is hopeless.
+EVENTS = 13
 PROVED = f"proved: {EVENTS} events, 3 decisions recomputed equal"
 
 
