@@ -111,7 +111,7 @@ def explain(state: State, envelope: Envelope, now_ms: int, governing: tuple[Comp
     explanations: list[RuleExplanation] = []
     for action in actions:
         if not action.violations(params):
-            view = _Governed(action, action.typed_params(params), gather(state, action, actions, envelope, now_ms))
+            view = _governed(state, action, actions, envelope, params, now_ms)
             explanations.extend(action.explain(_case(state, envelope, now_ms, view)))
     return explanations
 
@@ -131,7 +131,7 @@ def reread(
     that may hold the key: the one whose execution is to go on, or "".
     """
     params = struct_to_dict(proposal.proposal.params)
-    governed = [_Governed(action, action.typed_params(params), gather(state, action, actions, proposal, now_ms)) for action in actions]
+    governed = [_governed(state, action, actions, proposal, params, now_ms) for action in actions]
     if _names_refuse(decision, governed):
         return False
     citations, unknown = citations_of(proposal, known)
@@ -172,7 +172,7 @@ def _judge_governed(
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
         _warn_of_violations(decision, violations)
         return
-    governed = [_Governed(action, action.typed_params(params), gather(state, action, actions, envelope, now_ms)) for action in actions]
+    governed = [_governed(state, action, actions, envelope, params, now_ms) for action in actions]
     conflict_key = _conflict_key(governed, state, envelope, now_ms)
     if conflict_key is None:
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
@@ -245,6 +245,19 @@ def _refuse_for_evidence(decision: Decision, reason_code: str, governed: list[_G
 def _refuse_for_conflict(decision: Decision, state: State, holder: str, now_ms: int) -> None:
     _refuse(decision, reasons.CONFLICTING_DECISION, RetryHint(retryable=True, retry_after_ms=_free_after_ms(state, holder, now_ms)))
     decision.conflict_with_proposal_ids.append(state.decisions[holder].decision.decision.proposal_id)
+
+
+def _governed(
+    state: State,
+    action: CompiledAction,
+    actions: Sequence[CompiledAction],
+    envelope: Envelope,
+    params: dict[str, object],
+    now_ms: int,
+) -> _Governed:
+    """Return an action's view of a proposal whose params fit its schema."""
+    typed = action.typed_params(params)
+    return _Governed(action, typed, gather(state, action, actions, envelope, typed, now_ms))
 
 
 def _warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
@@ -367,23 +380,24 @@ def _free_after_ms(state: State, holder: str, now_ms: int) -> int:
 def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Case:
     proposal = envelope.proposal
     producer = envelope.producer
+    # By position: sixteen arguments by name cost as much again as the whole function.
     return Case(
-        params=view.params,
-        facts=view.evidence.facts,
-        risk=proposal.risk,
-        cost=proposal.cost,
-        confidence=proposal.confidence,
-        priority=proposal.priority,
-        expected_outcome=proposal.expected_outcome,
-        subject=envelope.subject,
-        producer_type=_PRODUCER_NAME[producer.type],
-        producer_id=producer.id,
-        producer_version=producer.version,
-        evidence_count=view.evidence.present,
-        evidence_worst_trust=view.evidence.worst_trust,
-        evidence_oldest_age_ms=view.evidence.oldest_age_ms,
-        consecutive_rejections=state.rejections(envelope.trace_id, now_ms).total,
-        now_ms=now_ms,
+        view.params,
+        view.evidence.facts,
+        proposal.risk,
+        proposal.cost,
+        proposal.confidence,
+        proposal.priority,
+        proposal.expected_outcome,
+        envelope.subject,
+        _PRODUCER_NAME[producer.type],
+        producer.id,
+        producer.version,
+        view.evidence.present,
+        view.evidence.worst_trust,
+        view.evidence.oldest_age_ms,
+        state.rejections(envelope.trace_id, now_ms).total,
+        now_ms,
     )
 
 

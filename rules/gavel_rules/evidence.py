@@ -20,7 +20,6 @@ from gavel_rules.feasibility import Known
 from gavel_rules.projection import State
 from gavel_rules.records import Candidate
 from gavel_rules.ruleset import CompiledAction, FactDeclaration
-from gavel_rules.values import struct_to_dict
 
 FINE: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
 MISSING: Final = decision_pb2.FACT_REQUIREMENT_STATE_MISSING
@@ -53,27 +52,46 @@ class Cited(NamedTuple):
     evidence_ref: str  # of an observation: the tool result that it names
 
 
-class Piece(NamedTuple):
-    """One piece of evidence that a proposal needs: what speaks for it, or what is wrong."""
+class Piece:
+    """One piece of evidence that a proposal needs: what speaks for it, or what is wrong. No tuple: compiled, those cost more."""
 
-    declared: FactDeclaration  # without a name where the proposal asks for it and no rule set declares it
-    subject: str
-    max_age_ms: int
-    candidate: Candidate | None
-    state: FactRequirementState.ValueType  # FINE: nothing is wrong
-    fresh_until_ms: int
+    def __init__(
+        self,
+        declared: FactDeclaration,  # without a name where the proposal asks for it and no rule set declares it
+        subject: str,
+        max_age_ms: int,
+        candidate: Candidate | None,
+        state: FactRequirementState.ValueType,  # FINE: nothing is wrong
+        fresh_until_ms: int,
+    ) -> None:
+        self.declared: Final = declared
+        self.subject: Final = subject
+        self.max_age_ms: Final = max_age_ms
+        self.candidate: Final = candidate
+        self.state: Final = state
+        self.fresh_until_ms: Final = fresh_until_ms
 
 
-class Evidence(NamedTuple):
+class Evidence:
     """All pieces for one governing rule set, with what its rules may see of them."""
 
-    pieces: list[Piece]
-    facts: dict[str, object]
-    present: int
-    worst_trust: int
-    oldest_age_ms: int
-    unresolved: tuple[FactDeclaration, ...] = ()  # whose fact each is depends on another one that is not as required
-    unnamed: tuple[FactDeclaration, ...] = ()  # their subject templates give no "type/id"
+    def __init__(
+        self,
+        pieces: list[Piece],
+        facts: dict[str, object],
+        present: int,
+        worst_trust: int,
+        oldest_age_ms: int,
+        unresolved: tuple[FactDeclaration, ...],  # whose fact each is depends on another one that is not as required
+        unnamed: tuple[FactDeclaration, ...],  # their subject templates give no "type/id"
+    ) -> None:
+        self.pieces: Final = pieces
+        self.facts: Final = facts
+        self.present: Final = present
+        self.worst_trust: Final = worst_trust
+        self.oldest_age_ms: Final = oldest_age_ms
+        self.unresolved: Final = unresolved
+        self.unnamed: Final = unnamed
 
 
 def cited(envelope: Envelope) -> Cited:
@@ -83,10 +101,18 @@ def cited(envelope: Envelope) -> Cited:
     return Cited(envelope.sequence_number, envelope.event_id, envelope.event_category, envelope.subject, keys, evidence_ref)
 
 
-def gather(state: State, action: CompiledAction, governing: Sequence[CompiledAction], envelope: Envelope, now_ms: int) -> Evidence:
+def gather(
+    state: State,
+    action: CompiledAction,
+    governing: Sequence[CompiledAction],
+    envelope: Envelope,
+    params: dict[str, object],
+    now_ms: int,
+) -> Evidence:
     """Return what speaks at `now_ms` for everything that an action's rule set declares and the proposal asks for.
 
-    `governing` is the action in all rule sets that are consulted. The proposal's params fit the action's schema.
+    `governing` is the action in all rule sets that are consulted. `params` are the proposal's: they fit the action's schema, and
+    are typed by it.
     """
     proposal = envelope.proposal
     own_subject = envelope.subject
@@ -109,7 +135,7 @@ def gather(state: State, action: CompiledAction, governing: Sequence[CompiledAct
             if not _settled(template.needs, facts, pieces):
                 unresolved += (declared,)
                 continue
-            named = template.subject(action.typed_params(struct_to_dict(proposal.params)), facts, own_subject)
+            named = template.subject(params, facts, own_subject)
             if named is None:
                 unnamed += (declared,)
                 continue
@@ -226,7 +252,7 @@ def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piec
         (piece.declared.key, piece.subject) for piece in pieces if piece.candidate is not None and piece.candidate.event_id in cited_ids
     }
     return [
-        piece._replace(state=SUPERSEDED)
+        Piece(piece.declared, piece.subject, piece.max_age_ms, piece.candidate, SUPERSEDED, piece.fresh_until_ms)
         for piece in pieces
         if piece.candidate is not None
         and (piece.declared.key, piece.subject) not in seen

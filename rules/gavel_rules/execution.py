@@ -42,7 +42,7 @@ from gavel_rules.events import (
 from gavel_rules.evidence import STALE, gather
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, State
 from gavel_rules.records import LiveDecision
-from gavel_rules.values import python_to_value
+from gavel_rules.values import python_to_value, struct_to_dict
 
 _MESSAGES: Final = {
     reasons.STALE_FACT: "a fact that the approval rests on is no longer fresh; propose again with current facts",
@@ -281,6 +281,7 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     """
     decision = live.basis.decision
     actions = state.actions_of(live.decision.decision)
+    params = struct_to_dict(live.proposal.proposal.params)
     consulted = [action.policy_id for action in actions]
     was_absent = {(policy_id, fact.key, fact.subject) for fact in decision.absent_facts for policy_id in fact.policy_ids or consulted}
     pinned = {(policy_id, pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts for policy_id in pin.policy_ids or consulted}
@@ -289,7 +290,7 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     stale = False
     for action in actions:
         policy_id = action.policy_id
-        for piece in gather(state, action, actions, live.proposal, now_ms).pieces:
+        for piece in gather(state, action, actions, live.proposal, action.typed_params(params), now_ms).pieces:
             key, subject = piece.declared.key, piece.subject
             if piece.candidate is not None:
                 selected.add((policy_id, key, subject, piece.candidate.event_id))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gavel_rules.case import Case, Reader
+from gavel_rules.cel_syntax import Call, Constant, Identifier, Node
 from gavel_rules.conditions import Condition, Environment, presences, reads
 from gavel_rules.limits import SUBJECT
 from gavel_rules.reference import Program, condition_source
@@ -29,6 +30,8 @@ class SubjectTemplate:
         self.needs = needs_of(environment, condition)
         self.takes_params = any(path.startswith("params") for path in (*(name for name, _ in read), *tested))
         self._reader = Reader(read, tested)
+        # Most templates only string texts together, which needs no evaluator.
+        self._texts = _texts(condition.tree, environment)
         self._program = Program(environment, [condition_source(condition.source)])
 
     def subject(self, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
@@ -37,11 +40,40 @@ class SubjectTemplate:
         None: the template errs, or what it gives is no "type/id".
         """
         case = Case(params, facts, 0.0, 0.0, 0.0, 0, "", subject, "", "", "", 0, 0, 0, 0, 0)
-        answers = self._program.together(self._reader.values(case))
-        if answers is None:
-            return None
-        (named,) = answers
+        values = self._reader.values(case)
+        named = self._evaluated(values) if self._texts is None else _strung(self._texts, values)
         return named if isinstance(named, str) and _SUBJECT.fullmatch(named) else None
+
+    def _evaluated(self, values: dict[str, object]) -> object:
+        answers = self._program.together(values)
+        return None if answers is None else answers[0]
+
+
+_Texts = tuple[tuple[bool, str], ...]
+
+
+def _texts(tree: Node, environment: Environment) -> _Texts | None:
+    """Return what a template strings together, each a literal, or with True the name of a variable; None where it does anything else."""
+    match tree:
+        case Constant("string", str(text)):
+            return ((False, text),)
+        case Identifier(name) if name in environment.types and environment.types[name].kind == "string":
+            return ((True, name),)
+        case Call("_+_", None, (left, right)):
+            before, after = _texts(left, environment), _texts(right, environment)
+            return None if before is None or after is None else before + after
+    return None
+
+
+def _strung(texts: _Texts, values: Mapping[str, object]) -> str | None:
+    """Return the texts as one, None where a value is not there: reading it is CEL's error."""
+    parts: list[str] = []
+    for is_variable, text in texts:
+        part = values.get(text) if is_variable else text
+        if not isinstance(part, str):
+            return None
+        parts.append(part)
+    return "".join(parts)
 
 
 def needs_of(environment: Environment, condition: Condition) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ _TRACE_ID: Final = re.compile(r"[\x20-\x7e]{1,128}\Z")
 _EVENT_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]{0,127}\Z")
 _PRODUCER_ID: Final = re.compile(limits.PRODUCER_ID + r"\Z")
 _VERSION: Final = re.compile(r"[\x20-\x7e]{0,128}\Z")
+_VERSIONS: Final = tuple(common_pb2.VersionBinding.DESCRIPTOR.fields_by_name)
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _REASON_CODE: Final = re.compile(r"([A-Z][A-Z0-9_]{0,127})?\Z")
 
@@ -153,9 +154,10 @@ def _check_category(envelope: Envelope, payload: str | None, found: Violations) 
 
 
 def _binding_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
-    for field, value in envelope.version_binding.ListFields():
-        if not _VERSION.match(value):
-            yield f"envelope.version_binding.{field.name}", "is not at most 128 printable ASCII characters"
+    binding = envelope.version_binding
+    for name in _VERSIONS:
+        if not _VERSION.match(getattr(binding, name)):
+            yield f"envelope.version_binding.{name}", "is not at most 128 printable ASCII characters"
 
 
 def _timestamp_violations(value: Timestamp, field: str) -> Iterator[tuple[str, str]]:

@@ -42,7 +42,8 @@ class Lookup:
 
     def note(self, envelope: Envelope) -> None:
         """Remember a committed event that another server made."""
-        self._note(envelope, 0)
+        self._known[envelope.event_id] = Known(envelope.sequence_number, 0, envelope.trace_id)
+        self.cite(envelope)
         if envelope.event_category == DECISION:
             self._note_answered(envelope)
         self._bound()
@@ -50,7 +51,8 @@ class Lookup:
     def note_all(self, envelopes: Sequence[Envelope], entries: Sequence[Entry]) -> None:
         """Remember a committed batch of this server, whose entries say by which event each proposal was decided."""
         for envelope, entry in zip(envelopes, entries, strict=True):
-            self._note(envelope, entry.decision_sequence_number)
+            self._known[entry.event_id] = Known(entry.sequence_number, entry.decision_sequence_number, envelope.trace_id)
+            self.cite(envelope)
         self._bound()
 
     def _note_answered(self, decision: Envelope) -> None:
@@ -62,10 +64,6 @@ class Lookup:
         answered = self._known.get(answered_id)
         if answered is not None:
             self._known[answered_id] = Known(answered.sequence_number, decision.sequence_number, answered.trace_id)
-
-    def _note(self, envelope: Envelope, decided_by: int) -> None:
-        self._known[envelope.event_id] = Known(envelope.sequence_number, decided_by, envelope.trace_id)
-        self.cite(envelope)
 
     def _bound(self) -> None:
         _bound(self._cited, self.cited_max)

@@ -39,9 +39,10 @@ def committed(bus: str, envelopes: Iterable[Envelope]) -> None:
     count = 0
     for envelope in envelopes:
         count += 1
-        if envelope.event_category == AGENT_DIAGNOSTIC and envelope.agent_diagnostic.WhichOneof("detail") == "shadow_difference":
+        category = envelope.event_category
+        if category == AGENT_DIAGNOSTIC and envelope.agent_diagnostic.WhichOneof("detail") == "shadow_difference":
             SHADOW_DIFFERENCES.labels(bus, envelope.agent_diagnostic.shadow_difference.policy_id).inc()
-        elif envelope.event_category == DECISION and envelope.decision.reason_code in ALARMING:
+        elif category == DECISION and envelope.decision.reason_code in ALARMING:
             decision = envelope.decision
             DECISION_ALARMS.labels(bus, decision.reason_code).inc()
             _LOG.error(

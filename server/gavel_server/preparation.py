@@ -33,14 +33,16 @@ from gavel_server.planning import Pending
 if TYPE_CHECKING:
     from gavel_server.sequencer import Sequencer
 
+# Tuples: a union would be made anew at every look.
+_WITH_ENVELOPE: Final = (SubmitProposal, PublishEvent, ReportExecution, ResolveReview, RevokeDecision)
+_OF_NO_DECISION: Final = (SubmitProposal, PublishEvent)
+
 _LOG: Final = structlog.get_logger(__name__)
 
 
 def command_envelope(command: Command) -> Envelope | None:
     """Return the envelope that a producer sent with a command, if it sent one."""
-    if isinstance(command, SubmitProposal | PublishEvent | ReportExecution | ResolveReview | RevokeDecision):
-        return command.envelope
-    return None
+    return command.envelope if isinstance(command, _WITH_ENVELOPE) else None
 
 
 def decision_id_of(command: Command) -> str:
@@ -96,7 +98,7 @@ async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pend
                 continue
             if pending.check_id:
                 in_batch[pending.check_id] = envelope
-        if not isinstance(command, SubmitProposal | PublishEvent):
+        if not isinstance(command, _OF_NO_DECISION):
             decision_id = decision_id_of(command)
             if decision_id:
                 behind = await _find_decision(sequencer, pending, decision_id) or behind

@@ -12,8 +12,10 @@ from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reasons
 from gavel_rules.arbitration import explain
 from gavel_rules.ruleset import DocumentError, compile_rule_set
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.unit.core.driver import SOURCE, Core, document, proposal_envelope
+from tests.unit.core.driver import ACTION, SOURCE, Core, compiled, document, proposal_envelope
 
 MISSING = decision_pb2.FACT_REQUIREMENT_STATE_MISSING
 STALE = decision_pb2.FACT_REQUIREMENT_STATE_STALE
@@ -145,6 +147,27 @@ def test_subjects_out_of_params_and_chains() -> None:
     assert ["account/9", "group/g"] == [pin.subject for pin in decision.pinned_facts]
     assert reasons.NEED_MORE_FACTS == core.decide([group], params={"amount": 50, "note": "8"}, subject="account/9").reason_code
     core.prove()
+
+
+STRUNG = (
+    '"customer/" + facts.customer',
+    '("a" + "b/") + (params.note + "é-" + facts.customer)',
+    "facts.customer",
+    'subject.type + "/" + subject.id',
+)
+
+
+@pytest.mark.parametrize("template", STRUNG)
+@given(customer=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20), note=st.text("ab/", max_size=5))
+def test_strung_together_as_evaluated(template: str, customer: str, note: str) -> None:
+    """A template that only strings texts together, which asks no evaluator, names whom the evaluator would name."""
+    named = []
+    for written in (template, f'true ? {template} : ""'):
+        facts = {"customer": CUSTOMER, "score": {**SCORE, "subject": written, "optional": True}}
+        schema = {"type": "object", "required": ["note"], "properties": {"note": {"type": "string"}}}
+        action = compiled(document(facts, OPTIONAL_RULES, params=schema)).actions[ACTION]
+        named.append(action.subject_templates[written].subject({"note": note}, {"customer": customer}, "order/1"))
+    assert named[1] == named[0]
 
 
 def test_citing_the_named_subjects_fact_is_input() -> None:
