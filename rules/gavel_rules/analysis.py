@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gavel_rules.attributes import ATTRIBUTES, NOW
-from gavel_rules.cases import CASES_TRIED_MAX, CaseMaker, Generated, Witness
-from gavel_rules.constraints import Budget
+from gavel_rules.cases import WORK_MAX, CaseMaker, Generated, Witness, makers
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, Rule
 from gavel_rules.source import DocumentMessage, Messages, Source
 
@@ -29,12 +28,12 @@ VALUE_LENGTH_MAX: Final = 400
 _WOULD: Final = {"reject": "refuse", "review": "send to a person"}
 
 
-def analyse(rule_set: CompiledRuleSet, cases_tried_max: int = CASES_TRIED_MAX) -> tuple[DocumentMessage, ...]:
+def analyse(rule_set: CompiledRuleSet, work_max: int = WORK_MAX) -> tuple[DocumentMessage, ...]:
     """Return the warnings about a rule set's rules, sorted by place. They come beside `CompiledRuleSet.warnings`.
 
-    Of each action at most so many cases are tried; where that is too few, a warning says so.
+    The work that it may take is bounded, in steps of a Budget; of an action for which it is too little, a warning says so.
     """
-    return _Analysis(rule_set, cases_tried_max).warnings()
+    return _Analysis(rule_set, work_max).warnings()
 
 
 def shown(generated: Generated) -> str:
@@ -67,9 +66,9 @@ def _json(value: object) -> str:
 
 
 class _Analysis:
-    def __init__(self, rule_set: CompiledRuleSet, cases_tried_max: int) -> None:
+    def __init__(self, rule_set: CompiledRuleSet, work_max: int) -> None:
         self._rule_set = rule_set
-        self._cases_tried_max = cases_tried_max
+        self._work_max = work_max
         self._messages = Messages()
         self._source = Source(rule_set.document, Messages())
         data = self._source.data
@@ -77,9 +76,10 @@ class _Analysis:
         self._index_of = {rule["id"]: index for index, rule in enumerate(rules)}
 
     def warnings(self) -> tuple[DocumentMessage, ...]:
-        for name, action in self._rule_set.actions.items():
-            maker = CaseMaker(action, budget=Budget(self._cases_tried_max))
-            if maker.base is None:
+        for maker in makers(self._rule_set, self._work_max):
+            action = maker.action
+            name = action.action_type
+            if maker.base is None and not maker.budget.spent:
                 self._not_analysed(name, "no params were found that fit its schema", "give `examples` in the schema")
                 continue
             if len(action.rules) > RULES_ANALYSED_MAX:
@@ -87,7 +87,9 @@ class _Analysis:
             unreachable = self._check_reachable(maker, action)
             self._check_overlaps(maker, action, unreachable)
             if maker.budget.spent:
-                self._not_analysed(name, "it takes too many cases", "simplify its conditions, or split the action")
+                self._not_analysed(
+                    name, "it takes too much work", "simplify its conditions and its schema, or split the action or the rule set"
+                )
         return self._messages.sorted()
 
     def _not_analysed(self, action_type: str, why: str, what_to_do: str) -> None:

@@ -25,17 +25,23 @@ from gavel_rules.conditions import presences
 from gavel_rules.constraints import Budget, Constraints, Domain, negated, solutions
 from gavel_rules.lowering import Conjunction, Formula, lower
 from gavel_rules.probing import Question, flips, moments_to_ask, numbers_to_ask
-from gavel_rules.ruleset import CompiledAction
+from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.samples import VALUES_MAX, Hints, Reference, Sampler, hints_of, near, plain, resolved, unique
-from gavel_rules.values import INTEGER_MAX
+from gavel_rules.values import INTEGER_MAX, size_of
 from gavel_rules.vocabulary import ValueType
 
-CASES_TRIED_MAX: Final = 100_000
-STEPS_MAX: Final = 4_000
+WORK_MAX: Final = 4_000_000  # steps of a Budget: about two seconds
+WORK_MIN: Final = 10_000  # of one action, however many there are
+SETS_STEPS_MAX: Final = 100_000  # of the search for sets of cases that fulfil given conditions
 SETS_MAX: Final = 24  # of cases that are tried, of those that fulfil given conditions
 TRIES_MAX: Final = 1_500  # of values in one set
 PLAIN_MAX: Final = 6  # values of a path, of which texts are put together
 ALTERNATIVES_MAX: Final = 16  # of one condition that are looked at one by one
+# Steps of a Budget: to make and check each part of a case, beside its fixed cost; to compare each part of a value; to ask a guard.
+_CASE_STEPS: Final = 20
+_PART_STEPS: Final = 3
+_OPTION_STEPS: Final = 3
+_GUARD_STEPS: Final = 10
 
 
 class _Absent:
@@ -74,19 +80,20 @@ class Witness(NamedTuple):
 class CaseMaker:
     """Makes cases for one action, as long as its budget lasts. `beside` are versions of it that are asked about as well.
 
-    A step of the budget is a case tried. Once it is spent nothing more is found, and nothing more is called impossible.
+    The budget pays for the size of what is made, not only for how often. Once it is spent nothing more is found, and nothing
+    more is called impossible.
     """
 
     def __init__(self, action: CompiledAction, beside: Sequence[CompiledAction] = (), budget: Budget | None = None) -> None:
-        self._action = action
-        self.budget = budget or Budget(CASES_TRIED_MAX)
+        self.action = action
+        self.budget = budget or Budget(WORK_MAX)
         hints: dict[str, Hints] = {}
         for version in (action, *beside):
             for condition in version.conditions:
                 for path, of_path in hints_of(condition.tree, version.environment.types).items():
                     hints[path] = hints.get(path, Hints()).joined(of_path)
         self._hints = hints
-        self._sampler = Sampler(action.params_schema, hints)
+        self._sampler = Sampler(action.params_schema, hints, self.budget)
         declared = [fact for version in (*beside, action) for fact in version.facts]
         self._fact_types = {f"facts.{fact.name}": {"type": fact.value_type} for fact in declared}
         self._put_together()
@@ -97,6 +104,7 @@ class CaseMaker:
         self.anything = Constraints(*self._structure(beside))
         values = self._sampler.values(action.params_schema, "params")
         self._params = next((value for value in values if isinstance(value, dict) and not action.violations(value)), None)
+        self._case_steps = _CASE_STEPS + _PART_STEPS * size_of(self._params) + len(action.facts)
         self.base = self._made({})  # the plainest case; None where no params were found that fit the schema
 
     def formula(self, version: CompiledAction, index: int, wanted: bool) -> Formula:
@@ -112,7 +120,7 @@ class CaseMaker:
 
     def witness(self, formulas: Sequence[Formula], within: Constraints | None = None) -> Witness:
         """Return a case in which every formula holds, or the proof that there is none."""
-        budget = Budget(STEPS_MAX)
+        budget = Budget(SETS_STEPS_MAX, self.budget)
         empty = True
         for constraints in islice(solutions(formulas, within or self.anything, budget), SETS_MAX):
             empty = False
@@ -126,24 +134,25 @@ class CaseMaker:
 
         Of the other rules only those are asked about that turn out to be in the way: the proof is then about few of them.
         """
-        wanted = {index: self.formula(self._action, index, True)}
+        wanted = {index: self.formula(self.action, index, True)}
         while True:
             witness = self.witness([*wanted.values(), *also])
             if witness.found is None:
                 return witness._replace(others=tuple(sorted(wanted.keys() - {index})))
-            verdict = self._action.evaluate_reference(witness.found.case)
-            if verdict.matched and verdict.matched[0] is self._action.rules[index]:
+            self.budget.take(self._case_steps + len(self.action.rules))
+            verdict = self.action.evaluate_reference(witness.found.case)
+            if verdict.matched and verdict.matched[0] is self.action.rules[index]:
                 return witness
             in_the_way = verdict.error or "".join(rule.id for rule in verdict.matched[:1])
-            obstacle = next((number for number, rule in enumerate(self._action.rules) if rule.id == in_the_way), index)
+            obstacle = next((number for number, rule in enumerate(self.action.rules) if rule.id == in_the_way), index)
             if obstacle in wanted:
                 return Witness(None, False)
-            fails = self.formula(self._action, obstacle, False)
-            wanted[obstacle] = fails if obstacle < index else (*fails, *self.formula(self._action, obstacle, True))
+            fails = self.formula(self.action, obstacle, False)
+            wanted[obstacle] = fails if obstacle < index else (*fails, *self.formula(self.action, obstacle, True))
 
     def beyond(self, index: int) -> Iterator[Generated]:
         """Yield cases around a rule's thresholds: in each, one atom of one alternative of its condition fails, the others hold."""
-        for conjunction in self.formula(self._action, index, True)[:ALTERNATIVES_MAX]:
+        for conjunction in self.formula(self.action, index, True)[:ALTERNATIVES_MAX]:
             for position, atom in enumerate(conjunction):
                 changed: Conjunction = (*conjunction[:position], negated(atom), *conjunction[position + 1 :])
                 witness = self.witness([(changed,)])
@@ -165,7 +174,7 @@ class CaseMaker:
         """Return for each path which optional paths it hangs on, and between which bounds declarations keep its values."""
         optional: dict[str, tuple[str, ...]] = {}
         domains = {path: domain for path, (_, domain) in ATTRIBUTES.items()}
-        scope = self._action.environment.scope
+        scope = self.action.environment.scope
 
         def walk(type_: ValueType, path: str, along: tuple[str, ...], part: dict[str, Any] | None) -> None:
             for name, field in type_.fields.items():
@@ -174,18 +183,18 @@ class CaseMaker:
                 optional[below] = steps
                 schema = None
                 if part is not None:
-                    schema = resolved(part.get("properties", {}).get(name), self._action.params_schema)
+                    schema = resolved(part.get("properties", {}).get(name), self.action.params_schema)
                     domain = _domain_of(schema)
                     if domain is not None:
                         domains[below] = domain
                 walk(field.type, below, steps, schema)
 
-        walk(scope["params"], "params", (), resolved(self._action.params_schema, self._action.params_schema))
+        walk(scope["params"], "params", (), resolved(self.action.params_schema, self.action.params_schema))
         walk(scope["facts"], "facts", (), None)
-        for path, type_ in self._action.environment.types.items():
+        for path, type_ in self.action.environment.types.items():
             if type_.kind == "int" and path in optional and path not in domains:
                 domains[path] = Domain(low=-INTEGER_MAX, high=INTEGER_MAX, integer=True)
-        for version in (self._action, *beside):
+        for version in (self.action, *beside):
             for condition in version.conditions:
                 for path in presences(condition.tree):
                     optional.setdefault(path, (path,))
@@ -211,9 +220,9 @@ class CaseMaker:
             return attribute_schema(path)
         if path in self._fact_types:
             return self._fact_types[path]
-        part: object = self._action.params_schema
+        part: object = self.action.params_schema
         for step in path.replace("[]", ".[]").split(".")[1:]:
-            schema = resolved(part, self._action.params_schema)
+            schema = resolved(part, self.action.params_schema)
             items = schema.get("items", schema.get("additionalProperties", {}))
             part = items if step == "[]" else schema.get("properties", {}).get(step, schema.get("additionalProperties", {}))
         return part
@@ -251,6 +260,8 @@ class CaseMaker:
             if math.isfinite(domain.low) and math.isfinite(domain.high):
                 tried.extend([plain((domain.low + domain.high) / 2), (domain.low + domain.high) / 2])
             tried.extend(value for bound in (domain.low, domain.high) if math.isfinite(bound) for value in near(bound, domain.integer))
+        if not self.budget.take(_OPTION_STEPS * sum(map(size_of, tried))):
+            return []
         found = [value for value in unique(tried) if self._may_be(path, value, domain)]
         if steps and not all(constraints.present.get(step) for step in steps):
             found.append(_ABSENT)
@@ -263,9 +274,11 @@ class CaseMaker:
             return True
         key = (path, _key(value))
         if key not in self._fitting:
+            if not self.budget.take(self._case_steps):
+                return False
             params = copy.deepcopy(self._params)
             self._put(params, path, value)
-            self._fitting[key] = not self._action.violations(params)
+            self._fitting[key] = not self.action.violations(params)
         return self._fitting[key]
 
     # From constraints to a case.
@@ -337,7 +350,7 @@ class CaseMaker:
             path = order[depth]
             asked = [test.question for test in due[depth] if test.question is not None and len(test.paths) > 1] if refined else []
             for value in chain(options_of[path], *(self._flips(question, path, dict(at)) for question in asked)):
-                if not budget.take():
+                if not budget.take() or not self.budget.take(1 + 2 * len(due[depth])):
                     break
                 at[path] = value
                 if all(test.passes(at) for test in due[depth]):
@@ -350,11 +363,11 @@ class CaseMaker:
 
     def _made(self, assignment: Assignment) -> Generated | None:
         """Return the plainest case with these values, None where the schema, or the case itself, has no room for them."""
-        if self._params is None or not self.budget.take():
+        if self._params is None or not self.budget.take(self._case_steps + _OPTION_STEPS * size_of(list(assignment.values()))):
             return None
         params = copy.deepcopy(self._params)
         facts: dict[str, object] = {
-            fact.name: value for fact in self._action.facts if not fact.optional for value in self._values(f"facts.{fact.name}")[:1]
+            fact.name: value for fact in self.action.facts if not fact.optional for value in self._values(f"facts.{fact.name}")[:1]
         }
         others: Assignment = {}
         for path in sorted(assignment):
@@ -370,9 +383,9 @@ class CaseMaker:
             else:
                 others[path] = value
         of = settled(others, len(facts))
-        if of is None or self._action.violations(params):
+        if of is None or self.action.violations(params):
             return None
-        return Generated(params, facts, case_of(self._action.typed_params(params), facts, of), dict(assignment))
+        return Generated(params, facts, case_of(self.action.typed_params(params), facts, of), dict(assignment))
 
     def _put(self, params: dict[str, object], path: str, value: object) -> None:
         """Set a path of params, or take it away; what it stands in is made as the schema wants it."""
@@ -399,6 +412,7 @@ class CaseMaker:
         asked = {path: assignment[path] for path in question.order}
         key = tuple(map(_key, asked.values()))
         if key not in question.answers:
+            self.budget.take(_GUARD_STEPS)
             made = self._made(asked)
             question.answers[key] = question.answer(made.case) if made is not None else None
         return question.answers[key]
@@ -413,12 +427,14 @@ class CaseMaker:
 
     def _flips(self, question: Question, path: str, chosen: Assignment) -> list[float]:
         """Return where a guard changes for a path, what else it reads being chosen, or else as plain as can be."""
-        type_ = self._action.environment.types.get(path)
+        type_ = self.action.environment.types.get(path)
         if type_ is None or type_.kind not in ("int", "double", "timestamp"):
             return []
         whole = type_.kind != "double"
         points = moments_to_ask(self._hints.get(path, Hints()).constants) if path == NOW else numbers_to_ask(self._values(path), whole)
-        plain_values = {other: self._values(other)[0] for other in question.paths if other != path and self._values(other)}
+        plain_values = {other: values[0] for other in question.paths if other != path and (values := self._values(other))}
+        if question.paths > {*plain_values, *chosen, path}:
+            return []  # of something that it reads no value is known
         return flips(lambda value: self._asked(question, {**plain_values, **chosen, path: value}), points, whole)
 
 
@@ -448,6 +464,15 @@ def _domain_of(schema: Mapping[str, Any]) -> Domain | None:
         if domain is not None and isinstance(schema.get(keyword), int | float) and schema.get("type") in ("number", "integer"):
             domain = domain.bounded(operator, schema[keyword])
     return domain if domain != Domain() else None
+
+
+def makers(rule_set: CompiledRuleSet, work_max: int = WORK_MAX) -> Iterator[CaseMaker]:
+    """Yield a maker for each action of a rule set. What one leaves of its part of the work goes to those after it."""
+    left = work_max
+    for done, action in enumerate(rule_set.actions.values()):
+        budget = Budget(max(left // (len(rule_set.actions) - done), WORK_MIN))
+        yield CaseMaker(action, budget=budget)
+        left -= budget.taken
 
 
 def generated_cases(action: CompiledAction, cases_max: int, maker: CaseMaker | None = None) -> list[Generated]:

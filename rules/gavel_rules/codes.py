@@ -15,7 +15,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "bad-number": "A number is not a plain decimal, or a double would not hold it exactly.",
     "cel-error": "CEL refuses the expression for a reason that has no code of its own.",
     "cel-syntax": "The expression is not CEL.",
-    "document-too-long": "The text is over `DOCUMENT_BYTES_MAX`.",
+    "document-too-long": "The text is over `DOCUMENT_BYTES_MAX`, or has more than `DOCUMENT_PARTS_MAX` keys and values.",
     "duplicate-derivation": "Two derivations give one key for the same action and status.",
     "duplicate-id": "Two rules, or two derivations, have one id.",
     "duplicate-key": "A mapping has the same key twice.",

@@ -140,6 +140,11 @@ class Constraints:
             constraints = narrowed
         return constraints._propagated() if constraints.pairs else constraints
 
+    def work(self, conjunction: Conjunction) -> int:
+        """Return what it takes to add a conjunction, in steps of a Budget: for each atom, what is known is copied."""
+        known = len(self.domains) + len(self.present) + len(self.guards) + len(self.pairs)
+        return 2 + len(conjunction) * (4 + (known + len(self.optional)) // 16) + 4 * len(self.pairs)
+
     def domain(self, path: str) -> Domain:
         """Return what values a path may have, if it is there."""
         return self.domains.get(path, _FREE)
@@ -220,20 +225,23 @@ def _ordered(less: Domain, more: Domain, strictly: bool) -> tuple[Domain | None,
 
 
 class Budget:
-    """How many steps a search may still take. `spent` says that it has stopped early, and so has proved nothing."""
+    """How much work a search may still do, in steps of about half a microsecond; what it takes out of `whole` has to be left there too.
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    `spent` says that the search was stopped early, and so has proved nothing.
+    """
 
-    @property
-    def spent(self) -> bool:
-        """Whether the steps have run out."""
-        return self.steps < 0
+    def __init__(self, steps: int, whole: Budget | None = None) -> None:
+        self.spent = False
+        self.taken = 0
+        self._steps = steps
+        self._whole = whole
 
-    def take(self) -> bool:
-        """Take one step; False when there is none left."""
-        self.steps -= 1
-        return self.steps >= 0
+    def take(self, steps: int = 1) -> bool:
+        """Take steps for what is about to be done; False when none is left. The last piece of work may take more than there is."""
+        enough = self.taken < self._steps and (self._whole is None or self._whole.take(steps))
+        self.taken += steps
+        self.spent = self.spent or not enough
+        return enough
 
 
 def solutions(formulas: Sequence[Formula], constraints: Constraints, budget: Budget) -> Iterator[Constraints]:
@@ -242,7 +250,7 @@ def solutions(formulas: Sequence[Formula], constraints: Constraints, budget: Bud
         yield constraints
         return
     for conjunction in formulas[0]:
-        if not budget.take():
+        if not budget.take(constraints.work(conjunction)):
             return
         narrowed = constraints.with_all(conjunction)
         if narrowed is not None:

@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple
 from gavel_rules import reasons
 from gavel_rules.analysis import attribute
 from gavel_rules.attributes import ATTRIBUTES
-from gavel_rules.cases import CaseMaker, Generated, generated_cases
+from gavel_rules.cases import WORK_MAX, WORK_MIN, CaseMaker, Generated, generated_cases
 from gavel_rules.cel_syntax import Constant, Node, children
 from gavel_rules.conditions import reads
+from gavel_rules.constraints import Budget
 from gavel_rules.lowering import Formula
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 
@@ -86,9 +87,10 @@ def difference(older: CompiledRuleSet, newer: CompiledRuleSet) -> Difference:
     edits = [*_edits("", _declarations(before), _declarations(after))]
     for rule_id in changed:
         edits.extend(_rule_edits(rule_id, old_rules[rule_id], new_rules[rule_id]))
-    cases = chain.from_iterable(
-        _Versions(name, older, newer, before, after).telling_cases() for name in sorted({*older.actions, *newer.actions})
-    )
+    actions = [_Versions(name, older, newer, before, after) for name in sorted({*older.actions, *newer.actions})]
+    edited = [action for action in actions if action.may_differ()]
+    work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
+    cases = chain.from_iterable(action.telling_cases(work_max) for action in edited)
     return Difference(
         tuple(rule_id for rule_id in new_rules if rule_id not in old_rules),
         tuple(rule_id for rule_id in old_rules if rule_id not in new_rules),
@@ -176,15 +178,22 @@ class _Versions:
         self._same_declarations = old == new
         self._seen: set[tuple[str, Decided, Decided]] = set()
 
-    def telling_cases(self) -> Iterator[TellingCase]:
-        """Yield cases that the versions decide differently: one for each rule that was edited, and for each other such pair."""
+    def may_differ(self) -> bool:
+        """Whether anything that decides was edited."""
         if self._older is None or self._newer is None:
-            yield from self._only_one()
+            return True
+        return not self._same_declarations or _meanings(self._older) != _meanings(self._newer)
+
+    def telling_cases(self, work_max: int) -> Iterator[TellingCase]:
+        """Yield cases that the versions decide differently: one for each rule that was edited, and for each other such pair.
+
+        The work to find them is bounded, in steps of a Budget.
+        """
+        if self._older is None or self._newer is None:
+            yield from self._only_one(work_max)
             return
         old, new = self._older, self._newer
-        if self._same_declarations and _meanings(old) == _meanings(new):
-            return
-        for_old, for_new = CaseMaker(old, [new]), CaseMaker(new, [old])
+        for_old, for_new = CaseMaker(old, [new], Budget(work_max // 2)), CaseMaker(new, [old], Budget(work_max // 2))
         for maker, version, other in ((for_new, new, old), (for_old, old, new)):
             unedited = _meanings(other)
             for index, meaning in enumerate(_meanings(version)):
@@ -193,10 +202,10 @@ class _Versions:
         yield from self._told("", new, generated_cases(new, SWEPT_CASES_MAX, for_new))
         yield from self._told("", old, generated_cases(old, SWEPT_CASES_MAX, for_old))
 
-    def _only_one(self) -> Iterator[TellingCase]:
+    def _only_one(self, work_max: int) -> Iterator[TellingCase]:
         version = self._newer or self._older
         assert version is not None  # noqa: S101  # the name is one of either's
-        yield from self._told("", version, generated_cases(version, len(version.rules) + 1))
+        yield from self._told("", version, generated_cases(version, len(version.rules) + 1, CaseMaker(version, budget=Budget(work_max))))
 
     def _told(self, rule_id: str, version: CompiledAction, cases: Iterable[Generated]) -> Iterator[TellingCase]:
         """Yield the cases, made for a version, on which the versions differ: one for each pair of decisions and edited rule."""

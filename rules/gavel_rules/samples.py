@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import islice, product
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, Node, Select, children
+from gavel_rules.constraints import Budget
 from gavel_rules.values import INTEGER_MAX, size_of
 
 # The moment at which cases happen if nothing else is asked of them: a Monday noon, in UTC.
@@ -31,6 +32,9 @@ PATTERN_DEPTH_MAX: Final = 32
 SCHEMA_DEPTH_MAX: Final = 8
 CHOICES_MAX: Final = 8
 PARTS_MAX: Final = 4  # texts that are put together, each with each
+# Steps of a Budget: to look at a part of a schema, and to make and compare each part of a value.
+_PART_STEPS: Final = 5
+_VALUE_STEPS: Final = 2
 
 
 class Reference(NamedTuple):
@@ -181,29 +185,43 @@ def resolved(part: object, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Sampler:
-    """Gives values for the parts of one schema, plain ones first, with those that conditions ask about."""
+    """Gives values for the parts of one schema, plain ones first, with those that conditions ask about.
 
-    def __init__(self, root: Mapping[str, Any], hints: Mapping[str, Hints]) -> None:
+    Once the budget is spent it gives no more.
+    """
+
+    def __init__(self, root: Mapping[str, Any], hints: Mapping[str, Hints], budget: Budget) -> None:
         self._root = root
         self._hints = hints
+        self._budget = budget
 
     def values(self, part: object, path: str, depth: int = 0) -> list[object]:
         """Return values to try for a schema's part. Not every one need be valid."""
+        return list(islice(unique(self._affordable(self._tried(part, path, depth))), VALUES_MAX)) if self._budget.take(_PART_STEPS) else []
+
+    def _affordable(self, values: Iterable[object]) -> Iterator[object]:
+        for value in values:
+            if not self._budget.take(_VALUE_STEPS * size_of(value)):
+                break
+            yield value
+
+    def _tried(self, part: object, path: str, depth: int) -> Iterator[object]:
         schema = resolved(part, self._root)
-        found = [*_listed(schema.get("default", _NOTHING)), *schema.get("examples", ())]
+        if "default" in schema:
+            yield schema["default"]
+        yield from schema.get("examples", ())
         if "const" in schema:
-            found.append(schema["const"])
+            yield schema["const"]
         elif "enum" in schema:
-            found.extend(schema["enum"])
+            yield from schema["enum"]
         else:
             for choice in ("anyOf", "oneOf"):
                 branches = schema.pop(choice, ())
                 for branch in branches if depth < SCHEMA_DEPTH_MAX else ():
-                    found.extend(self.values({**schema, **resolved(branch, self._root)}, path, depth + 1))
+                    yield from self.values({**schema, **resolved(branch, self._root)}, path, depth + 1)
             types = schema.get("type", "string")
             for type_ in types if isinstance(types, list) else [types]:
-                found.extend(self._of_type(type_, schema, path, depth))
-        return unique(found)[:VALUES_MAX]
+                yield from self._of_type(type_, schema, path, depth)
 
     def _of_type(self, type_: object, schema: dict[str, Any], path: str, depth: int) -> Iterable[object]:
         hints = self._hints.get(path, _NO_HINTS)
@@ -262,23 +280,19 @@ class Sampler:
         variants: list[dict[str, object]] = [plain]
         for name, part in properties.items():
             options = self.values(part, f"{path}.{name}", depth + 1)[:6]
-            variants.extend([{**variant, name: option} for variant in variants[:12] for option in options])
-        yield from variants
+            more = [{**variant, name: option} for variant in variants for option in options]
+            variants.extend(more[: 12 - len(variants)])
+            yield from more
 
 
-def _listed(value: object) -> list[object]:
-    return [] if value is _NOTHING else [value]
-
-
-_NOTHING: Final = object()
-
-
-def unique(values: Iterable[object]) -> list[object]:
-    """Return values each once; 1, 1.0 and true are three."""
-    found: dict[str, object] = {}
+def unique(values: Iterable[object]) -> Iterator[object]:
+    """Yield values each once; 1, 1.0 and true are three."""
+    found: set[str] = set()
     for value in values:
-        found.setdefault(f"{type(value).__name__} {value!r}", value)
-    return list(found.values())
+        known = len(found)
+        found.add(f"{type(value).__name__} {value!r}")
+        if len(found) > known:
+            yield value
 
 
 def _repeated(item: object, length: int) -> list[object]:

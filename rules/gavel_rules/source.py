@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -21,6 +22,7 @@ from gavel_rules.values import INTEGER_MAX, number_problem
 
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 32
+DOCUMENT_PARTS_MAX: Final = 50_000  # keys, values, lists and mappings: the YAML reader takes a second for 30,000
 MESSAGES_MAX: Final = 1_000
 
 Path = tuple[str | int, ...]
@@ -83,7 +85,11 @@ class Source:
             except (ValueError, RecursionError):
                 self.data = None  # YAML in flow style, or broken: the YAML reader knows where.
             else:
-                self.data = self._checked(self.data, (), messages)
+                if _parts(self.data) > DOCUMENT_PARTS_MAX:
+                    messages.add((1, 1), *_TOO_MANY_PARTS)
+                    self.data = None
+                else:
+                    self.data = self._checked(self.data, (), messages)
                 return
         root = _compose(text, messages)
         if root is not None:
@@ -181,13 +187,54 @@ def _over_limits(text: str, messages: Messages) -> bool:
     return False
 
 
+def _parts(value: object) -> int:
+    """Return how many nodes a JSON value is as YAML."""
+    count = 0
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        count += 1
+        if isinstance(one, dict):
+            count += len(one)
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+    return count
+
+
+_TOO_MANY_PARTS: Final = ("document-too-long", f"the document has more than {DOCUMENT_PARTS_MAX} keys and values", "split it")
+
+
+class _TooManyPartsError(Exception):
+    """Composing was stopped."""
+
+
+class _Composer(Composer):
+    """Counts nodes as it makes them."""
+
+    def __init__(self, loader: YAML) -> None:
+        super().__init__(loader=loader)
+        self._count = 0
+
+    def compose_node(self, parent: Node | None, index: object) -> Node | None:
+        self._count += 1
+        if self._count > DOCUMENT_PARTS_MAX:
+            raise _TooManyPartsError
+        node: Node | None = super().compose_node(parent, index)
+        return node
+
+
 def _compose(text: str, messages: Messages) -> Node | None:
     """Return the document's node graph, or None with the reason recorded."""
     try:
         parser = YAML(typ="safe", pure=True)
+        parser.Composer = _Composer  # type: ignore[assignment]  # typed as the class itself, meant to be replaced
         # Every anchor is refused at its place; the library's own warning about a second one of a name says nothing more.
         parser.composer.warn_double_anchors = False
         root: Node | None = parser.compose(text)
+    except _TooManyPartsError:
+        messages.add((1, 1), *_TOO_MANY_PARTS)
+        return None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)

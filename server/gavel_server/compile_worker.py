@@ -23,8 +23,7 @@ from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetRespon
 from gavel_rules import ruleset
 from gavel_rules.analysis import analyse
 from gavel_rules.case import Case
-from gavel_rules.cases import CaseMaker, generated_cases
-from gavel_rules.constraints import Budget
+from gavel_rules.cases import generated_cases, makers
 from gavel_rules.errors import CaseError, NetworkFaultError
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
@@ -32,11 +31,11 @@ from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, 
 ANALYSED: Final = "analysed"
 PROCESSOR_SECONDS_MAX: Final = 10
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
-# Of one document: how many cases are put to the engines, and how many are tried out to find them.
+# Of one document: how many cases are put to the engines, and what it may take to find them, in steps of about half a microsecond.
 CASES_MAX: Final = 1_000
-CASES_TRIED_MAX: Final = 10_000
-SHARE_MIN: Final = 8  # of one action, however many there are
-ANALYSIS_CASES_TRIED_MAX: Final = 20_000
+CASES_MIN: Final = 8  # of one action, however many there are
+CASES_WORK_MAX: Final = 2_000_000
+ANALYSIS_WORK_MAX: Final = 2_000_000
 # What the rest of the event that deploys a rule set takes at most of the largest envelope.
 ENVELOPE_ROOM_BYTES: Final = 4 * 1024
 EXIT_MEMORY: Final = 3
@@ -68,7 +67,7 @@ def report_on(document: str, analysed: bool) -> ValidateRuleSetResponse:
     faults = [*_size_faults(document, rule_set), *_engine_faults(rule_set)]
     warnings = rule_set.warnings
     if analysed and not faults:
-        warnings = tuple(sorted((*warnings, *analyse(rule_set, _share(rule_set, ANALYSIS_CASES_TRIED_MAX)))))
+        warnings = tuple(sorted((*warnings, *analyse(rule_set, ANALYSIS_WORK_MAX))))
     return ValidateRuleSetResponse(
         valid=not faults, errors=faults, warnings=map(_message, warnings), digest="" if faults else rule_set.digest
     )
@@ -95,25 +94,21 @@ def _size_faults(document: str, rule_set: CompiledRuleSet) -> Iterator[DocumentM
 
 def _engine_faults(rule_set: CompiledRuleSet) -> Iterator[DocumentMessage]:
     """Yield the actions on which an engine fails, or the two disagree: a fault of Gavel's, found before it can decide anything."""
-    for action_type, action in rule_set.actions.items():
+    cases_max = max(CASES_MIN, CASES_MAX // len(rule_set.actions))
+    for maker in makers(rule_set, CASES_WORK_MAX):
+        action = maker.action
         action.start()
-        maker = CaseMaker(action, budget=Budget(_share(rule_set, CASES_TRIED_MAX)))
-        for made in generated_cases(action, _share(rule_set, CASES_MAX), maker):
+        for made in generated_cases(action, cases_max, maker):
             fault = _fault(action, made.case)
             if fault:
                 yield DocumentMessage(
                     line=1,
                     column=1,
                     code="engine-disagreement",
-                    message=f"{fault} about {action_type} with params {json.dumps(made.params, sort_keys=True)}",
+                    message=f"{fault} about {action.action_type} with params {json.dumps(made.params, sort_keys=True)}",
                     suggestion="this is a fault of Gavel's: report it with the document, and word the action's conditions otherwise",
                 )
                 break
-
-
-def _share(rule_set: CompiledRuleSet, whole: int) -> int:
-    """Return what one action may take of what the whole document may."""
-    return max(SHARE_MIN, whole // len(rule_set.actions))
 
 
 def _fault(action: CompiledAction, case: Case) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from gavel_rules.case import Case
-from gavel_rules.cases import CaseMaker, generated_cases
+from gavel_rules.cases import WORK_MAX, CaseMaker, generated_cases, makers
 from gavel_rules.constraints import Budget
 from gavel_rules.ruleset import CompiledAction, compile_rule_set
 from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.values import size_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.rules_engine.conftest import ACTION, rule_set_data
 from tests.unit.rules_engine.strategies import CASES, CONDITIONS
 
 Make = Callable[..., CompiledAction]
@@ -99,7 +102,7 @@ def test_proofs_and_witnesses_hold(
 ) -> None:
     """A rule that is called impossible decides no case at all; one that got a witness decides it."""
     compiled = action(*conditions)
-    maker = CaseMaker(compiled, budget=Budget(2_000))
+    maker = CaseMaker(compiled, budget=Budget(200_000))
     decided = [compiled.evaluate_reference(case(params, facts, **rest)).matched[:1] for params, facts, rest in cases]
     for index, rule in enumerate(compiled.rules):
         witness = maker.decided_by(index)
@@ -128,6 +131,52 @@ def test_a_spent_budget_proves_nothing(action: Make) -> None:
     compiled = action("params.amount > 5 && params.amount < 5", "params.urgent")
     maker = CaseMaker(compiled, budget=Budget(0))
     assert [maker.decided_by(index)[:2] for index in (0, 1)] == [(None, False), (None, False)]
+
+
+def test_large_values_take_more_of_the_budget(action: Make) -> None:
+    """The budget bounds the size of all that is made, whatever number of cases that is: fewer of large ones, and no more work."""
+    large = {"type": "array", "items": {"type": "integer"}, "default": list(range(500))}
+    for properties in ({}, {f"p{number}": large for number in range(10)}):
+        schema = {"type": "object", "required": [*properties, "x"], "properties": {**properties, "x": {"enum": list(range(60))}}}
+        maker = CaseMaker(action("params.x > 30", "params.x == 10", params=schema), budget=Budget(WORK_MAX // 10))
+        cases = generated_cases(maker.action, 1_000, maker)
+        assert sum(size_of(case.params) for case in cases) < WORK_MAX // 10
+        assert (len(cases) < 10, maker.budget.spent) == (bool(properties), bool(properties))
+        assert maker.budget.taken < WORK_MAX
+
+
+def test_pairs_are_not_tried_without_end(action: Make) -> None:
+    """Where each value is compared with others, and no case is soon found, the search ends with its budget."""
+    names = [f"p{number}" for number in range(100)]
+    schema = {"type": "object", "required": names, "properties": {name: {"enum": [f"{name}{by}" for by in range(60)]} for name in names}}
+    compiled = action(*(f"params.{one} == params.{other}" for one, other in zip(names, names[7:], strict=False)), params=schema)
+    maker = CaseMaker(compiled, budget=Budget(WORK_MAX // 10))
+    assert [] == generated_cases(compiled, 1_000, maker)[1:]
+    assert maker.budget.spent
+
+
+def test_what_one_action_leaves_goes_to_the_next() -> None:
+    """The work for a document is shared by its actions, and each gets something however many there are."""
+    data = rule_set_data(["params.amount > 5"])
+    data["actions"] = {f"a{number}.do": data["actions"][ACTION] for number in range(20)}
+    data["rules"] = [{**data["rules"][0], "id": name, "action": name} for name in data["actions"]]
+    compiled = compile_rule_set(json.dumps(data))
+    assert [maker.action for maker in makers(compiled, 0) if maker.base is not None] == list(compiled.actions.values())
+    assert [] == [maker for maker in makers(compiled) if maker.budget.spent]
+
+
+def test_a_value_without_a_guess_is_not_asked_about(action: Make) -> None:
+    """A guard that reads something of which no value is known, such as a very long list, is no reason to stop."""
+    schema = {
+        "type": "object",
+        "required": ["n"],
+        "properties": {
+            "n": {"type": "integer"},
+            "rows": {"type": "array", "minItems": 2_000, "maxItems": 3_000, "items": {"type": "integer"}},
+        },
+    }
+    compiled = action("has(params.rows) && params.rows.size() + params.n > 3", "params.n > 5", params=schema)
+    assert 1 < len(generated_cases(compiled, 100))
 
 
 def test_no_params_no_cases(action: Make) -> None:

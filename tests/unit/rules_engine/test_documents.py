@@ -15,7 +15,7 @@ from gavel_rules.case import Case
 from gavel_rules.parts import RULES_PER_ACTION_MAX
 from gavel_rules.ruleset import DocumentError, DocumentMessage, FactDeclaration, compile_rule_set
 from gavel_rules.shipped import shipped_rule_set
-from gavel_rules.source import DOCUMENT_BYTES_MAX
+from gavel_rules.source import DOCUMENT_BYTES_MAX, DOCUMENT_PARTS_MAX
 
 Refusals = Callable[[str], list[tuple[int, int, str]]]
 Document = Callable[..., dict[str, Any]]
@@ -135,6 +135,8 @@ def test_good(refusals: Refusals) -> None:
         (GOOD, "a: \x00", [(1, 1, "bad-character")]),
         (GOOD, "\ud800", [(1, 1, "bad-character")]),
         (GOOD, "#" * (DOCUMENT_BYTES_MAX + 1), [(1, 1, "document-too-long")]),
+        (GOOD, "- 1\n" * DOCUMENT_PARTS_MAX, [(1, 1, "document-too-long")]),
+        (GOOD, json.dumps({"examples": [{"a": 1}] * (DOCUMENT_PARTS_MAX // 3)}), [(1, 1, "document-too-long")]),
     ],
 )
 def test_mistakes(refusals: Refusals, old: str, new: str, expected: list[tuple[int, int, str]] | None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from gavel_rules.cases import WORK_MAX
+from gavel_rules.constraints import Budget
 from gavel_rules.samples import VALUE_SIZE_MAX, Hints, Sampler, hints_of, matching
 from gavel_rules.values import size_of
 
@@ -56,7 +58,7 @@ def test_patterns_that_are_not_understood(pattern: str) -> None:
 def test_values_of_a_schema(schema: dict[str, object], expected: list[object]) -> None:
     """The plainest values of a schema come first, in a fixed order."""
     root = {"$defs": {"size": {"enum": ["S"]}}}
-    assert Sampler(root, {}).values(schema, "params.x")[: len(expected)] == expected
+    assert Sampler(root, {}, Budget(WORK_MAX)).values(schema, "params.x")[: len(expected)] == expected
 
 
 def test_hints_name_what_a_condition_compares() -> None:
@@ -79,10 +81,10 @@ def test_no_value_is_larger_than_a_proposal_might_hold() -> None:
     part: dict[str, object] = {"type": "string"}
     for _ in range(6):
         part = {"type": "array", "minItems": 900, "items": part}
-    assert [value for value in Sampler({}, {}).values(part, "params.rows") if size_of(value) > VALUE_SIZE_MAX] == []
+    assert [value for value in Sampler({}, {}, Budget(WORK_MAX)).values(part, "params.rows") if size_of(value) > VALUE_SIZE_MAX] == []
 
 
 def test_moments_beyond_the_calendar_are_left_out() -> None:
     """A condition may name durations of any length: moments that have no date are not offered."""
-    texts = Sampler({}, {"params.at": Hints(("87600000h",), moments=True)}).values({"type": "string"}, "params.at")
+    texts = Sampler({}, {"params.at": Hints(("87600000h",), moments=True)}, Budget(WORK_MAX)).values({"type": "string"}, "params.at")
     assert "2026-01-05T12:00:00Z" in texts
