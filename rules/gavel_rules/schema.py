@@ -50,6 +50,10 @@ _ONE: Final = frozenset(
 )
 _NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "dependentSchemas"))
 _LISTED: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+# Keywords that want to know what was looked at by these others, which the library asks again for that: at most so many times in all.
+_UNEVALUATED: Final = frozenset(("unevaluatedItems", "unevaluatedProperties"))
+_ASKED_AGAIN: Final = frozenset(("$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "contains"))
+_TIMES_ASKED: Final = 3
 _PLAIN: Final = frozenset(
     [
         "$schema",
@@ -227,7 +231,10 @@ def _check_shape(schema: dict[str, Any], note: Report) -> None:
 
 
 def _checked_size(schema: dict[str, Any], note: Report) -> int:
-    """Return how many parts a schema has with its references followed; 0 with what is wrong with them reported."""
+    """Return how many parts a schema has with its references followed; 0 with what is wrong with them reported.
+
+    A part counts as often as the library looks at it: what nests `unevaluatedProperties` in one another would take it any time.
+    """
     sizes: dict[str, int] = {}
     open_references: set[str] = set()
     sound = True
@@ -237,12 +244,14 @@ def _checked_size(schema: dict[str, Any], note: Report) -> int:
         if not isinstance(part, dict):
             return 1
         total = 1
+        times = _TIMES_ASKED if part.keys() & _UNEVALUATED else 1
         reference = part.get("$ref")
         if isinstance(reference, str):
-            total += size_of_reference(reference, (*path, "$ref"))
+            total += times * size_of_reference(reference, (*path, "$ref"))
         for below, place in _parts(part, path):
-            if place[len(path)] != "$defs":
-                total += size(below, place)
+            keyword = place[len(path)]
+            if keyword != "$defs":
+                total += size(below, place) * (times if keyword in _ASKED_AGAIN else 1)
         return total
 
     def size_of_reference(reference: str, path: Path) -> int:
@@ -266,11 +275,12 @@ def _checked_size(schema: dict[str, Any], note: Report) -> int:
     total = size(schema, ()) + sum(size(below, place) for below, place in _parts(schema, ()) if place[0] == "$defs")
     if sound and total > SCHEMA_PARTS_MAX:
         sound = False
+        again = any(part.keys() & _UNEVALUATED for part, _ in _walk(schema, ()))
         note(
             (),
             "schema-too-large",
             f"with references followed, the schema has {total} parts; the limit is {SCHEMA_PARTS_MAX}",
-            "simplify it",
+            f"what stands beside {' or '.join(sorted(_UNEVALUATED))} counts {_TIMES_ASKED} times" if again else "simplify it",
         )
     return total if sound else 0
 

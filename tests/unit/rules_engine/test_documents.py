@@ -343,6 +343,22 @@ def test_schema_that_grows_is_refused(refusals: Refusals, document: Document) ->
     assert [code for _, _, code in refusals(json.dumps(document(["true"], params=params)))] == ["schema-too-large"]
 
 
+@pytest.mark.parametrize("keyword", ["unevaluatedProperties", "unevaluatedItems"])
+@pytest.mark.parametrize("around", ["allOf", "anyOf", "oneOf", "if", "not", "contains"])
+def test_what_is_asked_again_counts_again(document: Callable[..., dict[str, Any]], refusals: Refusals, keyword: str, around: str) -> None:
+    """Each nesting inside of an unevaluated… keyword multiplies the work of a check: few levels are allowed, and no more."""
+
+    def nested(depth: int) -> dict[str, Any]:
+        inner = nested(depth - 1) if depth else {"type": "boolean"}
+        return {around: [inner] if around.endswith("Of") else inner, keyword: {"type": "boolean"}}
+
+    def found(depth: int) -> list[str]:
+        params = {"type": "object", "properties": {"a": nested(depth)}}
+        return [code for _, _, code in refusals(json.dumps(document(["true"], params=params)))]
+
+    assert [[], ["schema-too-large"]] == [found(4), found(6)]
+
+
 def test_recursive_schema_is_refused(refusals: Refusals, document: Document) -> None:
     """A reference that comes back to itself is refused, also by a detour."""
     definitions = {"a": {"items": {"$ref": "#/$defs/b"}}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}
