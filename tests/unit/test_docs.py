@@ -280,3 +280,14 @@ def test_hazards_have_their_tests() -> None:
         named = set(re.findall(r"`(test_\w+)`", cells[-1]))
         assert named
         assert named <= tests
+
+
+def test_demands_have_their_tests() -> None:
+    """The table of what seeds 002 demand goes through §4 to §10 in order, and each test that it names is in the file that it links to."""
+    rows = [cells for cells in _rows(_text("guarantees.md")) if re.fullmatch(r"\d+(\.\d+)*", cells[0])]
+    sections = [[int(number) for number in cells[0].split(".")] for cells in rows]
+    assert sorted(sections) == sections
+    assert set(range(4, 11)) == {section[0] for section in sections}
+    for cells in rows:
+        for name, target in re.findall(r"\[(test_\w+)\]\(([^)]+)\)", cells[-1]):
+            assert re.search(rf"def {name}\(", (DOCS / target).read_text(encoding="utf-8")), (cells[0], name)
