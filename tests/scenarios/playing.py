@@ -74,16 +74,17 @@ class Player:
         self._now_ms = START_MS
 
     async def prepare(self) -> None:
-        """Open the bus and put the lowest version of each rule set in force."""
+        """Open the bus and put the lowest version of each rule set in force that is to be."""
         await self._layer.set_time(START_MS)
         lowest: dict[str, int] = {}
         for rule_set in self._scenario.rule_sets:
             name, version = rule_set.compiled.policy_id, rule_set.compiled.version
             lowest[name] = min(version, lowest.get(name, version))
         for rule_set in self._scenario.rule_sets:
-            if lowest[rule_set.compiled.policy_id] == rule_set.compiled.version:
+            name, version = rule_set.compiled.policy_id, rule_set.compiled.version
+            if lowest[name] == version and name in self._scenario.in_force:
                 await self._layer.deploy(rule_set)
-                await self._layer.activate(rule_set.compiled.policy_id, rule_set.compiled.version)
+                await self._layer.activate(name, version)
         self.known.learn(await self._layer.events(0))
 
     async def step(self, index: int) -> None:

@@ -1,7 +1,7 @@
 """Scenario files, read strictly: every mistake is named as `file:line:column: code: message`, all of them at once.
 
 A rule set stands in a file as it would in a file of its own, or as {file: NAME} of one that ships (rules/sets). Those of the
-lowest version of each name are in force from the start; later versions when a step activates them.
+lowest version of each name are in force from the start, or those that `in_force` names; others when a step activates them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from gavel_rules.document import code_of_mistake
+from gavel_rules.document import DocumentError, code_of_mistake
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_rules.schema import suggestion
 from gavel_rules.source import Messages, Source
@@ -49,6 +49,7 @@ class Scenario(NamedTuple):
     gate: int | None
     engines_disagree: bool
     rule_sets: tuple[RuleSet, ...]
+    in_force: frozenset[str]  # names of those that are from the start
     steps: tuple[AnyStep, ...]
     lines: tuple[int, ...]  # where each step stands
     finally_: Finally
@@ -100,6 +101,11 @@ class _Reading:
         if part is None:
             return None
         own = self._rule_sets(part.rule_sets, (*place, "rule_sets")) if part.rule_sets is not None else shared
+        names_of_rule_sets = {rule_set.compiled.policy_id for rule_set in own}
+        for index, name in enumerate(part.in_force or ()):
+            if name not in names_of_rule_sets:
+                hint = suggestion(name, sorted(names_of_rule_sets))
+                self._add((*place, "in_force", index), "unknown-name", f"no rule set is named {name}", hint)
         names: set[str] = set()
         steps: list[AnyStep] = []
         lines = []
@@ -119,6 +125,7 @@ class _Reading:
             part.gate,
             part.engines == "disagree",
             own,
+            frozenset(names_of_rule_sets if part.in_force is None else part.in_force),
             tuple(steps),
             tuple(lines),
             part.finally_,
@@ -174,7 +181,11 @@ class _Reading:
                 self._add(at, "unknown-name", f"rules/sets has no {item['file']}", suggestion(str(item["file"]), known))
                 continue
             text = (SHIPPED / str(item["file"])).read_text() if item.keys() == {"file"} else json.dumps(item)
-            found.append(RuleSet(text, _compiled(text)))
+            try:
+                found.append(RuleSet(text, _compiled(text)))
+            except DocumentError as error:
+                for message in error.messages:
+                    self._add(at, message.code, message.message, message.suggestion)
         return tuple(found)
 
     def _model(self, model: type[Model], data: object, place: Place) -> Model | None:

@@ -381,6 +381,7 @@ class ScenarioPart(Part):
     gate: Annotated[int, Field(ge=1, le=5)] | None = None
     engines: Literal["agree", "disagree"] = "agree"
     rule_sets: list[Any] | None = None
+    in_force: list[str] | None = None
     steps: list[Any]
     finally_: Annotated[Finally, Field(alias="finally")] = Finally()
 

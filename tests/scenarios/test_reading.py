@@ -48,6 +48,13 @@ def test_mistakes_are_named(steps: str, message: str) -> None:
     assert f"example.yaml:{message}" in str(caught.value)
 
 
+def test_a_rule_set_with_a_mistake() -> None:
+    """What the compiler says of a rule set is said with its place in the file."""
+    with pytest.raises(ScenarioFileError) as caught:
+        read(HEAD.replace("facts.status ==", "facts.state =="), "example.yaml")
+    assert "example.yaml:3:5: unknown-name: facts has no field state" in str(caught.value)
+
+
 def test_all_mistakes_at_once() -> None:
     """Every mistake of a file is named, by place."""
     text = HEAD + "      - {begin: a}\n      - {bgin: a}\n    finally: {reviews: [nobody]}\n"
