@@ -75,6 +75,8 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
         rows.append(("rule", f"{decision.rule_id} of {decision.policy_id} version {decision.policy_version}"))
     elif decision.policy_id:
         rows.append(("decided by", f"{decision.policy_id} version {decision.policy_version}"))
+    if len(decision.active_rule_sets) > 1:
+        rows.append(("asked", ", ".join(f"{one.policy_id} version {one.version}" for one in decision.active_rule_sets)))
     if decision.conflict_with_proposal_ids:
         rows.append(("conflicts with", ", ".join(decision.conflict_with_proposal_ids)))
     if decision.HasField("valid_until"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gavel_client import SyncGavelClient, fact_envelope
 
-from tests.e2e.cli.programs import gavel, send
+from tests.e2e.cli.programs import as_text, gavel, send
 from tests.e2e.world import DEPOT, Server, rule_set
 
 STRICTER = rule_set(version=2).replace("<= 30", "<= 10")
@@ -127,6 +127,11 @@ def test_a_second_rule_set_on_the_action(shop: Server, bus: str, tmp_path: Path)
     assert "1 of 1 decisions otherwise" in gavel("rules", "shadow", "embargo", "--bus", bus, server=shop).stdout
     assert 0 == gavel("rules", "activate", "embargo", "2", "--bus", bus, server=shop).returncode
     assert "EMBARGO" == decide(shop, bus, "two", 20)
+    with SyncGavelClient(shop.address, bus=bus) as client:
+        ready = client.publish_event(fact_envelope("parcel/more", DEPOT, key="parcel.status", value="ready")).envelope
+    tried = gavel("preflight", "-", "--explain", "--bus", bus, server=shop, text=as_text(send(ready, 20))).stdout
+    assert "embargo version 2, parcels version 1" in tried
+    assert ["embargo light", "parcels light"] == [line[:13].strip() for line in tried.splitlines() if line.split()[1:2] == ["light"]]
     modes = [line.split()[:3] for line in gavel("rules", "list", "--bus", bus, server=shop).stdout.splitlines()]
     assert [["embargo", "1", "-"], ["embargo", "2", "active"], ["parcels", "1", "active"]] == modes[-3:]
     assert 0 == gavel("rules", "deactivate", "embargo", "--bus", bus, server=shop).returncode

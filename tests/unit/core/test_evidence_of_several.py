@@ -169,6 +169,20 @@ def provide(core: Core, tier: int, source: str) -> Envelope:
     return core.observe("order.score", 0.5, evidence=evidence_of_tool, tool=source)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_input_is_what_any_of_them_knows(name: str) -> None:
+    """A proposal that cites nothing but a fact that one rule set declares, of another subject, has an input; and any may change."""
+    core = wanting(**{one: {**SCORE, "key": f"customer.{one}", "subject": '"customer/1"'} for one in NAMES})
+    known = {one: core.fact(f"customer.{one}", 1, subject="customer/1") for one in NAMES}
+    core.fact("order.status", "delivered")
+    assert APPROVED == core.decide([known[name]], params=APPROVAL).outcome
+    version = core.state.head
+    core.fact(f"customer.{name}", 2, subject="customer/1")
+    others = [known[one] for one in NAMES if one != name]
+    changed = core.decide(others, params=APPROVAL, trace_id="t2", projection_version=version)
+    assert reasons.PROJECTION_CHANGED == changed.reason_code
+
+
 # What is pinned, and what becomes of it
 
 

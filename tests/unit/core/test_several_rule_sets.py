@@ -15,7 +15,7 @@ from gavel_rules.replay import Impact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.core.driver import ACTION, SUCCESS, Core, compiled, replayed
+from tests.unit.core.driver import ACTION, SUCCESS, Core, compiled, document, replayed
 from tests.unit.core.several import NAMES, PARAMS, SAYS, STATUS, obedient, put_in_force, saying, watch
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
@@ -127,6 +127,46 @@ def test_one_that_only_rejects_permits_nothing(says: tuple[str, ...], third: str
     together = outcome([obedient("alpha"), obedient("beta"), obedient("gamma", facts=facts)])
     assert together != APPROVED or without == APPROVED
     assert together != REVIEW or without in (APPROVED, REVIEW)
+
+
+def ruled(name: str, *rules: tuple[str, str]) -> str:
+    """A rule set about order.status alone: (status, effect) of its rules."""
+    parts: list[dict[str, Any]] = [
+        {"id": f"rule-{number}", "when": f'facts.status == "{status}"', "effect": effect}
+        | ({} if effect == "approve" else {"reason_code": f"{name.upper()}_{effect.upper()}S"})
+        for number, (status, effect) in enumerate(rules)
+    ]
+    return document({"status": STATUS}, parts, rule_set=name)
+
+
+@pytest.mark.parametrize(
+    ("others", "terminal"),
+    [
+        ([("delivered", "reject")], True),  # one that surely rejects makes it hopeless
+        ([("lost", "approve")], False),  # silence does not
+    ],
+)
+def test_hopeless_is_what_one_of_them_surely_rejects(others: list[tuple[str, str]], terminal: bool) -> None:
+    """Facts on which one rule set rejects whatever is proposed make it hopeless; it lifts when that rule set is out of force."""
+    small = [{"id": "small", "when": "params.amount < 10", "effect": "approve"}]
+    core = put_in_force(Core(), [document({"status": STATUS}, small, rule_set="alpha"), ruled("beta", *others)])
+    status = core.fact("order.status", "delivered")
+    decision = core.decide([status], amount=50)
+    assert terminal == decision.terminal
+    core.deactivate("beta")
+    assert APPROVED == core.decide([status], amount=5).outcome
+    core.prove()
+
+
+def test_hopeless_is_what_all_are_silent_on() -> None:
+    """If no rule set can approve or review with these facts, it is hopeless, and one more rule set that could lifts that."""
+    core = put_in_force(Core(), [ruled("alpha", ("lost", "approve")), ruled("beta", ("lost", "review"))])
+    status = core.fact("order.status", "delivered")
+    first, second = core.decide([status]), core.decide([status])
+    assert (reasons.NO_RULE_MATCHED, True, reasons.NO_FEASIBLE_PROPOSAL) == (first.reason_code, first.terminal, second.reason_code)
+    core.activate(ruled("gamma", ("delivered", "approve")))
+    assert APPROVED == core.decide([status], amount=49).outcome
+    core.prove()
 
 
 # Schemas, limits
