@@ -109,12 +109,12 @@ def _expression(action: CompiledAction, expression: Expression) -> _Setting:
 
 
 def _compensation(action: CompiledAction) -> _Setting:
-    compensation = action.part.compensation
-    if compensation is None:
+    compensation, part = action.compensation, action.part.compensation
+    if compensation is None or part is None:
         return _Setting("none", None)
-    written = json.dumps(compensation.model_dump(), ensure_ascii=False, sort_keys=True)
-    params = sorted((name, _meaning(action, expression)) for name, expression in action.compensation_params.items())
-    return _Setting(written, (compensation.action, params))
+    written = json.dumps(part.model_dump(), ensure_ascii=False, sort_keys=True)
+    params = [(name, _meaning(action, one.expression)) for name, one in compensation.expressions]
+    return _Setting(written, (compensation.action_type, params))
 
 
 def _meaning(action: CompiledAction, expression: Expression) -> Any:

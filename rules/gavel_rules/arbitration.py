@@ -170,7 +170,7 @@ def _judge_governed(
     violations = sorted({violation for action in actions for violation in action.violations(params)})
     if violations:
         _refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
-        _warn_of_violations(decision, violations)
+        warn_of_violations(decision, violations)
         return
     governed = [_governed(state, action, actions, envelope, params, now_ms) for action in actions]
     conflict_key = _conflict_key(governed, state, envelope, now_ms)
@@ -260,7 +260,7 @@ def _governed(
     return _Governed(action, typed, gather(state, action, actions, envelope, typed, now_ms))
 
 
-def _warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
+def warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
     """Name what does not fit a schema, as far as a decision has room for it: an agent sends what it likes."""
     for pointer, keyword in violations[:VIOLATIONS_NAMED_MAX]:
         place = pointer if len(pointer) <= POINTER_LENGTH_MAX else f"{pointer[: POINTER_LENGTH_MAX - 1]}…"

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from gavel_rules.compensation import check_compensation
+from gavel.v1.decision_pb2 import RetryPolicy
+
+from gavel_rules.compensation import Compensation, check_compensation
 from gavel_rules.conditions import Condition, Environment, Expression, presences, reads
 from gavel_rules.cost import ACTION_STEPS_MAX
 from gavel_rules.declarations import FactDeclaration, Rule
@@ -19,6 +21,7 @@ from gavel_rules.expressions import Expressions
 from gavel_rules.lowering import Lowered, lower
 from gavel_rules.network import LimitError, NetworkPlan, plan
 from gavel_rules.parts import ActionPart, DerivationPart, FactPart, RulePart, RuleSetPart, VersionsPart
+from gavel_rules.report_expressions import ReportExpression
 from gavel_rules.schema import ParamsSchema, compile_schema, salvaged_type
 from gavel_rules.source import Messages, Path, Source
 from gavel_rules.subjects import in_order, needs_of
@@ -55,7 +58,7 @@ class CheckedAction(NamedTuple):
     subjects: Mapping[str, Condition]  # templates by the declared fact's name
     derivations: tuple[DerivationRule, ...]  # by id
     score: Condition | None
-    compensation_params: Mapping[str, Expression]
+    compensation: Compensation | None
 
 
 def check_actions(part: RuleSetPart, source: Source, messages: Messages, expressions: Expressions) -> dict[str, CheckedAction]:
@@ -113,6 +116,7 @@ class _Checker:
     ) -> None:
         self._name = name
         self._part = document.actions[name]
+        self._actions = document.actions
         rules: Iterable[RulePart | None] = getattr(document, "rules", ())
         self._rules = [(index, rule) for index, rule in enumerate(rules) if rule is not None and getattr(rule, "action", None) == name]
         derivations = getattr(document, "derivations", ())
@@ -153,7 +157,7 @@ class _Checker:
         subjects = self._subjects(subject_environment, templated)
         order = self._fact_order(subject_environment, subjects)
         score = self._expression(environment, getattr(self._part, "score", None), (*path, "score"), "DOUBLE")
-        compensation_params = self._compensation_params(params)
+        compensation = self._compensation(params, schema)
         derivations = self._derivation_rules(params, schema)
         self._check_steps(path)
         if len(self._messages) > before or schema is None or conflict_key is None:
@@ -181,7 +185,7 @@ class _Checker:
             subjects,
             derivations,
             score,
-            compensation_params,
+            compensation,
         )
 
     def _derivation_rules(self, params: ValueType, schema: ParamsSchema | None) -> tuple[DerivationRule, ...]:
@@ -195,11 +199,11 @@ class _Checker:
                 rules.append(DerivationRule(part, environment, value, schema))
         return tuple(sorted(rules, key=lambda rule: rule.id))
 
-    def _compensation_params(self, params: ValueType) -> dict[str, Expression]:
-        """Return the sound expressions for the params of the action's compensation."""
+    def _compensation(self, params: ValueType, schema: ParamsSchema | None) -> Compensation | None:
+        """Return the compensation that the action declares, if it is sound."""
         compensation = getattr(self._part, "compensation", None)
         if compensation is None:
-            return {}
+            return None
         path: Path = ("actions", self._name, "compensation")
         environment = self._environment(compensation_scope(params))
         texts = getattr(compensation, "params", {})
@@ -213,7 +217,12 @@ class _Checker:
         sound = {name: condition for name, condition in checked.items() if condition is not None}
         if len(sound) == len(checked):
             check_compensation(action, sound, self._schemas.get(action), report)
-        return {name: Expression(environment, condition) for name, condition in sound.items()}
+        if schema is None or len(self._messages):
+            return None
+        expressions = {name: ReportExpression(Expression(environment, condition), schema) for name, condition in sound.items()}
+        # The compensating action's own policy, where this rule set has one for it.
+        retry = self._actions.get(action, self._part).retry
+        return Compensation(action, expressions, self._schemas.get(action), RetryPolicy(**retry.model_dump()))
 
     def _environment(self, scope: Mapping[str, ValueType]) -> Environment:
         return Environment(scope, salvaged=self._salvaged)

@@ -44,7 +44,6 @@ from gavel_rules.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, spellable
 # asks for nothing. Never half obeyed: a document that uses one is refused.
 _NOT_IN_THIS_RELEASE: Final[Mapping[str, tuple[str, object]]] = {
     "contest_window_ms": ("contests between proposals", 0),
-    "compensation": ("compensations", None),
 }
 
 

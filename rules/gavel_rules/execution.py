@@ -2,6 +2,9 @@
 
 A decision's life: approved -> executing -> awaiting facts -> gone, with a person called where work may be half done. Its
 conflict key is held all the while. Leases are events, so every replica and every replay knows them.
+
+What was half done is made good by a compensation, where the rule set that decided declares one: another decision, which rests
+on no facts, does not expire, takes over the key and ends by its success alone. A compensation is not compensated.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2
 from gavel.v1.common_pb2 import Producer
-from gavel.v1.decision_pb2 import Decision
+from gavel.v1.decision_pb2 import Decision, RuleSetReference
+from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LateExecution
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 
 from gavel_rules import reasons
+from gavel_rules.arbitration import warn_of_violations
 from gavel_rules.commands import (
     BeginExecution,
     Fault,
@@ -144,11 +149,55 @@ def _record_report(emission: Emission, live: LiveDecision, envelope: Envelope) -
     emission.record(envelope)
     _note_failed_derivations(emission, live, envelope)
     execution = envelope.execution
-    if execution.status == execution_pb2.EXECUTION_STATUS_PARTIAL:
-        _call_person(emission, live, reasons.PARTIAL_EXECUTION, envelope, "partial")
+    if live.compensates:
+        # It ends by success alone: whatever else is final leaves something half done.
+        if execution.status != execution_pb2.EXECUTION_STATUS_SUCCESS and not execution.will_retry:
+            _call_person(emission, live, reasons.COMPENSATION_FAILED, envelope, "compensation-failed")
+    elif execution.status == execution_pb2.EXECUTION_STATUS_PARTIAL:
+        _compensate(emission, live, envelope)
     elif execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT) and not execution.will_retry:
         _call_person(emission, live, reasons.ATTEMPTS_EXHAUSTED, envelope, "attempts-exhausted")
     return Recorded(envelope)
+
+
+def _compensate(emission: Emission, live: LiveDecision, report: Envelope) -> None:
+    """Record the compensation of what was half done, as the rule set of the decision declares it; without one, call a person."""
+    approved = live.decision.decision
+    rule_set = emission.state.rule_set_of(approved)
+    compensation = rule_set.actions[approved.action_type].compensation if rule_set is not None else None
+    if compensation is None:
+        _call_person(emission, live, reasons.PARTIAL_EXECUTION, report, "partial")
+        return
+    made = compensation.params(report, live.decision)
+    if made.failed or made.violations:
+        warnings = Decision()
+        for problem in made.failed:
+            warnings.warnings.add(code="COMPENSATION_PARAMS", message=problem)
+        warn_of_violations(warnings, made.violations)
+        _call_person(emission, live, reasons.COMPENSATION_INVALID, report, "compensation-invalid", warnings.warnings)
+        return
+    decision = Decision(
+        decision_id=derived_event_id(report.event_id, report.sequence_number, "compensation"),
+        proposal_id=approved.proposal_id,
+        previous_decision_id=live.decision_id,
+        compensates_decision_id=live.decision_id,
+        arbiter_version=ARBITER_VERSION,
+        outcome=decision_pb2.OUTCOME_APPROVED,
+        policy_id=approved.policy_id,
+        policy_version=approved.policy_version,
+        rule_set_digest=approved.rule_set_digest,
+        active_policy_ids=[approved.policy_id],
+        active_rule_sets=[RuleSetReference(policy_id=approved.policy_id, version=approved.policy_version, digest=approved.rule_set_digest)],
+        action_type=compensation.action_type,
+        params=made.params,
+        evaluated_at=timestamp(emission.now_ms),
+        state_version=emission.state.head,
+        conflict_key=approved.conflict_key,
+        retry_policy=compensation.retry,
+    )
+    emission.decide(
+        Envelope(decision=decision), causation_id=report.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
+    )
 
 
 def _complete_report(emission: Emission, live: LiveDecision, envelope: Envelope, attempt: int) -> None:
@@ -242,14 +291,22 @@ def _record_execution(emission: Emission, live: LiveDecision, producer: Producer
     )
 
 
-def _call_person(emission: Emission, live: LiveDecision, reason_code: str, cause: Envelope, kind: str) -> None:
+def _call_person(
+    emission: Emission, live: LiveDecision, reason_code: str, cause: Envelope, kind: str, warnings: Iterable[DecisionWarning] = ()
+) -> None:
     current = emission.state.decisions[live.decision_id]
     event_id = derived_event_id(cause.event_id, cause.sequence_number, kind)
-    emit_later(emission, current, decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW, reason_code, cause, event_id)
+    emit_later(emission, current, decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW, reason_code, cause, event_id, warnings)
 
 
 def emit_later(
-    emission: Emission, live: LiveDecision, outcome: decision_pb2.Outcome.ValueType, reason_code: str, cause: Envelope, event_id: str
+    emission: Emission,
+    live: LiveDecision,
+    outcome: decision_pb2.Outcome.ValueType,
+    reason_code: str,
+    cause: Envelope,
+    event_id: str,
+    warnings: Iterable[DecisionWarning] = (),
 ) -> Envelope:
     """Record a decision that ends or moves an approved one, and return it."""
     approved = live.decision.decision
@@ -267,6 +324,7 @@ def emit_later(
         evaluated_at=timestamp(emission.now_ms),
         state_version=emission.state.head,
         conflict_key=approved.conflict_key,
+        warnings=warnings,
     )
     return emission.decide(
         Envelope(decision=decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
@@ -274,11 +332,13 @@ def emit_later(
 
 
 def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
-    """Return STALE_FACT or FACT_SUPERSEDED if what an approval rests on no longer holds, else "".
+    """Return STALE_FACT or FACT_SUPERSEDED if what an approval rests on no longer holds, else "". A compensation rests on none.
 
     The selection is repeated exactly as when it was made, subject templates included, for each rule set that was consulted, by
     itself: every pinned key must yield the same version, still fresh, and no optional fact that was absent may have appeared.
     """
+    if live.compensates:
+        return ""
     decision = live.basis.decision
     actions = state.actions_of(live.decision.decision)
     params = struct_to_dict(live.proposal.proposal.params)

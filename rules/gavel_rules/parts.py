@@ -148,7 +148,7 @@ class ActionPart(Part):
     contest_window_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
     """How long competing proposals are waited for, in milliseconds. Over 0 it is checked, but not in this release."""
     compensation: CompensationPart | None = None
-    """What makes a half-done execution good. Checked, but not in this release."""
+    """What makes a half-done execution good; without it a person is called."""
     retry: RetryPart = RetryPart()
     """How executors may try again. Default: not at all."""
     on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None

@@ -259,7 +259,10 @@ class State(Journal):
         live = self.decisions.get(decision.previous_decision_id)
         if live is None:
             return
-        if decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+        if decision.compensates_decision_id:
+            self._move(live, envelope, compensation=decision.decision_id)
+            self._approve(envelope, live.proposal)  # and the key is the compensation's
+        elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
             self._move(live, envelope, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=decision.decision_id)
             review = Review(decision.decision_id, envelope.sequence_number, envelope, live.decision_id, live.proposal)
             self._put(self.reviews, decision.decision_id, review)
@@ -288,11 +291,12 @@ class State(Journal):
             self._drop(self.grants, live.granted.event_id)
         if decision.outcome == decision_pb2.OUTCOME_APPROVED:
             self._put(self.grants, decision.decision_id, live.decision_id)
+            self._put(self.holds, live.conflict_key, live.decision_id)  # anew, where its compensation had it and was given up
             due_ms = milliseconds(decision.valid_until)
             self._move(live, envelope, phase=EXECUTING, timer_due_ms=due_ms, review="", granted=envelope)
         elif live.awaited_facts:
             # Its key is free; what its reports derive is still to come (seeds 002 §7.2).
-            self._drop(self.holds, live.conflict_key)
+            self._free_key(live)
             self._move(live, envelope, phase=AWAITING_FACTS, review="", granted=None, revoked=True)
         else:
             self._release(live)
@@ -354,6 +358,16 @@ class State(Journal):
                 self._add_sorted(self._timers, (moved.timer_due_ms, moved.sequence_number, moved.decision_id))
         return moved
 
+    def _free_key(self, live: LiveDecision) -> None:
+        """Free a decision's conflict key, unless its compensation has it."""
+        if self.holds.get(live.conflict_key) == live.decision_id:
+            self._drop(self.holds, live.conflict_key)
+
+    def _release_if_over(self, live: LiveDecision) -> None:
+        """End a live decision if all its facts are in; a compensation waits for those of what it makes good as well."""
+        if live.phase == AWAITING_FACTS and not live.awaited_facts and (live.revoked or live.compensates not in self.decisions):
+            self._release(live)
+
     def _release(self, live: LiveDecision) -> None:
         """End a live decision and free its conflict key."""
         if live.timer_due_ms:
@@ -361,14 +375,16 @@ class State(Journal):
         self._drop(self.decisions, live.decision_id)
         if live.granted is not None:
             self._drop(self.grants, live.granted.event_id)
-        if self.holds.get(live.conflict_key) == live.decision_id:
-            self._drop(self.holds, live.conflict_key)
+        self._free_key(live)
         subject = live.decision.subject
         rest = tuple(other for other in self.decisions_of_subject[subject] if other != live.decision_id)
         if rest:
             self._put(self.decisions_of_subject, subject, rest)
         else:
             self._drop(self.decisions_of_subject, subject)
+        compensation = self.decisions.get(live.compensation)
+        if compensation is not None:
+            self._release_if_over(compensation)
 
     def _apply_execution(self, envelope: Envelope) -> None:
         execution = envelope.execution
@@ -451,9 +467,7 @@ class State(Journal):
         if live is None:
             return
         awaited = tuple(pair for pair in live.awaited_facts if pair[0] != envelope.event_id)
-        moved = self._move(live, envelope, awaited_facts=awaited)
-        if moved.phase == AWAITING_FACTS and not awaited:
-            self._release(moved)
+        self._release_if_over(self._move(live, envelope, awaited_facts=awaited))
 
     def _apply_observation(self, envelope: Envelope) -> None:
         observation = envelope.observation

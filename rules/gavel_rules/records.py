@@ -70,11 +70,17 @@ class LiveDecision(NamedTuple):
     review: str = ""  # decision_id of its open review
     granted: Envelope | None = None  # the DECISION by which a person allowed it one more attempt, the last one
     revoked: bool = False  # taken back after it had started: its key is free, and only derived facts are awaited
+    compensation: str = ""  # decision_id of what makes it good, which holds its key
 
     @property
     def basis(self) -> Envelope:
         """The DECISION whose evidence and retry policy count: the approval, or what a person granted since."""
         return self.granted or self.decision
+
+    @property
+    def compensates(self) -> str:
+        """The decision whose half-done execution this one makes good, or ""."""
+        return self.decision.decision.compensates_decision_id
 
 
 class Review(NamedTuple):

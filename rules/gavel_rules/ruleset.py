@@ -74,13 +74,13 @@ class CompiledAction:
         limits = part.rejection_limits.model_dump(exclude_none=True) if part.rejection_limits is not None else {}
         self.rejection_limits: Mapping[str, int] = limits  # by RefusalClass
         self.retry = RetryPolicy(**part.retry.model_dump())
+        self.compensation = checked.compensation
         self.on_version_mismatch = part.on_version_mismatch or "fail"
         self.required_versions = required_versions(part)
         self.conflict_key_is_subject = part.conflict_key.strip() == "subject"
         self.part = part
         self.conflict_key_expression = Expression(checked.conflict_environment, checked.conflict_key)
         self.score = Expression(checked.environment, checked.score) if checked.score is not None else None
-        self.compensation_params = checked.compensation_params
         self.subject_expressions: Mapping[str, Expression] = {
             name: Expression(checked.subject_environment, condition) for name, condition in checked.subjects.items()
         }

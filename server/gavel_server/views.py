@@ -60,12 +60,13 @@ def pending_decision(live: LiveDecision) -> PendingDecision:
         phase=live.phase,  # type: ignore[arg-type]  # the state's phases are PendingPhase's numbers
         valid_until=decision.valid_until if decision.HasField("valid_until") else None,
         last_sequence_number=live.last_sequence_number,
+        compensates_decision_id=live.compensates,
     )
 
 
 def pending_reviews(state: State, after: int) -> Iterator[PendingReview]:
     """Yield the open reviews that stand after a sequence number, oldest first."""
-    return (_review(review) for review in state.pending_reviews() if review.sequence_number > after)
+    return (_review(state, review) for review in state.pending_reviews() if review.sequence_number > after)
 
 
 def rule_sets(state: State, after: tuple[str, int] | None = None) -> Iterator[RuleSet]:
@@ -166,7 +167,7 @@ def _execution(live: LiveDecision) -> PendingExecution:
     return answer
 
 
-def _review(review: Review) -> PendingReview:
+def _review(state: State, review: Review) -> PendingReview:
     decision = review.decision.decision
     of_execution = bool(review.approved_decision_id)
     return PendingReview(
@@ -181,4 +182,5 @@ def _review(review: Review) -> PendingReview:
         subject=review.decision.subject,
         trace_id=review.decision.trace_id,
         opened_at=review.decision.recorded_at,
+        compensates_decision_id=state.decisions[review.approved_decision_id].compensates if of_execution else "",
     )

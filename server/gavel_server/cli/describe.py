@@ -70,6 +70,8 @@ def verdict_line(decision: Decision) -> str:
         parts.append(decision.reason_code)
     if decision.rule_id:
         parts.append(f"by rule {decision.rule_id} of {decision.policy_id} {decision.policy_version}")
+    if decision.compensates_decision_id:
+        parts.append(f"compensates {decision.compensates_decision_id} with {decision.action_type} {struct_text(decision.params)}")
     if decision.conflict_with_proposal_ids:
         parts.append(f"conflicts with {', '.join(decision.conflict_with_proposal_ids)}")
     if decision.terminal:

@@ -1,4 +1,4 @@
-"""What a rule set says of compensations is checked whole, although this release does not carry them out."""
+"""What a rule set says of compensations is checked whole when it is compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNDO = {
 
 
 def mistakes(action: str, params: dict[str, str]) -> list[tuple[str, str]]:
-    """(code, message) of everything that is wrong with a compensation, but that there are none in this release."""
+    """(code, message) of everything that is wrong with a compensation."""
     document: dict[str, Any] = {
         "gavel": "v1",
         "rule_set": "demo",
@@ -40,11 +40,11 @@ def mistakes(action: str, params: dict[str, str]) -> list[tuple[str, str]]:
             {"id": "undo", "action": "thing.undo", "priority": 1, "when": "true", "effect": "approve"},
         ],
     }
-    with pytest.raises(DocumentError) as caught:
+    try:
         compile_rule_set(json.dumps(document))
-    found = [(message.code, message.message) for message in caught.value.messages]
-    assert "not-in-this-release" in [code for code, _ in found]
-    return [(code, message) for code, message in found if code != "not-in-this-release"]
+    except DocumentError as error:
+        return [(message.code, message.message) for message in error.messages]
+    return []
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ class Decision(_message.Message):
     proposal_id: _builtins.str
     """event_id of the PROPOSAL_EVENT. A proposal has exactly one first decision."""
     previous_decision_id: _builtins.str
-    """For a later decision: the one that it ends or moves (expiry, revocation, review)."""
+    """For a later decision: the one that it ends or moves (expiry, revocation, review, compensation)."""
     arbiter_version: _builtins.int
     """The semantics that decided."""
     outcome: Global___Outcome.ValueType

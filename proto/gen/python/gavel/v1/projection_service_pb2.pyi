@@ -326,6 +326,7 @@ class PendingDecision(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     VALID_UNTIL_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    COMPENSATES_DECISION_ID_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The decision."""
     sequence_number: _builtins.int
@@ -344,13 +345,15 @@ class PendingDecision(_message.Message):
     """How far it has come."""
     last_sequence_number: _builtins.int
     """The last event that changed it."""
+    compensates_decision_id: _builtins.str
+    """For a compensation: the decision whose half-done execution it makes good; it took over that decision's key."""
     @_builtins.property
     def params(self) -> _struct_pb2.Struct:
         """Its parameters."""
 
     @_builtins.property
     def valid_until(self) -> _timestamp_pb2.Timestamp:
-        """The last moment to start it."""
+        """The last moment to start it. Unset for a compensation."""
 
     def __init__(
         self,
@@ -366,10 +369,11 @@ class PendingDecision(_message.Message):
         phase: Global___PendingPhase.ValueType = ...,
         valid_until: _timestamp_pb2.Timestamp | None = ...,
         last_sequence_number: _builtins.int = ...,
+        compensates_decision_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "conflict_key", b"conflict_key", "decision_id", b"decision_id", "last_sequence_number", b"last_sequence_number", "params", b"params", "phase", b"phase", "proposal_id", b"proposal_id", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id", "valid_until", b"valid_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "decision_id", b"decision_id", "last_sequence_number", b"last_sequence_number", "params", b"params", "phase", b"phase", "proposal_id", b"proposal_id", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id", "valid_until", b"valid_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -568,6 +572,7 @@ class PendingReview(_message.Message):
     SUBJECT_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     OPENED_AT_FIELD_NUMBER: _builtins.int
+    COMPENSATES_DECISION_ID_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The decision that asked for it."""
     sequence_number: _builtins.int
@@ -586,6 +591,8 @@ class PendingReview(_message.Message):
     """Its subject."""
     trace_id: _builtins.str
     """Its trace."""
+    compensates_decision_id: _builtins.str
+    """For the execution of a compensation: the decision that it makes good."""
     @_builtins.property
     def params(self) -> _struct_pb2.Struct:
         """Its parameters."""
@@ -608,10 +615,11 @@ class PendingReview(_message.Message):
         subject: _builtins.str = ...,
         trace_id: _builtins.str = ...,
         opened_at: _timestamp_pb2.Timestamp | None = ...,
+        compensates_decision_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "approved_decision_id", b"approved_decision_id", "decision_id", b"decision_id", "kind", b"kind", "opened_at", b"opened_at", "params", b"params", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "approved_decision_id", b"approved_decision_id", "compensates_decision_id", b"compensates_decision_id", "decision_id", b"decision_id", "kind", b"kind", "opened_at", b"opened_at", "params", b"params", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
