@@ -9,6 +9,7 @@ on no facts, does not expire, takes over the key and ends by its success alone. 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2

@@ -56,7 +56,7 @@ UNDO_RULE = {"id": "undo", "action": UNDO, "when": "true", "effect": "approve"}
 
 def sagas(compensation: dict[str, Any] | None = None, *, declared: bool = True, **changes: Any) -> str:
     """The default rule set with a compensation, whose action it declares as well unless said otherwise."""
-    more = {"more_actions": {UNDO: UNDO_PART}, "rules": [*RULES, UNDO_RULE]} if declared else {}
+    more: dict[str, Any] = {"more_actions": {UNDO: UNDO_PART}, "rules": [*RULES, UNDO_RULE]} if declared else {}
     return document(compensation=compensation or COMPENSATION, **more, **changes)
 
 
