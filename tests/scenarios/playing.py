@@ -122,7 +122,7 @@ class Player:
             self._compare(f"finally: facts of {subject}", expected, {key: latest.get(key) for key in expected})
         if part.pending is not None:
             pending = {
-                self.known.name(one.proposal_id): PendingPhase.Name(one.phase).removeprefix("PENDING_PHASE_")
+                self.known.name(one.decision_id if one.compensates_decision_id else one.proposal_id): PendingPhase.Name(one.phase).removeprefix("PENDING_PHASE_")
                 for one in await self._layer.pending()
             }
             self._compare("finally: pending", part.pending, pending)
