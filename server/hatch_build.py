@@ -43,6 +43,7 @@ MODULES: Final = {
         "events",
         "evidence",
         "execution",
+        "feasibility",
         "fingerprint",
         "journal",
         "lowering",

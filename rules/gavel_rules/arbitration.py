@@ -220,12 +220,9 @@ def _names_refuse(decision: Decision, governed: list[_Governed]) -> bool:
 
 
 def _warn_of_unknown(decision: Decision, unknown: Iterable[EventReference]) -> None:
-    decision.warnings.extend(
-        DecisionWarning(
-            code=reasons.UNKNOWN_EVENT, message=f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
-        )
-        for reference in unknown
-    )
+    for reference in unknown:
+        message = f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
+        decision.warnings.add(code=reasons.UNKNOWN_EVENT, message=message)
 
 
 def _refuse_for_evidence(decision: Decision, reason_code: str, governed: list[_Governed], unmet: list[Piece]) -> None:
@@ -280,7 +277,8 @@ def _versions_refuse(decision: Decision, envelope: Envelope, actions: tuple[Comp
             if version not in accepted:
                 messages[f"{name} is {version or 'not given'}; {action.policy_id} requires {' or '.join(accepted)}"] = None
                 failed = failed or action.on_version_mismatch == "fail"
-    decision.warnings.extend(DecisionWarning(code=reasons.VERSION_MISMATCH, message=message) for message in messages)
+    for message in messages:
+        decision.warnings.add(code=reasons.VERSION_MISMATCH, message=message)
     if failed:
         _refuse(decision, reasons.VERSION_MISMATCH, RetryHint())
     return failed
@@ -494,19 +492,21 @@ def _pin(decision: Decision, governed: list[_Governed]) -> None:
     for identity, piece in pinned.items():
         candidate = piece.candidate
         assert candidate is not None  # noqa: S101  # for the type checker: only present pieces are pinned
-        pin = decision.pinned_facts.add(
-            key=piece.declared.key,
-            subject=piece.subject,
-            event_id=candidate.event_id,
-            sequence_number=candidate.sequence_number,
-            trust_tier=candidate.trust_tier,
-            evidence_hash=candidate.evidence_hash,
-        )
+        # One by one: arguments by name cost more.
+        pin = decision.pinned_facts.add()
+        pin.key = piece.declared.key
+        pin.subject = piece.subject
+        pin.event_id = candidate.event_id
+        pin.sequence_number = candidate.sequence_number
+        pin.trust_tier = candidate.trust_tier  # type: ignore[assignment]  # an int of the closed enum
+        pin.evidence_hash = candidate.evidence_hash
         set_timestamp(pin.fresh_until, piece.fresh_until_ms)
         if several and len(seen_by[identity]) < len(governed):
             pin.policy_ids.extend(seen_by[identity])
     for identity, piece in absent.items():
-        lacking = decision.absent_facts.add(key=piece.declared.key, subject=piece.subject)
+        lacking = decision.absent_facts.add()
+        lacking.key = piece.declared.key
+        lacking.subject = piece.subject
         if several and len(seen_by[identity]) < len(governed):
             lacking.policy_ids.extend(seen_by[identity])
 

@@ -33,12 +33,11 @@ PROPOSALS: Final = frozenset({"proposal"})
 BUS: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
 SUBJECT: Final = re.compile(limits.SUBJECT + r"\Z")
 FACT_KEY: Final = re.compile(limits.DOTTED_NAME + r"\Z")
-UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 EXECUTION_ID: Final = re.compile(r"exec_[0-9a-f]{12}\Z")
-_TRACE_ID: Final = re.compile(r"[\x20-\x7e]{1,128}\Z")
 _EVENT_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]{0,127}\Z")
 _PRODUCER_ID: Final = re.compile(limits.PRODUCER_ID + r"\Z")
-_VERSION: Final = re.compile(r"[\x20-\x7e]{0,128}\Z")
+PLAIN_LENGTH_MAX: Final = 128
 _VERSIONS: Final = tuple(common_pb2.VersionBinding.DESCRIPTOR.fields_by_name)
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _REASON_CODE: Final = re.compile(r"([A-Z][A-Z0-9_]{0,127})?\Z")
@@ -127,7 +126,7 @@ def _shape_violations(envelope: Envelope, bus: str, payload: str | None, payload
         )
         if problem:
             found.append(("envelope.event_id", problem))
-    if envelope.trace_id and not _TRACE_ID.match(envelope.trace_id):
+    if envelope.trace_id and not _is_plain(envelope.trace_id):
         found.append(("envelope.trace_id", "is not 1 to 128 printable ASCII characters"))
     if envelope.causation_id and not UUID.match(envelope.causation_id):
         found.append(("envelope.causation_id", "is not a UUID in canonical form"))
@@ -156,8 +155,13 @@ def _check_category(envelope: Envelope, payload: str | None, found: Violations) 
 def _binding_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
     binding = envelope.version_binding
     for name in _VERSIONS:
-        if not _VERSION.match(getattr(binding, name)):
+        if not _is_plain(getattr(binding, name)):
             yield f"envelope.version_binding.{name}", "is not at most 128 printable ASCII characters"
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text is at most 128 printable ASCII characters."""
+    return len(text) <= PLAIN_LENGTH_MAX and text.isascii() and text.isprintable()
 
 
 def _timestamp_violations(value: Timestamp, field: str) -> Iterator[tuple[str, str]]:
@@ -181,7 +185,7 @@ def _producer_violations(producer: Producer) -> Iterator[tuple[str, str]]:
         yield "envelope.producer.type", f"{producer.type} is unknown"
     if not _PRODUCER_ID.match(producer.id):
         yield "envelope.producer.id", "is not 1 to 128 characters of A-Z a-z 0-9 . _ : @ / -"
-    if not _VERSION.match(producer.version):
+    if not _is_plain(producer.version):
         yield "envelope.producer.version", "is not at most 128 printable ASCII characters"
 
 
