@@ -76,8 +76,8 @@ class Layer(Protocol):
     async def deploy(self, rule_set: RuleSet) -> None:
         """Record a rule set version."""
 
-    async def activate(self, policy_id: str, version: int) -> None:
-        """Put a version in force."""
+    async def activate(self, policy_id: str, version: int, *, shadow: bool = False) -> None:
+        """Put a version in force, or let it watch."""
 
     async def deactivate(self, policy_id: str) -> None:
         """Take a rule set out of force."""
@@ -141,9 +141,9 @@ class CoreLayer:
         """See Layer."""
         self._run(DeployRuleSet(self.core.new_id(), rule_set.compiled, rule_set.text))
 
-    async def activate(self, policy_id: str, version: int) -> None:
+    async def activate(self, policy_id: str, version: int, *, shadow: bool = False) -> None:
         """See Layer."""
-        self._run(ActivateRuleSet(self.core.new_id(), policy_id, version, None))
+        self._run(ActivateRuleSet(self.core.new_id(), policy_id, version, None, shadow))
 
     async def deactivate(self, policy_id: str) -> None:
         """See Layer."""

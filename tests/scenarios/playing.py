@@ -374,7 +374,7 @@ class Player:
             if (step.activate, step.version) == (rule_set.compiled.policy_id, rule_set.compiled.version):
                 await self._layer.deploy(rule_set)
         self._own.append("RuleSetDeployed")
-        await self._layer.activate(step.activate, step.version)
+        await self._layer.activate(step.activate, step.version, shadow=step.shadow)
         self._own.append("RuleSetActivated")
 
     # What it came to

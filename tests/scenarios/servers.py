@@ -29,7 +29,7 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
-from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE
+from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ACTIVATION_MODE_SHADOW
 from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview, Projection
 from gavel_client.client import GavelClient
 from gavel_client.errors import GavelError
@@ -48,6 +48,7 @@ from grpc_status import rpc_status
 from tests.scenarios.layers import TIMERS_MAX, CallRefusedError
 from tests.scenarios.reading import RuleSet
 
+_MODE: Final = {False: ACTIVATION_MODE_ACTIVE, True: ACTIVATION_MODE_SHADOW}
 # A server runs so many replays at once, and refuses more.
 _REPLAYING: Final = asyncio.Semaphore(REPLAYS_MAX)
 
@@ -97,11 +98,9 @@ class ServerLayer(_Remote):
         self._executions = execution_service_pb2_grpc.ExecutionServiceStub(channel)
         self._rule_sets = rule_set_service_pb2_grpc.RuleSetServiceStub(channel)
 
-    async def activate(self, policy_id: str, version: int) -> None:
+    async def activate(self, policy_id: str, version: int, *, shadow: bool = False) -> None:
         """See Layer."""
-        request = rule_set_service_pb2.ActivateRuleSetRequest(
-            bus=self.bus, policy_id=policy_id, version=version, mode=ACTIVATION_MODE_ACTIVE
-        )
+        request = rule_set_service_pb2.ActivateRuleSetRequest(bus=self.bus, policy_id=policy_id, version=version, mode=_MODE[shadow])
         await _answered(self._rule_sets.ActivateRuleSet(request))
 
     async def deactivate(self, policy_id: str) -> None:
@@ -204,9 +203,9 @@ class ClientLayer(_Remote):
         except GavelError as error:
             raise CallRefusedError(error.reason, error.message) from error
 
-    async def activate(self, policy_id: str, version: int) -> None:
+    async def activate(self, policy_id: str, version: int, *, shadow: bool = False) -> None:
         """See Layer."""
-        await self._ask("activate_rule_set", policy_id, version)
+        await self._ask("activate_rule_set", policy_id, version, mode=_MODE[shadow])
 
     async def deactivate(self, policy_id: str) -> None:
         """See Layer."""

@@ -311,11 +311,12 @@ class RevokeStep(Step):
 
 
 class ActivateStep(Step):
-    """A version of a rule set is deployed and put in force."""
+    """A version of a rule set is deployed and put in force, or watches as a shadow."""
 
     verb: ClassVar[str] = "activate"
     activate: Name
     version: int
+    shadow: bool = False
     expect: OfRecord = OfRecord()
 
 
