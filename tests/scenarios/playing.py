@@ -121,10 +121,10 @@ class Player:
                 latest.setdefault(fact.key, value_to_python(fact.value))
             self._compare(f"finally: facts of {subject}", expected, {key: latest.get(key) for key in expected})
         if part.pending is not None:
-            pending = {}
-            for one in await self._layer.pending():
-                name = self.known.name(one.decision_id if one.compensates_decision_id else one.proposal_id)
-                pending[name] = PendingPhase.Name(one.phase).removeprefix("PENDING_PHASE_")
+            pending = {
+                self.known.name(one.decision_id).removesuffix(".decision"): PendingPhase.Name(one.phase).removeprefix("PENDING_PHASE_")
+                for one in await self._layer.pending()
+            }
             self._compare("finally: pending", part.pending, pending)
         if part.reviews is not None:
             reviews = [self.known.name(one.decision_id).removesuffix(".decision") for one in await self._layer.reviews()]

@@ -368,7 +368,8 @@ STEPS: Final[dict[str, type[Step]]] = {
 
 
 class Finally(Part):
-    """How it must stand in the end: what the projection says of subjects, all live decisions by proposal, all open reviews."""
+    """How it must stand in the end: what the projection says of subjects, all live decisions and open reviews
+    by name (of a first decision: its proposal's)."""
 
     facts: dict[str, dict[str, Any]] = {}
     pending: dict[Name, Literal["APPROVED", "EXECUTING", "AWAITING_FACTS", "UNDER_REVIEW"]] | None = None
