@@ -5,6 +5,7 @@ A layer does what a step says and answers in the contract's terms; what is expec
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -154,8 +155,15 @@ class CoreLayer:
         return self._recorded(envelope, OTHERS, PublishEvent)
 
     async def propose(self, envelope: Envelope) -> Envelope:
-        """See Layer."""
-        return self._recorded(envelope, PROPOSALS, SubmitProposal)
+        """See Layer. A proposal that competes waits until somebody lets its contest close."""
+        self._admit(envelope, PROPOSALS)
+        if not self._is_known(envelope):
+            self._run(SubmitProposal(envelope))
+        while True:
+            for event in self.core.events:
+                if event.decision.proposal_id == envelope.event_id:
+                    return event
+            await asyncio.sleep(0)
 
     async def preflight(self, envelope: Envelope) -> Decision:
         """See Layer."""
@@ -223,29 +231,26 @@ class CoreLayer:
 
     def _recorded(self, envelope: Envelope, payloads: frozenset[str], command: Callable[[Envelope], Command]) -> Envelope:
         self._admit(envelope, payloads)
-        known = self.core.by_id.get(envelope.event_id)
-        if known is not None:
-            if not same_content(known, envelope):
-                raise CallRefusedError("EVENT_ID_REUSED", envelope.event_id)
-            return self._first_answer(known)
+        if self._is_known(envelope):
+            return self.core.by_id[envelope.event_id]
         answer = self._run(command(envelope))
         assert isinstance(answer, Recorded), answer
         return answer.envelope
 
+    def _is_known(self, envelope: Envelope) -> bool:
+        """Whether this very event is in the log already."""
+        known = self.core.by_id.get(envelope.event_id)
+        if known is not None and not same_content(known, envelope):
+            raise CallRefusedError("EVENT_ID_REUSED", envelope.event_id)
+        return known is not None
+
     def _said(self, command: ResolveReview | RevokeDecision) -> Envelope:
-        known = self.core.by_id.get(command.envelope.event_id)
-        if known is not None:
-            if not same_content(known, command.envelope):
-                raise CallRefusedError("EVENT_ID_REUSED", known.event_id)
-            return self.core.events[known.sequence_number]  # the decision stands right behind it
+        if self._is_known(command.envelope):
+            word = self.core.by_id[command.envelope.event_id]
+            return self.core.events[word.sequence_number]  # the decision stands right behind it
         answer = self._run(command)
         assert isinstance(answer, Recorded), answer
         return answer.envelope
-
-    def _first_answer(self, known: Envelope) -> Envelope:
-        if not known.HasField("proposal"):
-            return known
-        return next(event for event in self.core.events if event.decision.proposal_id == known.event_id)
 
     def _admit(self, envelope: Envelope, payloads: frozenset[str]) -> None:
         try:

@@ -33,8 +33,8 @@ from tests.scenarios.reading import Scenario, merged
 from tests.unit.core.driver import START_MS
 
 NAMESPACE: Final = uuid.UUID("6f1b2c9e-7a44-4a53-9f43-0d6d5c1f7a10")
-# How long a proposal that waits for its contest may take to be in the log; it is there at once.
-RECORDED_SECONDS_MAX: Final = 10.0
+# How long an answer may take; it comes at once.
+ANSWER_SECONDS_MAX: Final = 10.0
 # Steps that wake no timers; an idle server would have woken them before.
 _TIMELESS: Final = (steps.PreflightStep, steps.DecidedStep, steps.RepeatStep)
 
@@ -68,7 +68,7 @@ class Player:
         self.known = Known(START_MS)
         self._sent: dict[str, tuple[steps.Step, Envelope]] = {}  # by name: what a step sent, to be sent again
         self._said: dict[str, steps.ResolveStep | steps.RevokeStep] = {}  # by name, likewise
-        self._waiting: dict[str, asyncio.Task[Envelope]] = {}  # by name: proposals that wait for their contest
+        self._waiting: list[tuple[str, asyncio.Future[Envelope]]] = []  # proposals that wait for their contest
         self._own: list[str] = []  # event_ids of the step under way
         self._wrong: list[str] = []
         self._now_ms = START_MS
@@ -129,8 +129,8 @@ class Player:
         if part.reviews is not None:
             reviews = [self.known.name(one.decision_id).removesuffix(".decision") for one in await self._layer.reviews()]
             self._compare("finally: reviews", part.reviews, reviews)
-        for name, task in self._waiting.items():
-            answer = await asyncio.wait_for(task, RECORDED_SECONDS_MAX)
+        for name, waiting in self._waiting:
+            answer = await asyncio.wait_for(waiting, ANSWER_SECONDS_MAX)
             self._compare(f"the answer to {name}", f"{name}.decision", self.known.name(answer.event_id))
         if self._wrong:
             where = f"tests/scenarios/{self._scenario.file} ({self._scenario.id})"
@@ -268,16 +268,37 @@ class Player:
         self._sent[step.propose] = (step, envelope)
         self._own.append(envelope.event_id)
         if step.waits:
-            head = len(self.known.events)
-            self._waiting[step.propose] = asyncio.ensure_future(self._layer.propose(_copy(envelope)))
-            async with asyncio.timeout(RECORDED_SECONDS_MAX):
-                while not await self._layer.events(head):  # noqa: ASYNC110  # a log tells nobody that it has grown
-                    await asyncio.sleep(0.001)
+            await self._enter(step.propose, envelope)
             return
-        decided = await self._layer.propose(_copy(envelope))
+        decided = await self._answer(envelope)
         self.known.give(f"{step.propose}.decision", decided.event_id)
         self._own.append(decided.event_id)
         self._expect(step.expect, decided)
+
+    async def _answer(self, envelope: Envelope) -> Envelope:
+        """Submit a proposal and return its decision, which must not have to wait for a contest."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                return await self._layer.propose(_copy(envelope))
+        except TimeoutError:
+            raise ScenarioError(
+                f"{self._scenario.id}: {self.known.name(envelope.event_id)} waits for a contest; say `waits: true`"
+            ) from None
+
+    async def _enter(self, name: str, envelope: Envelope) -> None:
+        """Submit a proposal that waits for its contest, and come back when it is in the log."""
+        waiting = asyncio.ensure_future(self._layer.propose(_copy(envelope)))
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            while not waiting.done() and not await self._is_recorded(envelope.event_id):
+                await asyncio.sleep(0.001)
+        if waiting.done():
+            waiting.result()  # or what it was refused with
+        self._waiting.append((name, waiting))
+
+    async def _is_recorded(self, event_id: str) -> bool:
+        if event_id in self.known.by_id:
+            return True
+        return any(event.event_id == event_id for event in await self._layer.events(len(self.known.events)))
 
     async def _repeat(self, step: steps.RepeatStep) -> None:
         """Send again what was sent; the answer must be the first one."""
@@ -290,8 +311,11 @@ class Player:
         again = _copy(envelope)
         if step.but:
             again = self._again(merged(first, step.but), step.repeat)
+        if step.waits:
+            await self._enter(step.repeat, again)
+            return
         if again.HasField("proposal"):
-            decided = await self._layer.propose(again)
+            decided = await self._answer(again)
             self._compare("the answer", f"{step.repeat}.decision", self.known.name(decided.event_id))
             self._expect(step.expect, decided)
             return

@@ -243,6 +243,7 @@ class RepeatStep(Step):
     verb: ClassVar[str] = "repeat"
     repeat: Name
     but: dict[str, Any] = {}
+    waits: bool = False
     expect: OfDecision = OfDecision()
 
 
