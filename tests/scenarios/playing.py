@@ -289,7 +289,8 @@ class Player:
         """Submit a proposal that waits for its contest, and come back when it is in the log."""
         waiting = asyncio.ensure_future(self._layer.propose(_copy(envelope)))
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            while not waiting.done() and not await self._is_recorded(envelope.event_id):
+            # A log tells nobody that it has grown.
+            while not waiting.done() and not await self._is_recorded(envelope.event_id):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         if waiting.done():
             waiting.result()  # or what it was refused with
