@@ -47,6 +47,14 @@ _ERROR: Final = re.compile(r"^(?:[A-Z_]+: )?ERROR: <input>:(\d+):(\d+): (.*?)(?:
 _OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
 _NO_FIELDS: Final = re.compile(r"expression of type '([^']+)' cannot be the operand of a select operation")
 _UNDECLARED: Final = re.compile(r"undeclared reference to '([^']+)'")
+# What the parser says of a syntax error.
+_EXPECTED_MANY: Final = re.compile(r" expecting \{.*\}")
+_UNREAD: Final = re.compile(r"token recognition error at: '(.+)'", re.DOTALL)
+_MISSING: Final = re.compile(r"missing (.+) at (.+)", re.DOTALL)
+_UNEXPECTED: Final = re.compile(
+    r"(?:mismatched input|extraneous input|no viable alternative at input) (.+?)(?: expecting (.+))?", re.DOTALL
+)
+_END: Final = "'<EOF>'"
 # A lexer that meets a single "=" stops there.
 _ASSIGNMENT: Final = re.compile(r"token recognition error at: '=")
 
@@ -159,8 +167,9 @@ def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, rep
         return "type-error", f"a {selected.group(1)} has no fields", ""
     if _ASSIGNMENT.search(message):
         return "cel-syntax", "= is no operator of CEL", "write == to compare"
-    code = "cel-syntax" if message.startswith("Syntax error") else "cel-error"
-    return code, _own_words(message), "see the CEL language"
+    if message.startswith("Syntax error: "):
+        return "cel-syntax", *_explain_syntax(_clip(_EXPECTED_MANY.sub("", message.removeprefix("Syntax error: "))))
+    return "cel-error", _clip(message), "see the CEL language"
 
 
 def _explain_overload(function: str, types: str) -> tuple[str, str]:
@@ -175,9 +184,23 @@ def _explain_overload(function: str, types: str) -> tuple[str, str]:
     return message, ""
 
 
-def _own_words(message: str) -> str:
-    text = message.removeprefix("Syntax error: ").replace("'<EOF>'", "the end").replace("<EOF>", "the end")
-    return _clip(re.sub(r" expecting \{.*\}", "", text))
+def _explain_syntax(message: str) -> tuple[str, str]:
+    """Return what the parser means, and what to do."""
+    if unread := _UNREAD.fullmatch(message):
+        text = unread.group(1)
+        if text[:1] in "'\"":
+            return f"a text begins here and does not end: {text}", f"close it with {text[0]}"
+        return f"{text} means nothing in CEL", "see the CEL language"
+    if missing := _MISSING.fullmatch(message):
+        what, before = missing.groups()
+        return f"{what} is missing {'at the end' if before == _END else f'before {before}'}", "add it"
+    if found := _UNEXPECTED.fullmatch(message):
+        text, expected = found.groups()
+        if text == _END:
+            return f"the expression ends too early{f': {expected} is missing' if expected else ''}", "complete it"
+        is_word = text.strip("'").isalpha()
+        return f"{text} does not belong here", "CEL writes &&, || and ! for and, or and not" if is_word else "see the CEL language"
+    return message, "see the CEL language"
 
 
 def _clip(text: str, length: int = 200) -> str:

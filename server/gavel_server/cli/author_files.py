@@ -6,6 +6,8 @@ the commands for authors go on with the next file, so that one run names every m
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,10 +17,14 @@ from gavel_rules.ruleset import CompiledRuleSet, DocumentError, DocumentMessage,
 from gavel_rules.suite import SUITE_SUFFIXES, Suite, read_suite
 from gavel_rules.testing import RefusedError, check_suite
 
+from gavel_server.cli import output
 from gavel_server.cli.documents import STANDARD_INPUT, read_document, read_rule_set
 from gavel_server.cli.errors import InvalidInputError
 
 DOCUMENT_SUFFIXES: Final = (".yaml", ".yml", ".json")
+# What stands at the top of a rule set, if not both.
+_HEAD: Final = frozenset(["gavel", "rule_set"])
+_HEAD_LINE: Final = re.compile(r"""^["']?(?:gavel|rule_set)["']?[ \t]*:""", re.MULTILINE)
 
 
 class Invalid(NamedTuple):
@@ -53,7 +59,10 @@ def is_suite(name: str) -> bool:
 
 
 def found(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
-    """Return the files that the paths name: files as they are, of folders every document below, in order, each once.
+    """Return the files that the paths name: files as they are, of folders every rule set and suite below, in order, each once.
+
+    Suites are known by their names. Other YAML and JSON below a folder (workflows, schemas, a server's data) is left alone unless it
+    has a key `gavel` or `rule_set` at its top. How many such files there are is noted. Hidden folders are not looked into.
 
     Raises InvalidInputError for a path that cannot be meant, and for a folder that holds no document.
     """
@@ -67,11 +76,33 @@ def found(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
         if path == STANDARD_INPUT or not Path(path).is_dir():
             files[path] = None
             continue
-        below = sorted(str(file) for file in Path(path).rglob("*") if file.name.endswith(wanted) and file.is_file())
-        if not below:
-            raise InvalidInputError(f"there is no {' or '.join('*' + suffix for suffix in wanted)} below {path}")
-        files.update(dict.fromkeys(below))
+        named = (file for file in sorted(Path(path).rglob("*")) if file.name.endswith(wanted) and file.is_file())
+        below = [file for file in named if not _is_hidden(file, Path(path))]
+        ours = [str(file) for file in below if is_suite(file.name) or _says_what_it_is(file)]
+        if len(ours) < len(below):
+            output.note(f"gavel: {len(below) - len(ours)} of {len(below)} files below {path} have no key `gavel` and are left alone")
+        if not ours:
+            raise InvalidInputError(
+                f"there is no {'suite' if suites_only else 'rule set'} ({', '.join('*' + name for name in wanted)}) below {path}"
+            )
+        files.update(dict.fromkeys(ours))
     return list(files)
+
+
+def _is_hidden(file: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(below).parts)
+
+
+def _says_what_it_is(file: Path) -> bool:
+    """Whether a file has a key of ours at its top. One that cannot be read says so when it is read as a document."""
+    try:
+        text = read_document(str(file))
+        document = json.loads(text) if text.lstrip().startswith("{") else None
+    except (InvalidInputError, ValueError, RecursionError):
+        return True
+    if isinstance(document, dict):
+        return not _HEAD.isdisjoint(document)
+    return _HEAD_LINE.search(text) is not None
 
 
 def rule_set_in(file: str) -> CompiledRuleSet | Invalid:

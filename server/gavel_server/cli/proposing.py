@@ -62,6 +62,7 @@ def preflight(
 def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
     """Print a decision for people, `rows` before what it says of itself."""
     from gavel.v1.decision_pb2 import FactRequirementState, Outcome
+    from gavel_rules.events import GAVEL
 
     from gavel_server.cli import output
     from gavel_server.cli.describe import duration, moment, printable, short, struct_text
@@ -73,6 +74,8 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
     rows.append(("action", f"{decision.action_type} {struct_text(decision.params)}"))
     if decision.rule_id:
         rows.append(("rule", f"{decision.rule_id} of {decision.policy_id} version {decision.policy_version}"))
+    elif decision.policy_id == GAVEL:
+        rows.append(("decided by", f"Gavel itself, arbiter version {decision.policy_version}"))
     elif decision.policy_id:
         rows.append(("decided by", f"{decision.policy_id} version {decision.policy_version}"))
     if len(decision.active_rule_sets) > 1:

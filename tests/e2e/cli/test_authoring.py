@@ -283,6 +283,26 @@ def test_paths_that_cannot_be_meant(folder: Path) -> None:
         assert (2, "", sentence) == (done.returncode, done.stdout, done.stderr)
 
 
+def test_a_folder_with_other_files(folder: Path) -> None:
+    """Below a folder only rule sets and suites are meant: a server's data, schemas and workflows are left alone, and it is said."""
+    (folder / "data").mkdir()
+    (folder / ".gavel").mkdir()
+    checkpoint = '{"state":   1}'
+    (folder / "data/checkpoint.json").write_text(checkpoint)
+    (folder / ".gavel/checkpoint.json").write_text(checkpoint)
+    (folder / "rule-set.schema.json").write_text(gavel("rules", "schema", "rule-set").stdout)
+    (folder / "workflow.yaml").write_text("name: rules\njobs:\n  gavel: {}\n")
+    (folder / "headless.yaml").write_text(RULES.replace("gavel: v1\n", ""))
+    gavel("rules", "fmt", folder)
+    assert [checkpoint] * 2 == [(folder / name / "checkpoint.json").read_text() for name in ("data", ".gavel")]
+    done = gavel("rules", "lint", folder)
+    assert 2 == done.returncode
+    assert f"gavel: 3 of 6 files below {folder} have no key `gavel` and are left alone\n" == done.stderr
+    assert ["headless.yaml", "parcels.yaml", "parcels_test.yaml"] == [
+        Path(line.partition(":")[0]).name for line in done.stdout.splitlines() if "unused" not in line
+    ]
+
+
 def test_output_that_nobody_hears(folder: Path) -> None:
     """A closed standard output is a failure; a reader that has gone ends the command as SIGPIPE would, and quietly."""
     line = [GAVEL, "rules", "graph", str(folder / "parcels.yaml")]

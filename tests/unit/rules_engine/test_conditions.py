@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gavel_rules.case import Case
 from gavel_rules.errors import CaseError
-from gavel_rules.ruleset import CompiledAction
+from gavel_rules.ruleset import CompiledAction, DocumentError
 
 Outcome = Callable[..., bool | str]
 
@@ -210,6 +210,25 @@ def test_all_matching_rules_by_falling_priority(action: Callable[..., CompiledAc
 def test_refused(codes: Callable[..., list[str]], condition: str, expected: list[str]) -> None:
     """What a condition may not say is refused with its code, each mistake once."""
     assert codes(condition) == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("params.count >", "the expression ends too early (complete it)"),
+        ("(params.count > 3", "')' is missing at the end (add it)"),
+        ("params.count > 3 and true", "'and' does not belong here (CEL writes &&, || and ! for and, or and not)"),
+        ("params.count > 3)", "')' does not belong here (see the CEL language)"),
+        ("params.name == 'a", "a text begins here and does not end: 'a (close it with ')"),
+        ("params.count > 3 ;", "; means nothing in CEL (see the CEL language)"),
+        ("has(facts.score) ? true", "the expression ends too early: ':' is missing (complete it)"),
+    ],
+)
+def test_syntax_in_words(action: Callable[..., CompiledAction], condition: str, said: str) -> None:
+    """What is wrong with the syntax is said as people would, not as a parser does."""
+    with pytest.raises(DocumentError) as refused:
+        action(condition)
+    assert said in str(refused.value)
 
 
 def test_conflict_key(action: Callable[..., CompiledAction], case: Callable[..., Case]) -> None:

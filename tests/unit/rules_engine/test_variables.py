@@ -128,7 +128,7 @@ def test_order_does_not_matter(document: Document) -> None:
         (["a: nobody > 1"], {"when": "a"}, ["15:6 unknown-name nothing is named nobody"]),
         (["a: facts.score > 1"], {"when": "a && has(facts.score)"}, []),
         (["a: facts.score > 1"], {"when": "a"}, ["15:6 unguarded-optional facts.score may be absent, for thing.do"]),
-        (["a: params.amount >"], {"when": "a"}, ["15:20 cel-syntax mismatched input the end"]),
+        (["a: params.amount >"], {"when": "a"}, ["15:20 cel-syntax the expression ends too early"]),
         (["a: params.amount + 1 > 2"], {"when": "a"}, ["15:20 type-error + cannot be applied to double, int, for thing.do"]),
         (["a: b", "b: c && b", "c: a"], {}, ["15:6 variable-cycle ", "16:11 variable-cycle ", "17:6 variable-cycle "]),
         (["a: b", "b: params.amont > 1"], {"when": "a"}, ["16:6 unknown-name params has no field amont, for thing.do"]),
