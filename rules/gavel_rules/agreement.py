@@ -95,7 +95,7 @@ def _settings(action: CompiledAction) -> Mapping[str, _Setting]:
     part = action.part
     settings = {
         "conflict_key": _expression(action, action.conflict_key_expression),
-        "score": _Setting("the default", None) if action.score is None else _expression(action, action.score),
+        "score": _Setting("the default", None) if action.score_expression is None else _expression(action, action.score_expression),
         "contest_window_ms": _Setting(str(part.contest_window_ms), part.contest_window_ms),
     }
     for name, value in part.retry.model_dump().items():

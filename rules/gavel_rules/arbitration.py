@@ -30,7 +30,7 @@ from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
 from gavel_rules.evidence import Cited, Evidence, Piece, certain, citations_of, gather, hint, superseded
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
-from gavel_rules.projection import APPROVED, EXECUTING, State
+from gavel_rules.projection import APPROVED, EXECUTING, State, contest_name
 from gavel_rules.records import Rejections
 from gavel_rules.ruleset import CompiledAction, Rule, Verdict
 from gavel_rules.stages import RefusalClass, refusal_class
@@ -79,10 +79,29 @@ def arbitrate(
     """Return the decision on a proposal, without the identifiers that its place in the log gives.
 
     `known` holds the events that the proposal cites, by sequence number, as far as the log has them. `governing` stands
-    in for the state's rule sets (dry runs). `into` is an empty decision to fill, so that none need be copied.
+    in for the state's rule sets (dry runs). `into` is an empty decision to fill, so that none need be copied. An approval that
+    has `contest` is none yet: the proposal has to compete first, in the contest that is described there.
+    """
+    actions = state.governing.get(envelope.proposal.action_type, ()) if governing is None else governing
+    decision = weigh(state, envelope, known, now_ms, judge, actions, into)
+    count_rejection(decision, state, envelope.trace_id, now_ms, actions)
+    return decision
+
+
+def weigh(
+    state: State,
+    envelope: Envelope,
+    known: Mapping[int, Cited],
+    now_ms: int,
+    judge: Judge,
+    actions: tuple[CompiledAction, ...],
+    into: Decision | None = None,
+) -> Decision:
+    """Return what `arbitrate` does, before rejections are counted: stages 1 to 17, by the rule sets given.
+
+    A proposal that has entered a contest is not asked for its citations again: `known` is what the log had when it entered.
     """
     proposal = envelope.proposal
-    actions = state.governing.get(proposal.action_type, ()) if governing is None else governing
     decision = Decision() if into is None else into
     decision.arbiter_version = ARBITER_VERSION
     decision.action_type = proposal.action_type
@@ -100,7 +119,6 @@ def arbitrate(
         _refuse(decision, reasons.NO_ACTIVE_POLICY, RetryHint())
     else:
         _judge_governed(decision, state, envelope, known, now_ms, judge, actions)
-    _count(decision, state, envelope.trace_id, now_ms, actions)
     return decision
 
 
@@ -200,6 +218,8 @@ def _judge_governed(
         _refuse_for_conflict(decision, state, holder, now_ms)
         return
     _ask_rules(decision, state, envelope, now_ms, judge, governed)
+    if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+        _contend(decision, state, envelope, now_ms, governed)
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
         _pin(decision, governed)
         _bind(decision, now_ms, governed)
@@ -303,11 +323,11 @@ def _first_refusal(
     contradicted: bool,
 ) -> str:
     """Return the reason code of the first of stages 6 to 13 that refuses, or ""."""
+    proposal = envelope.proposal
     if unknown:
         return reasons.UNKNOWN_EVENT
-    if not _cites_input(envelope, citations, pieces):
+    if not proposal.HasField("contest") and not _cites_input(envelope, citations, pieces):
         return reasons.NO_FACT_INPUT
-    proposal = envelope.proposal
     if proposal.HasField("projection_version") and _changed_since(state, proposal.projection_version, citations, pieces, conflict_key):
         return reasons.PROJECTION_CHANGED
     if contradicted:
@@ -449,6 +469,55 @@ def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int
         decision.retry_hint.retryable = True
 
 
+def _contend(decision: Decision, state: State, envelope: Envelope, now_ms: int, governed: list[_Governed]) -> None:
+    """Score what the rules approve and say which contest it would enter, if it has to compete for its conflict key."""
+    view = governed[0]  # rule sets that share an action agree on its window and score
+    window_ms = view.action.contest_window_ms
+    contest = state.contests.get(contest_name(envelope.proposal.action_type, decision.conflict_key)) if state.contests else None
+    if not window_ms and contest is None and not envelope.proposal.HasField("contest"):
+        return
+    score = view.action.score(_case(state, envelope, now_ms, view))
+    if score is None:
+        fail(decision, f"{view.action.policy_id}/score")
+        return
+    opened_at_ms, closes_at_ms = (contest.opened_at_ms, contest.closes_at_ms) if contest is not None else (now_ms, now_ms + window_ms)
+    set_timestamp(decision.contest.opened_at, opened_at_ms)
+    set_timestamp(decision.contest.closed_at, closes_at_ms)
+    decision.contest.candidates.add(score=score)
+
+
+def outrank(decision: Decision, winner_id: str, free_after_ms: int) -> None:
+    """Refuse a proposal that still passed when its contest closed, because another one, named by its event_id, scored higher."""
+    _refuse(decision, reasons.OUTRANKED, RetryHint(retryable=True, retry_after_ms=free_after_ms))
+    decision.conflict_with_proposal_ids.append(winner_id)
+    for field in ("rule_set_digest", "rule_id", "pinned_facts", "absent_facts", "valid_until", "retry_policy"):
+        decision.ClearField(field)
+
+
+def close_trace(decision: Decision) -> None:
+    """Refuse what was judged already, because its trace has come under review meanwhile."""
+    decision.CopyFrom(
+        Decision(
+            arbiter_version=decision.arbiter_version,
+            action_type=decision.action_type,
+            params=decision.params,
+            evaluated_at=decision.evaluated_at,
+            active_policy_ids=decision.active_policy_ids,
+            active_rule_sets=decision.active_rule_sets,
+            contest=decision.contest,
+        )
+    )
+    _refuse(decision, reasons.UNDER_REVIEW, RetryHint())
+
+
+def fail(decision: Decision, what: str) -> None:
+    """Refuse what could not be evaluated."""
+    _refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
+    decision.ClearField("rule_set_digest")
+    decision.ClearField("rule_id")
+    decision.warnings.append(DecisionWarning(code=reasons.EVALUATION_ERROR, message=what))
+
+
 def _feasible(state: State, governed: list[_Governed]) -> bool:
     """Whether the rules could approve or review any proposal of the action on the subject while its facts are what they are."""
     prospects = [view.action.prospect(certain(state, view.action, view.evidence)) for view in governed]
@@ -520,7 +589,7 @@ def _refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None
     decision.retry_hint.CopyFrom(retry_hint)
 
 
-def _count(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Sequence[CompiledAction]) -> None:
+def count_rejection(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Sequence[CompiledAction]) -> None:
     """Count a rejection and, at a limit, call a person instead of letting the trace loop (seeds 002 §5.6, §6.3)."""
     if decision.outcome == decision_pb2.OUTCOME_APPROVED:
         return

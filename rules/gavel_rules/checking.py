@@ -78,6 +78,9 @@ def warnings(part: RuleSetPart, checked: Mapping[str, CheckedAction], expression
     for name, action in checked.items():
         read = {read for _, condition in action.rules for read, _ in reads(condition.tree, action.environment.types)}
         read.update(path for _, condition in action.rules for path in presences(condition.tree))
+        if action.score is not None:
+            read.update(read for read, _ in reads(action.score.tree, action.environment.types))
+            read.update(presences(action.score.tree))
         read.update(f"facts.{need}" for subject in action.subjects.values() for need in needs_of(action.subject_environment, subject))
         for fact in action.facts:
             if f"facts.{fact.name}" not in read:

@@ -30,7 +30,6 @@ MISTAKES: Final[Mapping[str, str]] = {
     "not-a-value": "A name stands for a group of values, not for one.",
     "not-bool": "A condition does not give a boolean.",
     "not-double": "A score does not give a double.",
-    "not-in-this-release": "A key of the language that this release checks but does not carry out.",
     "not-scalar": "A derivation does not give a string, number or boolean.",
     "not-string": "A conflict key or a subject does not give a string.",
     "not-supported": "A part of CEL that Gavel does not take.",

@@ -122,7 +122,7 @@ class DeactivateRuleSet:
 
 @dataclass(slots=True)
 class Tick:
-    """Let time pass: emit at most `limit` timers that are due."""
+    """Let time pass: emit timers that are due until they have made `limit` events. A contest closes whole."""
 
     limit: int
 
@@ -167,6 +167,13 @@ class Fault(NamedTuple):
     reason: ErrorReason.ValueType
     message: str
     violations: tuple[tuple[str, str], ...] = ()
+    retry_after_ms: int = 0  # 0: as usual for the reason
+
+
+class Waiting(NamedTuple):
+    """The proposal is recorded and competes; its decision comes when its contest closes."""
+
+    envelope: Envelope
 
 
 class Recorded(NamedTuple):
@@ -203,7 +210,7 @@ class Nothing(NamedTuple):
     """There was nothing to answer."""
 
 
-Answer = Recorded | Started | NotStarted | RuleSetAt | Nothing | Fault
+Answer = Recorded | Waiting | Started | NotStarted | RuleSetAt | Nothing | Fault
 
 
 class Handled(NamedTuple):

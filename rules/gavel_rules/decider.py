@@ -12,12 +12,11 @@ from typing import Any, Final
 
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.common_pb2 import Producer
-from gavel.v1.decision_pb2 import Decision, Engine
-from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection
+from gavel.v1.decision_pb2 import Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
 
-from gavel_rules import execution, reasons, review, shadow
+from gavel_rules import contest, execution, review, shadow
 from gavel_rules.agreement import described, disagreements
 from gavel_rules.arbitration import Judge, arbitrate
 from gavel_rules.case import Case
@@ -43,15 +42,17 @@ from gavel_rules.commands import (
     RuleSetAt,
     SubmitProposal,
     Tick,
+    Waiting,
 )
 from gavel_rules.emission import Emission
-from gavel_rules.events import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id
+from gavel_rules.events import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
+from gavel_rules.first_decisions import record_first
 from gavel_rules.projection import State
 from gavel_rules.publication import publish
-from gavel_rules.records import DeployedRuleSet
+from gavel_rules.records import DeployedRuleSet, OpenContest
 from gavel_rules.ruleset import CompiledAction, Verdict
 
-_TIMERS_UNBOUNDED: Final = 1 << 62
+_EVENTS_UNBOUNDED: Final = 1 << 62
 
 
 def handle(
@@ -67,11 +68,25 @@ def handle(
     """
     emission = Emission(state, now_ms)
     if isinstance(command, Tick):
-        execution.emit_timers(emission, command.limit)
+        _emit_timers(emission, command.limit, engine)
         return Handled(emission.events, Nothing())
-    execution.emit_timers(emission, _TIMERS_UNBOUNDED)
+    _emit_timers(emission, _EVENTS_UNBOUNDED, engine)
     answer = _HANDLERS[type(command)](emission, command, references, engine)
     return Handled(emission.events, answer)
+
+
+def _emit_timers(emission: Emission, limit: int, engine: Engine.ValueType) -> None:
+    """Emit what falls due by now, by (due, sequence number): contests close, approvals expire, lapsed leases call a person."""
+    state = emission.state
+    while len(emission.events) < limit:
+        due = state.next_due(emission.now_ms)
+        if due is None:
+            return
+        if isinstance(due, OpenContest):
+            # All candidates are asked in one way, that of the first decision.
+            contest.close(emission, due, judge(state, state.head + 1, engine))
+        else:
+            execution.emit_timer(emission, due)
 
 
 def judge(state: State, sequence_number: int, engine: Engine.ValueType) -> Judge:
@@ -97,7 +112,9 @@ def _ask_reference(action: CompiledAction, case: Case) -> Verdict:
     return action.evaluate_reference(case)
 
 
-def _submit_proposal(emission: Emission, command: SubmitProposal, references: References, engine: Engine.ValueType) -> Recorded | Fault:
+def _submit_proposal(
+    emission: Emission, command: SubmitProposal, references: References, engine: Engine.ValueType
+) -> Recorded | Waiting | Fault:
     envelope = command.envelope
     state = emission.state
     if envelope.proposal.HasField("projection_version") and envelope.proposal.projection_version > state.head:
@@ -105,65 +122,20 @@ def _submit_proposal(emission: Emission, command: SubmitProposal, references: Re
     fault = emission.claim_fault(envelope)
     if fault is not None:
         return fault
-    emission.record(envelope)
-    sequence_number = state.head + 1
     decided = Envelope()
     decision = decided.decision
-    asking = judge(state, sequence_number, engine)
+    asking = judge(state, state.head + 2, engine)
     arbitrate(state, envelope, references.cited, emission.now_ms, asking, into=decision)
+    if decision.HasField("contest"):
+        return contest.enter(emission, envelope, decision, references.cited)
     differences = shadow.differences(state, envelope, references.cited, emission.now_ms, asking, decision) if state.shadowing else ()
-    recorded = emit_decision(emission, decided, envelope)
-    if decision.reason_code == reasons.REJECTION_LIMIT:
-        _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
-    if decision.terminal and decision.reason_code != reasons.NO_FEASIBLE_PROPOSAL:
-        _notify(emission, recorded, AgentDiagnostic(kind="NoFeasibleProposal"))
-    if _lacks_tier(decision):
-        _notify(
-            emission,
-            recorded,
-            AgentDiagnostic(
-                kind="FactCollectionRequested",
-                fact_collection=FactCollection(decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements),
-            ),
-        )
-    for ordinal, difference in enumerate(differences):
-        difference.decision_id = decision.decision_id
-        _notify(emission, recorded, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), ordinal)
-    return Recorded(recorded)
+    emission.record(envelope)
+    return Recorded(record_first(emission, decided, envelope, differences))
 
 
 def _ahead(version: int, head: int) -> Fault:
     message = f"projection_version {version} is ahead of the log, whose head is {head}"
     return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, message, (("envelope.proposal.projection_version", message),))
-
-
-def emit_decision(emission: Emission, envelope: Envelope, proposal: Envelope) -> Envelope:
-    """Complete a first decision with what its place in the log gives, and record it."""
-    state = emission.state
-    decision = envelope.decision
-    decision.decision_id = derived_event_id(proposal.event_id, proposal.sequence_number, "decision")
-    decision.proposal_id = proposal.event_id
-    decision.state_version = state.head
-    return emission.decide(envelope, causation_id=proposal.event_id, trace_id=proposal.trace_id, subject=proposal.subject)
-
-
-def _lacks_tier(decision: Decision) -> bool:
-    """Whether the refusal is for lack of trusted evidence, also where the limit of rejections turned it into a review."""
-    if decision.reason_code == reasons.INSUFFICIENT_EVIDENCE_TIER:
-        return True
-    return decision.reason_code == reasons.REJECTION_LIMIT and any(
-        warning.code == reasons.INSUFFICIENT_EVIDENCE_TIER for warning in decision.warnings
-    )
-
-
-def _notify(emission: Emission, decision: Envelope, diagnostic: AgentDiagnostic, ordinal: int = 0) -> None:
-    emission.diagnose(
-        diagnostic,
-        event_id=derived_event_id(decision.event_id, decision.sequence_number, diagnostic.kind, ordinal),
-        causation_id=decision.event_id,
-        trace_id=decision.trace_id,
-        subject=decision.subject,
-    )
 
 
 def _publish(emission: Emission, command: PublishEvent, references: References, engine: Engine.ValueType) -> Recorded | Fault:

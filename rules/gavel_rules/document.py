@@ -40,12 +40,6 @@ from gavel_rules.schema import suggestion
 from gavel_rules.source import DocumentMessage, Messages, Path, Source
 from gavel_rules.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, spellable
 
-# Keys of an action that are checked like all others, but that this build cannot obey: what each is for, and its value that
-# asks for nothing. Never half obeyed: a document that uses one is refused.
-_NOT_IN_THIS_RELEASE: Final[Mapping[str, tuple[str, object]]] = {
-    "contest_window_ms": ("contests between proposals", 0),
-}
-
 
 class DocumentError(GavelRulesError):
     """A rule set document is invalid. `messages` names every mistake, by place."""
@@ -76,7 +70,6 @@ def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
         return None
     part = _Salvage(source, messages).read(RuleSetPart, source.data, ())
     assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
-    _refuse_later_releases(part, source, messages)
     _check_names(part, source, messages)
     _check_rules(part, source, messages)
     _check_derivations(part, source, messages)
@@ -135,14 +128,6 @@ def _sound_variables(data: object, found: list[ErrorDetails]) -> dict[str, str]:
 
 def _named(path: Path) -> str:
     return ".".join(map(str, path)) or "the document"
-
-
-def _refuse_later_releases(part: RuleSetPart, source: Source, messages: Messages) -> None:
-    for name, action in _actions(part).items():
-        for key, (feature, nothing) in _NOT_IN_THIS_RELEASE.items():
-            if key in action.model_fields_set and getattr(action, key, nothing) != nothing:
-                place = source.key_place(("actions", name, key))
-                messages.add(place, "not-in-this-release", f"{key}: {feature} are not in this release", "remove it")
 
 
 # What pydantic calls a mistake -> our code. Anything else is a wrong type.

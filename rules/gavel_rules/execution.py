@@ -63,19 +63,15 @@ _MESSAGES: Final = {
 }
 
 
-def emit_timers(emission: Emission, limit: int) -> None:
-    """Emit what falls due by now: approvals expire, lapsed leases call a person. By (due, sequence number)."""
-    for _ in range(limit):
-        live = emission.state.next_due(emission.now_ms)
-        if live is None:
-            return
-        if live.phase == APPROVED:
-            expired_id = derived_event_id(live.decision_id, live.sequence_number, "expired")
-            emit_later(emission, live, decision_pb2.OUTCOME_EXPIRED, reasons.APPROVAL_EXPIRED, live.decision, expired_id)
-        else:
-            exhausted = live.attempt >= live.basis.decision.retry_policy.max_attempts
-            reason_code = reasons.ATTEMPTS_EXHAUSTED if exhausted else reasons.EXECUTION_ABANDONED
-            _call_person(emission, live, reason_code, live.basis, f"lease-lapsed-{live.attempt}")
+def emit_timer(emission: Emission, live: LiveDecision) -> None:
+    """Emit what falls due for a decision: an approval expires, a lapsed lease calls a person."""
+    if live.phase == APPROVED:
+        expired_id = derived_event_id(live.decision_id, live.sequence_number, "expired")
+        emit_later(emission, live, decision_pb2.OUTCOME_EXPIRED, reasons.APPROVAL_EXPIRED, live.decision, expired_id)
+    else:
+        exhausted = live.attempt >= live.basis.decision.retry_policy.max_attempts
+        reason_code = reasons.ATTEMPTS_EXHAUSTED if exhausted else reasons.EXECUTION_ABANDONED
+        _call_person(emission, live, reason_code, live.basis, f"lease-lapsed-{live.attempt}")
 
 
 def begin(emission: Emission, command: BeginExecution, references: References) -> Started | NotStarted | Fault:

@@ -28,6 +28,12 @@ PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
 TRACE_EVENTS_MAX = 10_000
 
+# What competes in one contest is judged and appended in one go when it closes. Bytes of the proposals as the log has them.
+CONTEST_CANDIDATES_MAX = 64
+CONTEST_BYTES_MAX = 4 * 1024 * 1024
+# No longer than a silent trace is remembered.
+CONTEST_WINDOW_MS_MAX = 24 * 60 * 60 * 1000
+
 LEASE_MS_DEFAULT = 30_000
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
-from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX, VERSION_LENGTH_MAX
+from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, CONTEST_WINDOW_MS_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX, VERSION_LENGTH_MAX
 from gavel_rules.values import INTEGER_MAX
 
 RULES_MAX: Final = 2_000
@@ -144,9 +144,9 @@ class ActionPart(Part):
     rejection_limits: RejectionLimitsPart | None = None
     """Rejections in a row of one class before a person is called: such a class counts by itself, `rejection_limit` is for the rest."""
     score: Condition | None = None
-    """What ranks proposals that compete: CEL that gives a double."""
-    contest_window_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
-    """How long competing proposals are waited for, in milliseconds. Over 0 it is checked, but not in this release."""
+    """What ranks proposals that compete, the highest wins: CEL, a double. Default: by priority, risk, cost and evidence."""
+    contest_window_ms: Annotated[int, Field(ge=0, le=CONTEST_WINDOW_MS_MAX)] = 0
+    """How long proposals are waited for that compete for a free conflict key, in milliseconds, at most a day. 0: not at all."""
     compensation: CompensationPart | None = None
     """What makes a half-done execution good; without it a person is called."""
     retry: RetryPart = RetryPart()

@@ -36,6 +36,7 @@ from gavel_rules.records import (
     DeployedRuleSet,
     Ended,
     LiveDecision,
+    OpenContest,
     Rejections,
     Review,
     Shadowing,
@@ -68,10 +69,13 @@ class State(Journal):
         self.rule_sets: dict[tuple[str, int], DeployedRuleSet] = {}
         self.active: dict[str, ActiveRuleSet] = {}
         self.governing: dict[str, tuple[CompiledAction, ...]] = {}
+        self.windows: dict[str, int] = {}  # contest_window_ms by action type, where it has one
         self.shadows: dict[str, ShadowRuleSet] = {}
         self.shadowing: dict[str, tuple[Shadowing, ...]] = {}  # by action type
         self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}
         self.open_proposals: dict[str, Envelope] = {}
+        self.contests: dict[str, OpenContest] = {}  # by `contest_name`
+        self.waiting_of_subject: dict[str, tuple[str, ...]] = {}  # event_ids of the proposals that wait for contests
         self.decisions: dict[str, LiveDecision] = {}
         self.decisions_of_subject: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, str] = {}
@@ -83,7 +87,8 @@ class State(Journal):
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
         self.readings: dict[str, dict[str, Any]] = {}  # by tool result: what was read in it, by subject and key
         self.contradicted: dict[str, str] = {}  # by tool result: a subject and key of which it was read to say two things
-        self._timers: SortedList = SortedList()  # (due_ms, sequence_number of the decision, decision_id)
+        # (due_ms, sequence_number, decision_id), or of a contest the number of its first proposal and its name
+        self._timers: SortedList = SortedList()
         self._lapses: SortedList = SortedList()  # (last_event_ms, trace_id)
 
     # Reading
@@ -156,15 +161,30 @@ class State(Journal):
         """Return when the next timer is due, in milliseconds since the epoch."""
         return self._timers[0][0] if self._timers else None
 
-    def next_due(self, now_ms: int) -> LiveDecision | None:
-        """Return the decision whose timer is due next, by (due, sequence number), if it is due by now."""
+    def next_due(self, now_ms: int) -> LiveDecision | OpenContest | None:
+        """Return the decision or the contest whose timer is due next, by (due, sequence number), if it is due by now."""
         if self._timers and self._timers[0][0] <= now_ms:
-            return self.decisions[self._timers[0][2]]
+            name = self._timers[0][2]
+            return self.contests.get(name) or self.decisions[name]
         return None
 
     def due_count(self, now_ms: int) -> int:
-        """Return how many timers are due by now."""
-        return int(self._timers.bisect_right((now_ms, 1 << 62, "")))
+        """Return how many timers are due by now; a contest counts as often as it has candidates, for each is decided."""
+        count = int(self._timers.bisect_right((now_ms, 1 << 62, "")))
+        if self.contests:
+            due = (self.contests.get(name) for _, _, name in self._timers[:count])
+            count += sum(len(contest.candidates) - 1 for contest in due if contest is not None)
+        return count
+
+    def contest_of(self, proposal_id: str) -> OpenContest | None:
+        """Return the contest whose close a proposal waits for."""
+        proposal = self.open_proposals.get(proposal_id)
+        return self._contest_of(proposal) if proposal is not None else None
+
+    def _contest_of(self, proposal: Envelope) -> OpenContest | None:
+        if not self.contests or not proposal.proposal.HasField("contest"):
+            return None
+        return self.contests.get(contest_name(proposal.proposal.action_type, proposal.proposal.contest.conflict_key))
 
     def pending_decisions(self) -> list[LiveDecision]:
         """Return all live decisions, oldest first."""
@@ -200,6 +220,38 @@ class State(Journal):
 
     def _apply_proposal(self, envelope: Envelope) -> None:
         self._put(self.open_proposals, envelope.event_id, envelope)
+        if envelope.proposal.HasField("contest"):
+            self._enter_contest(envelope)
+
+    def _enter_contest(self, envelope: Envelope) -> None:
+        proposal = envelope.proposal
+        entry = proposal.contest
+        name = contest_name(proposal.action_type, entry.conflict_key)
+        contest = self.contests.get(name)
+        if contest is None:
+            number = envelope.sequence_number
+            opened_at_ms, closes_at_ms = milliseconds(entry.opened_at), milliseconds(entry.closes_at)
+            contest = OpenContest(name, proposal.action_type, entry.conflict_key, number, opened_at_ms, closes_at_ms, (), 0)
+            self._add_sorted(self._timers, (closes_at_ms, number, name))
+        candidates = (*contest.candidates, envelope.event_id)
+        size_bytes = contest.size_bytes + envelope.ByteSize()
+        self._put(self.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
+        of_subject = self.waiting_of_subject.get(envelope.subject, ())
+        self._put(self.waiting_of_subject, envelope.subject, (*of_subject, envelope.event_id))
+
+    def _leave_contest(self, contest: OpenContest, envelope: Envelope) -> None:
+        """A candidate is decided; with the last one the contest is over."""
+        rest = tuple([candidate for candidate in contest.candidates if candidate != envelope.event_id])
+        if rest:
+            self._put(self.contests, contest.name, contest._replace(candidates=rest))
+        else:
+            self._drop(self.contests, contest.name)
+            self._remove_sorted(self._timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
+        waiting = tuple([other for other in self.waiting_of_subject[envelope.subject] if other != envelope.event_id])
+        if waiting:
+            self._put(self.waiting_of_subject, envelope.subject, waiting)
+        else:
+            self._drop(self.waiting_of_subject, envelope.subject)
 
     def _apply_decision(self, envelope: Envelope) -> None:
         decision = envelope.decision
@@ -208,6 +260,9 @@ class State(Journal):
             return
         proposal = self.open_proposals[decision.proposal_id]
         self._drop(self.open_proposals, decision.proposal_id)
+        contest = self._contest_of(proposal)
+        if contest is not None:
+            self._leave_contest(contest, proposal)
         review = ""
         if decision.outcome == decision_pb2.OUTCOME_APPROVED:
             self._approve(envelope, proposal)
@@ -602,7 +657,10 @@ class State(Journal):
 
     def _govern(self) -> None:
         in_force = {policy_id: active.rule_set for policy_id, active in self.active.items()}
-        self._set("governing", governing_actions(in_force.values()))
+        governing = governing_actions(in_force.values())
+        self._set("governing", governing)
+        # Rule sets that share an action agree on its window, so the first one speaks.
+        self._set("windows", {name: actions[0].contest_window_ms for name, actions in governing.items() if actions[0].contest_window_ms})
         self._set("shadowing", _shadowing(in_force, self.shadows))
 
     # The whole, for comparison
@@ -623,6 +681,8 @@ class State(Journal):
             "shadows": {policy_id: (*shadow[:3], shadow.rule_set.digest, *shadow[4:]) for policy_id, shadow in self.shadows.items()},
             "evidence": {subject: {key: sorted(candidates) for key, candidates in keys.items()} for subject, keys in self.evidence.items()},
             "open_proposals": {key: _plain(value) for key, value in self.open_proposals.items()},
+            "contests": self.contests,
+            "waiting_of_subject": self.waiting_of_subject,
             "decisions": {key: _plain_tuple(value) for key, value in self.decisions.items()},
             "decisions_of_subject": self.decisions_of_subject,
             "holds": self.holds,
@@ -639,6 +699,11 @@ class State(Journal):
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def contest_name(action_type: str, conflict_key: str) -> str:
+    """Name the contest of an action for a conflict key. No action holds a space, so no other has its name, and no decision's id."""
+    return f"{action_type} {conflict_key}"
 
 
 def _what(action_type: str, subject: str) -> str:

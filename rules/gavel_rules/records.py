@@ -83,6 +83,19 @@ class LiveDecision(NamedTuple):
         return self.decision.decision.compensates_decision_id
 
 
+class OpenContest(NamedTuple):
+    """Proposals of one action that compete for one conflict key until the contest closes. The proposals are among the open ones."""
+
+    name: str  # the action and the key
+    action_type: str
+    conflict_key: str
+    sequence_number: int  # of the proposal that opened it
+    opened_at_ms: int
+    closes_at_ms: int
+    candidates: tuple[str, ...]  # event_ids of proposals, in the order of the log
+    size_bytes: int  # of the proposals, as the log has them
+
+
 class Review(NamedTuple):
     """Something that waits for a person."""
 

@@ -25,7 +25,7 @@ from google.protobuf.json_format import Error as JsonFormatError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
-from gavel_rules import reasons
+from gavel_rules import contest, reasons
 from gavel_rules.arbitration import arbitrate
 from gavel_rules.chain import chain, genesis_hash
 from gavel_rules.commands import (
@@ -214,7 +214,7 @@ class Recomputation:
         """Turn an input back into its command and handle it again; timers that are due come first."""
         self.state.commit()
         now_ms = milliseconds(recorded.recorded_at)
-        timers = handle(self.state, Tick(limit=1), now_ms=now_ms)
+        timers = handle(self.state, Tick(limit=1), now_ms=now_ms, engine=self._engine)
         if timers.events:
             self._input = timers.events[0]
             self._expected.extend(timers.events)
@@ -253,6 +253,7 @@ class Recomputation:
             case _ if recorded.producer.id == GAVEL:
                 return None, References()  # nobody publishes in Gavel's name
             case "proposal":
+                copy.proposal.ClearField("contest")
                 return SubmitProposal(copy), References(cited=self._cited)
             case "fact" | "observation" | "tool_call" | "tool_result" | "agent_diagnostic":
                 return PublishEvent(copy), References()
@@ -343,7 +344,7 @@ class Impact:
         recorded = decode(sequence_number, envelope_bytes)
         changed = None
         match recorded.WhichOneof("payload"):
-            case "proposal":
+            case "proposal" if not recorded.proposal.HasField("contest"):
                 self._simulate(recorded)
             case "decision" if not recorded.decision.previous_decision_id:
                 changed = self._difference(recorded)
@@ -366,6 +367,18 @@ class Impact:
             governing,
         )
 
+    def _simulate_contest(self, recorded: Envelope) -> None:
+        """A contest closes with this decision: let its candidates compete under the candidate rule set."""
+        state = self.state
+        waited_for = state.contest_of(recorded.decision.proposal_id)
+        if waited_for is None:
+            return
+        governing = self._governing().get(waited_for.action_type, ())
+        asking = judge(state, recorded.sequence_number, decision_pb2.ENGINE_RETE)
+        proposals = contest.candidates(state, waited_for)
+        for proposal, decision in contest.rank(state, proposals, milliseconds(recorded.recorded_at), asking, governing):
+            self._simulated[proposal.event_id] = decision
+
     def _governing(self) -> Mapping[str, tuple[CompiledAction, ...]]:
         in_force = {policy_id: active.rule_set for policy_id, active in self.state.active.items()}
         return governing_actions({**in_force, self._candidate.policy_id: self._candidate}.values())
@@ -373,7 +386,14 @@ class Impact:
     def _difference(self, recorded: Envelope) -> ChangedDecision | None:
         self.decisions += 1
         self.replaced += self._candidate.policy_id in self.state.active
-        simulated = self._simulated.pop(recorded.decision.proposal_id)
+        proposal_id = recorded.decision.proposal_id
+        if proposal_id not in self._simulated:
+            self._simulate_contest(recorded)
+        simulated = self._simulated.pop(proposal_id)
+        proposal = self.state.open_proposals[proposal_id]
+        if proposal.proposal.HasField("contest"):
+            governing = self._governing().get(simulated.action_type, ())
+            contest.settle(simulated, self.state, proposal, milliseconds(recorded.recorded_at), governing)
         if same_verdict(recorded.decision, simulated):
             return None
         return ChangedDecision(recorded.sequence_number, recorded.decision, simulated)

@@ -7,6 +7,7 @@ so that the two are only compared where both can answer.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping
 from itertools import compress
@@ -44,6 +45,9 @@ __all__ = [
 
 CONFLICT_KEY_LENGTH_MAX: Final = 512
 
+# What ranks competing proposals where a rule set does not say.
+SCORE_DEFAULT: Final = "double(proposal.priority) * 100.0 - proposal.risk * 10.0 - proposal.cost - double(evidence.worst_trust - 1) * 5.0"
+
 
 class Verdict(NamedTuple):
     """What an action's rules say about a case."""
@@ -77,10 +81,11 @@ class CompiledAction:
         self.compensation = checked.compensation
         self.on_version_mismatch = part.on_version_mismatch or "fail"
         self.required_versions = required_versions(part)
+        self.contest_window_ms = part.contest_window_ms
         self.conflict_key_is_subject = part.conflict_key.strip() == "subject"
         self.part = part
         self.conflict_key_expression = Expression(checked.conflict_environment, checked.conflict_key)
-        self.score = Expression(checked.environment, checked.score) if checked.score is not None else None
+        self.score_expression = Expression(checked.environment, checked.score) if checked.score is not None else None
         self.subject_expressions: Mapping[str, Expression] = {
             name: Expression(checked.subject_environment, condition) for name, condition in checked.subjects.items()
         }
@@ -104,6 +109,7 @@ class CompiledAction:
         self._guard_program = Program(checked.environment, guard_sources)
         self._condition_program = Program(checked.environment, condition_sources)
         self._joint_program = Program(checked.environment, [*condition_sources, *guard_sources])
+        self._scoring: tuple[Reader, Program] | None = None
         self._feasibility: Feasibility | None = None
         self._indexes = range(len(self.rules))
         self._document = Document(checked.plan.slots)
@@ -124,6 +130,14 @@ class CompiledAction:
         else:
             (key,) = self._conflict_program.apart(self._conflict_reader.values(case))
         return key if isinstance(key, str) and 0 < len(key) <= CONFLICT_KEY_LENGTH_MAX else None
+
+    def score(self, case: Case) -> float | None:
+        """Return what ranks a proposal among those that compete with it. None: it errs, or is no finite number."""
+        if self._scoring is None:  # most actions are never contested
+            self._scoring = self._compiled_score()
+        reader, program = self._scoring
+        (score,) = program.apart(reader.values(case))
+        return score if isinstance(score, float) and math.isfinite(score) else None
 
     def evaluate(self, case: Case, both: bool) -> Verdict:
         """Return the rules that match. With `both`, the reference engine is asked as well and has to agree.
@@ -182,6 +196,12 @@ class CompiledAction:
     def start(self) -> None:
         """Start the Rete network now rather than with the first case; NetworkFaultError when that fails."""
         self._network.start()
+
+    def _compiled_score(self) -> tuple[Reader, Program]:
+        environment = self.environment
+        source = self._checked.score.source if self._checked.score is not None else SCORE_DEFAULT
+        tree = environment.tree(source)
+        return Reader(reads(tree, environment.types), presences(tree)), Program(environment, [condition_source(source)])
 
     def _ids(self, indexes: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.rules[index].id for index in indexes)

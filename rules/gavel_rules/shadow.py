@@ -20,6 +20,7 @@ from gavel_rules.arbitration import Judge, arbitrate
 from gavel_rules.events import ARBITER_VERSION, GAVEL
 from gavel_rules.evidence import Cited
 from gavel_rules.projection import State
+from gavel_rules.records import Shadowing
 
 KIND: Final = "ShadowDifference"
 
@@ -40,28 +41,36 @@ def differences(
 
     To be asked before the decision is recorded: the state is still the one that it was made on, and decision_id is not known yet.
     """
-    found = []
+    found: list[ShadowDifference] = []
     for shadow in state.shadowing.get(proposal.proposal.action_type, ()):
         try:
             shadowed = arbitrate(state, proposal, known, now_ms, judge, shadow.governing)
         except Exception:  # noqa: BLE001  # a bug in an engine; it would cost the decision that the shadow only watches
-            shadowed = Decision(
-                outcome=decision_pb2.OUTCOME_REJECTED,
-                reason_code=reasons.EVALUATION_ERROR,
-                policy_id=GAVEL,
-                policy_version=ARBITER_VERSION,
-            )
-        if not same_verdict(decided, shadowed):
-            found.append(
-                ShadowDifference(
-                    policy_id=shadow.policy_id,
-                    policy_version=shadow.version,
-                    rule_set_digest=shadow.digest,
-                    decided=_verdict(decided),
-                    shadowed=_verdict(shadowed),
-                )
-            )
+            shadowed = failed()
+        found.extend(difference(shadow, decided, shadowed))
     return found
+
+
+def difference(shadow: Shadowing, decided: Decision, shadowed: Decision) -> list[ShadowDifference]:
+    """Return the difference between a decision and a shadow's, if there is one."""
+    if same_verdict(decided, shadowed):
+        return []
+    return [
+        ShadowDifference(
+            policy_id=shadow.policy_id,
+            policy_version=shadow.version,
+            rule_set_digest=shadow.digest,
+            decided=_verdict(decided),
+            shadowed=_verdict(shadowed),
+        )
+    ]
+
+
+def failed() -> Decision:
+    """Return what a shadow comes to that cannot be evaluated."""
+    return Decision(
+        outcome=decision_pb2.OUTCOME_REJECTED, reason_code=reasons.EVALUATION_ERROR, policy_id=GAVEL, policy_version=ARBITER_VERSION
+    )
 
 
 def _verdict(decision: Decision) -> ShadowVerdict:

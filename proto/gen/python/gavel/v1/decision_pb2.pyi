@@ -231,7 +231,7 @@ class Decision(_message.Message):
 
     @_builtins.property
     def contest(self) -> Global___Contest:
-        """The contest that it came out of, where there was one."""
+        """The contest that it came out of, where there was one. In a preflight: the one that the proposal would enter."""
 
     @_builtins.property
     def retry_policy(self) -> Global___RetryPolicy:
@@ -611,11 +611,11 @@ class Contest(_message.Message):
 
     @_builtins.property
     def closed_at(self) -> _timestamp_pb2.Timestamp:
-        """When it closed."""
+        """When it closed: `evaluated_at`. In a preflight: when it would."""
 
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContestCandidate]:
-        """Every candidate, best first."""
+        """Every candidate, best first; behind those that still passed the others, oldest first. In a preflight: the proposal alone."""
 
     def __init__(
         self,
@@ -647,7 +647,7 @@ class ContestCandidate(_message.Message):
     sequence_number: _builtins.int
     """Its place in the bus; the lower one wins a tie."""
     score: _builtins.float
-    """Its score."""
+    """Its score when the contest closed; 0 if it did not pass any more."""
     reason_code: _builtins.str
     """Empty if it still passed when the contest closed; else why not."""
     def __init__(

@@ -143,6 +143,7 @@ class Projection(_message.Message):
     PENDING_DECISIONS_FIELD_NUMBER: _builtins.int
     PENDING_EXECUTIONS_FIELD_NUMBER: _builtins.int
     PROJECTION_VERSION_FIELD_NUMBER: _builtins.int
+    PENDING_PROPOSALS_FIELD_NUMBER: _builtins.int
     subject: _builtins.str
     """The subject."""
     projection_version: _builtins.int
@@ -163,6 +164,10 @@ class Projection(_message.Message):
     def pending_executions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingExecution]:
         """Attempts that have started and not finally ended."""
 
+    @_builtins.property
+    def pending_proposals(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingProposal]:
+        """Proposals that wait for their contests to close, oldest first."""
+
     def __init__(
         self,
         *,
@@ -172,14 +177,71 @@ class Projection(_message.Message):
         pending_decisions: _abc.Iterable[Global___PendingDecision] | None = ...,
         pending_executions: _abc.Iterable[Global___PendingExecution] | None = ...,
         projection_version: _builtins.int = ...,
+        pending_proposals: _abc.Iterable[Global___PendingProposal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "observations", b"observations", "pending_decisions", b"pending_decisions", "pending_executions", b"pending_executions", "projection_version", b"projection_version", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "observations", b"observations", "pending_decisions", b"pending_decisions", "pending_executions", b"pending_executions", "pending_proposals", b"pending_proposals", "projection_version", b"projection_version", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Projection: _TypeAlias = Projection  # noqa: Y015
+
+@_typing.final
+class PendingProposal(_message.Message):
+    """PendingProposal is a proposal that competes for its conflict key and will be decided when the contest closes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROPOSAL_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    ACTION_TYPE_FIELD_NUMBER: _builtins.int
+    PARAMS_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    CONFLICT_KEY_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    CLOSES_AT_FIELD_NUMBER: _builtins.int
+    proposal_id: _builtins.str
+    """The proposal."""
+    sequence_number: _builtins.int
+    """Its place in the bus."""
+    action_type: _builtins.str
+    """The action."""
+    trace_id: _builtins.str
+    """Its trace."""
+    conflict_key: _builtins.str
+    """What it competes for."""
+    @_builtins.property
+    def params(self) -> _struct_pb2.Struct:
+        """Its parameters."""
+
+    @_builtins.property
+    def opened_at(self) -> _timestamp_pb2.Timestamp:
+        """When the contest opened."""
+
+    @_builtins.property
+    def closes_at(self) -> _timestamp_pb2.Timestamp:
+        """When it closes."""
+
+    def __init__(
+        self,
+        *,
+        proposal_id: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+        action_type: _builtins.str = ...,
+        params: _struct_pb2.Struct | None = ...,
+        trace_id: _builtins.str = ...,
+        conflict_key: _builtins.str = ...,
+        opened_at: _timestamp_pb2.Timestamp | None = ...,
+        closes_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closes_at", b"closes_at", "opened_at", b"opened_at", "params", b"params"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "closes_at", b"closes_at", "conflict_key", b"conflict_key", "opened_at", b"opened_at", "params", b"params", "proposal_id", b"proposal_id", "sequence_number", b"sequence_number", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingProposal: _TypeAlias = PendingProposal  # noqa: Y015
 
 @_typing.final
 class ProjectedFact(_message.Message):

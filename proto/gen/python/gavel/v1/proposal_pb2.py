@@ -24,15 +24,20 @@ _sym_db = _symbol_database.Default()
 
 from gavel.v1 import common_pb2 as gavel_dot_v1_dot_common__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gavel/v1/proposal.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xc0\x02\n\x08Proposal\x12\x13\n\x0b\x61\x63tion_type\x18\x01 \x01(\t\x12\'\n\x06params\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x10\x65xpected_outcome\x18\x03 \x01(\t\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x0c\n\x04risk\x18\x05 \x01(\x01\x12\x12\n\nconfidence\x18\x06 \x01(\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x16\n\x0erequired_facts\x18\x08 \x03(\t\x12\x31\n\x0f\x62\x61sed_on_events\x18\t \x03(\x0b\x32\x18.gavel.v1.EventReference\x12\x17\n\x0fmax_fact_age_ms\x18\n \x01(\x03\x12\x1f\n\x12projection_version\x18\x0b \x01(\x03H\x00\x88\x01\x01\x42\x15\n\x13_projection_versionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gavel/v1/proposal.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x02\n\x08Proposal\x12\x13\n\x0b\x61\x63tion_type\x18\x01 \x01(\t\x12\'\n\x06params\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x18\n\x10\x65xpected_outcome\x18\x03 \x01(\t\x12\x0c\n\x04\x63ost\x18\x04 \x01(\x01\x12\x0c\n\x04risk\x18\x05 \x01(\x01\x12\x12\n\nconfidence\x18\x06 \x01(\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x16\n\x0erequired_facts\x18\x08 \x03(\t\x12\x31\n\x0f\x62\x61sed_on_events\x18\t \x03(\x0b\x32\x18.gavel.v1.EventReference\x12\x17\n\x0fmax_fact_age_ms\x18\n \x01(\x03\x12\x1f\n\x12projection_version\x18\x0b \x01(\x03H\x00\x88\x01\x01\x12\'\n\x07\x63ontest\x18\x0c \x01(\x0b\x32\x16.gavel.v1.ContestEntryB\x15\n\x13_projection_version\"\xa9\x01\n\x0c\x43ontestEntry\x12\x14\n\x0c\x63onflict_key\x18\x01 \x01(\t\x12-\n\topened_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tcloses_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\tcitations\x18\x04 \x03(\x0b\x32\x12.gavel.v1.Citation\"?\n\x08\x43itation\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12\x14\n\x0c\x65vidence_ref\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.proposal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROPOSAL']._serialized_start=91
-  _globals['_PROPOSAL']._serialized_end=411
+  _globals['_PROPOSAL']._serialized_start=124
+  _globals['_PROPOSAL']._serialized_end=485
+  _globals['_CONTESTENTRY']._serialized_start=488
+  _globals['_CONTESTENTRY']._serialized_end=657
+  _globals['_CITATION']._serialized_start=659
+  _globals['_CITATION']._serialized_end=722
 # @@protoc_insertion_point(module_scope)

@@ -8,15 +8,16 @@ from gavel.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -37,6 +38,7 @@ class Proposal(_message.Message):
     BASED_ON_EVENTS_FIELD_NUMBER: _builtins.int
     MAX_FACT_AGE_MS_FIELD_NUMBER: _builtins.int
     PROJECTION_VERSION_FIELD_NUMBER: _builtins.int
+    CONTEST_FIELD_NUMBER: _builtins.int
     action_type: _builtins.str
     """Dotted name of the action, e.g. "refund.create": 1..128 characters, like a fact key."""
     expected_outcome: _builtins.str
@@ -69,6 +71,10 @@ class Proposal(_message.Message):
     def based_on_events(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.EventReference]:
         """The facts and observations that the proposal rests on. At most 256."""
 
+    @_builtins.property
+    def contest(self) -> Global___ContestEntry:
+        """The contest that the proposal entered, where it did: its decision comes when that closes. Set by the server."""
+
     def __init__(
         self,
         *,
@@ -83,13 +89,86 @@ class Proposal(_message.Message):
         based_on_events: _abc.Iterable[_common_pb2.EventReference] | None = ...,
         max_fact_age_ms: _builtins.int = ...,
         projection_version: _builtins.int | None = ...,
+        contest: Global___ContestEntry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_projection_version", b"_projection_version", "params", b"params", "projection_version", b"projection_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_projection_version", b"_projection_version", "contest", b"contest", "params", b"params", "projection_version", b"projection_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_projection_version", b"_projection_version", "action_type", b"action_type", "based_on_events", b"based_on_events", "confidence", b"confidence", "cost", b"cost", "expected_outcome", b"expected_outcome", "max_fact_age_ms", b"max_fact_age_ms", "params", b"params", "priority", b"priority", "projection_version", b"projection_version", "required_facts", b"required_facts", "risk", b"risk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_projection_version", b"_projection_version", "action_type", b"action_type", "based_on_events", b"based_on_events", "confidence", b"confidence", "contest", b"contest", "cost", b"cost", "expected_outcome", b"expected_outcome", "max_fact_age_ms", b"max_fact_age_ms", "params", b"params", "priority", b"priority", "projection_version", b"projection_version", "required_facts", b"required_facts", "risk", b"risk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__projection_version: _TypeAlias = _typing.Literal["projection_version"]  # noqa: Y015
     _WhichOneofArgType__projection_version: _TypeAlias = _typing.Literal["_projection_version", b"_projection_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__projection_version) -> _WhichOneofReturnType__projection_version | None: ...
 
 Global___Proposal: _TypeAlias = Proposal  # noqa: Y015
+
+@_typing.final
+class ContestEntry(_message.Message):
+    """ContestEntry says for what a proposal competes, and how long. What it cites was looked up when it entered and is kept here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFLICT_KEY_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    CLOSES_AT_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    conflict_key: _builtins.str
+    """What the proposals compete for. A contest is one action's on one conflict key."""
+    @_builtins.property
+    def opened_at(self) -> _timestamp_pb2.Timestamp:
+        """When the contest opened: with its first proposal."""
+
+    @_builtins.property
+    def closes_at(self) -> _timestamp_pb2.Timestamp:
+        """When it closes."""
+
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Citation]:
+        """The events that the proposal cites, in the order of `based_on_events`."""
+
+    def __init__(
+        self,
+        *,
+        conflict_key: _builtins.str = ...,
+        opened_at: _timestamp_pb2.Timestamp | None = ...,
+        closes_at: _timestamp_pb2.Timestamp | None = ...,
+        citations: _abc.Iterable[Global___Citation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closes_at", b"closes_at", "opened_at", b"opened_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["citations", b"citations", "closes_at", b"closes_at", "conflict_key", b"conflict_key", "opened_at", b"opened_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContestEntry: _TypeAlias = ContestEntry  # noqa: Y015
+
+@_typing.final
+class Citation(_message.Message):
+    """Citation is what counts of a cited fact or observation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    EVIDENCE_REF_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    """Whose fact it states."""
+    evidence_ref: _builtins.str
+    """For an observation: event_id of its evidence."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The fact keys that it speaks of."""
+
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        evidence_ref: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence_ref", b"evidence_ref", "keys", b"keys", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Citation: _TypeAlias = Citation  # noqa: Y015

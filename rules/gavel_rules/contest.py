@@ -1,0 +1,162 @@
+"""Contests: proposals of one action that compete for one conflict key (seeds 002 §6.2).
+
+Where an action declares a window, the first proposal that could be approved does not take its key at once: it opens a contest,
+and those that follow within the window join. When the window closes all of them are judged again, by the rule sets and the
+evidence of that moment, and the highest score among those that still pass is approved. So it does not matter who came first,
+only who is better; of equals the earlier one wins.
+
+What a PROPOSAL enters stands in the PROPOSAL itself, with what its citations were found to be: the state follows from the
+events alone, and whoever closes the contest, after a restart or on another server, reads nothing again. A close is one
+timer: all its decisions are made in one go, which is why a contest is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1.decision_pb2 import Contest, Decision
+from gavel.v1.diagnostic_pb2 import ShadowDifference
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules import shadow
+from gavel_rules.arbitration import Judge, close_trace, count_rejection, fail, outrank, weigh
+from gavel_rules.commands import Fault, Waiting
+from gavel_rules.emission import Emission
+from gavel_rules.errors import GavelRulesError
+from gavel_rules.events import FACT, OBSERVATION, milliseconds, set_timestamp
+from gavel_rules.evidence import Cited
+from gavel_rules.first_decisions import record_first
+from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX
+from gavel_rules.projection import State, contest_name
+from gavel_rules.records import OpenContest
+from gavel_rules.ruleset import CompiledAction
+
+
+class Ranked(NamedTuple):
+    """A candidate and what it comes to, rejections not counted yet."""
+
+    proposal: Envelope
+    decision: Decision
+
+
+def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Mapping[int, Cited]) -> Waiting | Fault:
+    """Record a proposal that has to compete, or say why there is no room for it. `would_be` is its approval as of now."""
+    state = emission.state
+    proposal = envelope.proposal
+    if envelope.event_id in state.open_proposals:
+        message = f"event_id {envelope.event_id} is that of a proposal that waits for its contest; choose a new event_id"
+        return Fault(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message)
+    state.on_undo(lambda: proposal.ClearField("contest"))
+    entry = proposal.contest
+    entry.conflict_key = would_be.conflict_key
+    entry.opened_at.CopyFrom(would_be.contest.opened_at)
+    entry.closes_at.CopyFrom(would_be.contest.closed_at)
+    for reference in proposal.based_on_events:
+        citation = known[reference.sequence_number]
+        entry.citations.add(subject=citation.subject, keys=citation.keys, evidence_ref=citation.evidence_ref)
+    contest = state.contests.get(contest_name(proposal.action_type, entry.conflict_key))
+    competing, size_bytes = (len(contest.candidates), contest.size_bytes) if contest is not None else (0, 0)
+    if competing >= CONTEST_CANDIDATES_MAX or size_bytes + envelope.ByteSize() > CONTEST_BYTES_MAX:
+        wait_ms = milliseconds(entry.closes_at) - emission.now_ms
+        proposal.ClearField("contest")
+        message = (
+            f"{competing} proposals compete for {would_be.conflict_key} already; a contest has room for {CONTEST_CANDIDATES_MAX} "
+            f"of together {CONTEST_BYTES_MAX} bytes: propose again when it has closed, in {wait_ms} ms"
+        )
+        return Fault(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=wait_ms)
+    return Waiting(emission.record(envelope))
+
+
+def close(emission: Emission, contest: OpenContest, judge: Judge) -> None:
+    """Decide every candidate of a contest that is due, the winner first."""
+    state = emission.state
+    now_ms = emission.now_ms
+    proposals = candidates(state, contest)
+    governing = state.governing.get(contest.action_type, ())
+    ranked = rank(state, proposals, now_ms, judge, governing)
+    shadows = state.shadowing.get(contest.action_type, ()) if state.shadowing else ()
+    shadowed = [(one, _as_shadow(state, proposals, now_ms, judge, one.governing)) for one in shadows]
+    for proposal, decision in ranked:
+        settle(decision, state, proposal, now_ms, governing)
+        differences: list[ShadowDifference] = []
+        for one, decisions in shadowed:
+            settle(decisions[proposal.event_id], state, proposal, now_ms, one.governing)
+            differences.extend(shadow.difference(one, decision, decisions[proposal.event_id]))
+        record_first(emission, Envelope(decision=decision), proposal, differences)
+
+
+def candidates(state: State, contest: OpenContest) -> list[Envelope]:
+    """Return the proposals that compete, in the order of the log."""
+    return [state.open_proposals[proposal_id] for proposal_id in contest.candidates]
+
+
+def rank(state: State, proposals: Sequence[Envelope], now_ms: int, judge: Judge, governing: tuple[CompiledAction, ...]) -> list[Ranked]:
+    """Return what each candidate comes to if the contest closes now: the best first, behind those that pass the others by age."""
+    judged = [Ranked(proposal, _weighed(state, proposal, now_ms, judge, governing)) for proposal in proposals]
+    passing = [one for one in judged if one.decision.outcome == decision_pb2.OUTCOME_APPROVED]
+    passing.sort(key=lambda one: (-_score(one), one.proposal.sequence_number))
+    ranked = passing + [one for one in judged if one.decision.outcome != decision_pb2.OUTCOME_APPROVED]
+    contest = Contest(opened_at=proposals[0].proposal.contest.opened_at)
+    set_timestamp(contest.closed_at, now_ms)
+    for one in ranked:
+        contest.candidates.add(
+            proposal_id=one.proposal.event_id,
+            sequence_number=one.proposal.sequence_number,
+            score=_score(one),
+            reason_code="" if one.decision.outcome == decision_pb2.OUTCOME_APPROVED else one.decision.reason_code,
+        )
+    for one in ranked:
+        one.decision.contest.CopyFrom(contest)
+    for one in passing[1:]:
+        outrank(one.decision, passing[0].proposal.event_id, milliseconds(passing[0].decision.valid_until) - now_ms)
+    return ranked
+
+
+def settle(decision: Decision, state: State, proposal: Envelope, now_ms: int, governing: tuple[CompiledAction, ...]) -> None:
+    """Take into account what earlier decisions of the same close have done to the proposal's trace."""
+    if decision.outcome != decision_pb2.OUTCOME_APPROVED and state.open_review(proposal.trace_id):
+        close_trace(decision)
+    count_rejection(decision, state, proposal.trace_id, now_ms, governing)
+
+
+def _weighed(state: State, proposal: Envelope, now_ms: int, judge: Judge, governing: tuple[CompiledAction, ...]) -> Decision:
+    decision = Decision()
+    try:
+        return weigh(state, proposal, _known(proposal), now_ms, judge, governing, decision)
+    except GavelRulesError as error:
+        # A close has no caller to hear of a broken engine, and it must come to an end: others wait behind it.
+        fail(decision, type(error).__name__)
+        return decision
+
+
+def _known(proposal: Envelope) -> dict[int, Cited]:
+    """Return what the proposal cites, as it was found when the proposal entered."""
+    cited = zip(proposal.proposal.based_on_events, proposal.proposal.contest.citations, strict=True)
+    return {
+        reference.sequence_number: Cited(
+            reference.sequence_number,
+            reference.event_id,
+            OBSERVATION if citation.evidence_ref else FACT,
+            citation.subject,
+            tuple(citation.keys),
+            citation.evidence_ref,
+        )
+        for reference, citation in cited
+    }
+
+
+def _score(one: Ranked) -> float:
+    contest = one.decision.contest
+    return contest.candidates[0].score if contest.candidates else 0.0
+
+
+def _as_shadow(
+    state: State, proposals: Sequence[Envelope], now_ms: int, judge: Judge, governing: tuple[CompiledAction, ...]
+) -> dict[str, Decision]:
+    """Return what each candidate would come to under a shadow, by the proposal's event_id."""
+    try:
+        return {one.proposal.event_id: one.decision for one in rank(state, proposals, now_ms, judge, governing)}
+    except Exception:  # noqa: BLE001  # a bug in an engine; it would cost the decisions that the shadow only watches
+        return {proposal.event_id: shadow.failed() for proposal in proposals}
