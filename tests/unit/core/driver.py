@@ -43,11 +43,13 @@ from gavel_rules.commands import (
     Started,
     SubmitProposal,
     Tick,
+    Waiting,
 )
 from gavel_rules.decider import handle
 from gavel_rules.derivation import derive
 from gavel_rules.events import derived_event_id, timestamp
 from gavel_rules.evidence import Cited, cited
+from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.projection import APPROVED, State
 from gavel_rules.replay import Integrity, Recomputation
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
@@ -233,6 +235,16 @@ class Core:
         answer = self.run(self.proposal(based_on, **changes))
         assert isinstance(answer, Recorded), answer
         return answer.envelope
+
+    def enter(self, based_on: Iterable[Envelope] = (), **changes: Any) -> Envelope:
+        """Submit a proposal that has to compete and return its PROPOSAL event."""
+        answer = self.run(self.proposal(based_on, **changes))
+        assert isinstance(answer, Waiting), answer
+        return answer.envelope
+
+    def decided(self, proposal: Envelope) -> Decision:
+        """The first decision on a proposal, which must be in the log."""
+        return self.by_id[first_decision_id(proposal)].decision
 
     def decide(self, based_on: Iterable[Envelope] = (), **changes: Any) -> Decision:
         """Submit a proposal and return its decision."""

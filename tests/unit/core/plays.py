@@ -47,6 +47,7 @@ FACTS: Final[dict[str, Any]] = {
 VERSIONS: Final = (
     document(FACTS, RULES, rejection_limit=4),
     document(FACTS, [*RULES, {"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}], version=2, rejection_limit=3),
+    document(FACTS, RULES, version=3, rejection_limit=3, contest_window_ms=1_000),
 )
 # A second rule set on the same action, which approves, too, and asks for a fact that the first does not know.
 AUDIT: Final = document(
@@ -126,6 +127,7 @@ def _proposal(core: Core, step: Step) -> Command | None:
         changes["required_facts"] = [_pick(("order.note", "order.score", "order.status"), step.third)]
     if step.third % 6 == 5:
         changes["amount"] = -1
+    changes["priority"] = step.third % 3
     return SubmitProposal(core.admitted(proposal_envelope(cited, subject=subject, trace_id=_trace(step.second), **changes)))
 
 
@@ -203,9 +205,14 @@ def command_of(core: Core, step: Step) -> Command | None:
     return _KINDS[step.kind](core, step)
 
 
+def opened(steps: Sequence[Step]) -> Core:
+    """The new bus of a play: in every other one proposals compete from the beginning."""
+    return Core(VERSIONS[len(steps) % 2 * 2])
+
+
 def play(steps: Sequence[Step]) -> Core:
-    """Play all steps on a new bus on which the first version of the rules is active."""
-    core = Core(VERSIONS[0])
+    """Play all steps on a new bus."""
+    core = opened(steps)
     for step in steps:
         command = command_of(core, step)
         if command is not None:

@@ -18,8 +18,8 @@ from gavel_server.planning import Pending, plan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.core.driver import BUS, Core, copied, references_for
-from tests.unit.core.plays import STEPS, VERSIONS, Step, command_of, play
+from tests.unit.core.driver import BUS, copied, references_for
+from tests.unit.core.plays import STEPS, Step, command_of, opened, play
 from tests.unit.core.test_state import rebuilt, shuffled
 
 plays = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -41,7 +41,7 @@ def test_a_replay_proves_every_log(steps: Sequence[Step]) -> None:
 @given(STEPS)
 def test_undoing_any_command_leaves_no_trace(steps: Sequence[Step]) -> None:
     """Whatever a command does, undoing it restores the digest, and deciding it again gives the same events."""
-    core = Core(VERSIONS[0])
+    core = opened(steps)
     for step in steps:
         command = command_of(core, step)
         if command is None:
@@ -115,15 +115,20 @@ def _decided_in_batches(commands: Sequence[tuple[Command, int]], randomness: ran
 @plays
 @given(STEPS)
 def test_laws_of_every_log(steps: Sequence[Step]) -> None:
-    """Numbers are gapless; every proposal has exactly one first decision, right after it; a key has one live approval at most."""
+    """Numbers are gapless; every proposal has one first decision, right after it or when its contest closes; a key has one holder."""
     core = play(steps)
     assert list(range(1, len(core.events) + 1)) == [event.sequence_number for event in core.events]
     for event in core.events:
-        if event.HasField("proposal"):
+        if event.HasField("proposal") and not event.proposal.HasField("contest"):
             answer = core.events[event.sequence_number]
             assert event.event_id == answer.decision.proposal_id
     firsts = [event.decision for event in core.events if event.HasField("decision") and not event.decision.previous_decision_id]
     assert len(firsts) == len({decision.proposal_id for decision in firsts})
+    proposed = {event.event_id for event in core.events if event.HasField("proposal")}
+    waiting = {proposal_id for contest in core.state.contests.values() for proposal_id in contest.candidates}
+    assert proposed == waiting | {decision.proposal_id for decision in firsts}
+    for contest in core.state.contests.values():
+        assert core.state.recorded_at_ms < contest.closes_at_ms
     _check_keys(core.events)
 
 
