@@ -39,7 +39,7 @@ from gavel_rules.commands import (
 )
 from gavel_rules.decider import handle
 from gavel_rules.errors import CaseError, GavelRulesError
-from gavel_rules.events import DEFAULT_EVENT_NAME, execution_id_of
+from gavel_rules.events import DEFAULT_EVENT_NAME, execution_id_of, milliseconds
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.projection import State
@@ -252,10 +252,10 @@ class _Bench:
         )
         binding = VersionBinding(**part.version_binding.model_dump())
         for _ in range(part.trace.consecutive_rejections):
-            self._submit(self._proposal(own, [], _TRACE, binding), [], now_ms)
+            self._propose(self._proposal(own, [], _TRACE, binding), [], now_ms)
         for index, earlier in enumerate(part.earlier):
             before = earlier.model_copy(update={"action": earlier.action or action.action_type})
-            self._submit(self._proposal(before, basis, f"earlier-{index + 1}", binding), basis, now_ms)
+            self._propose(self._proposal(before, basis, f"earlier-{index + 1}", binding), basis, now_ms)
         proposal = self._proposal(own, basis, _TRACE, binding)
         self._run(Tick(1 << 31), now_ms)
         explanations = tuple(arbitration.explain(self._state, proposal, now_ms)) if explained else ()
@@ -308,10 +308,17 @@ class _Bench:
         return answer.envelope
 
     def _submit(self, envelope: Envelope, basis: list[Envelope], now_ms: int) -> Decision:
+        """Propose and return the decision: where the proposal has to compete, that of the moment when its contest closes."""
+        answer = self._propose(envelope, basis, now_ms)
+        if isinstance(answer, Recorded):
+            return answer.envelope.decision
+        closes_at_ms = milliseconds(envelope.proposal.contest.closes_at)
+        made = handle(self._state, Tick(1 << 31), now_ms=closes_at_ms).events
+        return next(event.decision for event in made if event.decision.proposal_id == envelope.event_id)
+
+    def _propose(self, envelope: Envelope, basis: list[Envelope], now_ms: int) -> Answer:
         known: dict[int, Cited] = {event.sequence_number: cited(event) for event in basis}
-        answer = self._run(SubmitProposal(envelope), now_ms, References(cited=known))
-        assert isinstance(answer, Recorded)  # noqa: S101  # for the type checker: a proposal is answered with its decision
-        return answer.envelope.decision
+        return self._run(SubmitProposal(envelope), now_ms, References(cited=known))
 
     def _run(self, command: Command, at_ms: int, references: References | None = None) -> Answer:
         answer = handle(self._state, command, references or References(), at_ms).answer

@@ -219,6 +219,8 @@ def _proposal_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:
             yield f"{path}.based_on_events[{index}].sequence_number", "is not at least 1"
     if proposal.HasField("projection_version") and proposal.projection_version < 0:
         yield f"{path}.projection_version", "is negative"
+    if proposal.HasField("contest"):
+        yield f"{path}.contest", _SERVERS
 
 
 def _fact_violations(envelope: Envelope) -> Iterator[tuple[str, str]]:

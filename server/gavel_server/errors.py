@@ -111,7 +111,7 @@ def invalid(violations: Sequence[tuple[str, str]]) -> ServiceError:
 
 def of_fault(fault: Fault) -> ServiceError:
     """Return the error for a command that the core could not carry out."""
-    return ServiceError(fault.reason, fault.message, fault.violations)
+    return ServiceError(fault.reason, fault.message, fault.violations, fault.retry_after_ms)
 
 
 def internal(error_id: str) -> ServiceError:

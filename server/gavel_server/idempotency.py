@@ -9,6 +9,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 from gavel.v1.fact_pb2 import Fact
 from gavel.v1.observation_pb2 import Observation
+from gavel.v1.proposal_pb2 import Proposal
 
 
 def same_content(recorded: Envelope, sent: Envelope) -> bool:
@@ -25,6 +26,8 @@ def same_content(recorded: Envelope, sent: Envelope) -> bool:
         or recorded.causation_id != sent.causation_id
     ):
         return False
+    if payload == "proposal":
+        return _unentered(recorded.proposal) == _unentered(sent.proposal)
     if payload != "observation":
         return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
     return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
@@ -33,6 +36,16 @@ def same_content(recorded: Envelope, sent: Envelope) -> bool:
 def _same_word(recorded: Fact, sent: Fact) -> bool:
     """Whether a person said the same of a decision; the rest of such an event is the server's."""
     return recorded.review_resolved == sent.review_resolved and recorded.revocation_requested == sent.revocation_requested
+
+
+def _unentered(proposal: Proposal) -> Proposal:
+    """Return a proposal without the contest that it entered, which the server notes in it."""
+    if not proposal.HasField("contest"):
+        return proposal
+    copy = Proposal()
+    copy.CopyFrom(proposal)
+    copy.ClearField("contest")
+    return copy
 
 
 def _as_sent(observation: Observation, sent: Observation) -> Observation:

@@ -18,6 +18,8 @@ from prometheus_client import Counter, Gauge, start_http_server
 EVENTS: Final = Counter("gavel_events", "Events that this server has committed.", ["bus"])
 HEAD: Final = Gauge("gavel_head_sequence_number", "The last committed event that this server knows.", ["bus"])
 WRITABLE: Final = Gauge("gavel_writable", "1 if this server accepts writes to the bus, else 0.", ["bus"])
+WAITING_CALLERS: Final = Gauge("gavel_waiting_callers", "Callers of this server who wait for contests to close.", ["bus"])
+OPEN_CONTESTS: Final = Gauge("gavel_open_contests", "Contests that wait for their windows to close.", ["bus"])
 DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])
 SHADOW_DIFFERENCES: Final = Counter(
     "gavel_shadow_differences", "Decisions that a shadow would have made otherwise, by its rule set.", ["bus", "policy_id"]

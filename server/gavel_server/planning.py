@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
@@ -12,7 +12,19 @@ import structlog
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.chain import chain
-from gavel_rules.commands import NO_REFERENCES, Answer, Command, Fault, Handled, Recorded, References, Started, SubmitProposal, Tick
+from gavel_rules.commands import (
+    NO_REFERENCES,
+    Answer,
+    Command,
+    Fault,
+    Handled,
+    Recorded,
+    References,
+    Started,
+    SubmitProposal,
+    Tick,
+    Waiting,
+)
 from gavel_rules.decider import handle
 from gavel_rules.events import DECISION, EXECUTION, FACT, PROPOSAL
 from gavel_rules.projection import State
@@ -150,6 +162,12 @@ class Planning:
         self._envelopes.extend(envelopes)
 
 
+def records(decided: Plan) -> Iterator[tuple[Envelope, Record]]:
+    """Yield the events of a plan with their records."""
+    for envelope, entry in zip(decided.envelopes, decided.entries, strict=True):
+        yield envelope, Record(entry.sequence_number, entry.envelope, entry.chain_hash)
+
+
 def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
     """Decide a whole batch at `now_ms`, or the timers that are due where it is empty, and return what to append.
 
@@ -167,10 +185,12 @@ def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending],
         raise
 
 
-def outcome(decided: Plan, answer: Answer) -> Completed | ServiceError:
-    """Return what the caller of a committed command hears."""
+def outcome(decided: Plan, answer: Answer) -> Completed | ServiceError | None:
+    """Return what the caller of a committed command hears; None: he has to wait for a contest."""
     if isinstance(answer, Fault):
         return of_fault(answer)
+    if isinstance(answer, Waiting):
+        return None
     if isinstance(answer, Recorded | Started):
         entry = decided.entries[answer.envelope.sequence_number - decided.expected.sequence_number - 1]
         return Completed(answer, Record(entry.sequence_number, entry.envelope, entry.chain_hash))

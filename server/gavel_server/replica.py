@@ -15,7 +15,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.chain import chain
-from gavel_rules.events import ARBITER_VERSION
+from gavel_rules.events import ARBITER_VERSION, DECISION
 from gavel_rules.projection import State
 
 from gavel_server import metrics
@@ -27,6 +27,7 @@ from gavel_server.log.protocol import empty_head
 from gavel_server.lookup import Lookup
 from gavel_server.planning import Plan
 from gavel_server.precompiling import Precompiler
+from gavel_server.waiting import WaitingRoom
 
 POLL_INTERVAL_SECONDS: Final = 0.05
 CHECKPOINT_INTERVAL_SECONDS: Final = 1.0
@@ -44,6 +45,7 @@ class Replica:
         self.state = State(log.bus)
         self.head = empty_head(log.bus)
         self.lookup = Lookup(log)
+        self.waiting = WaitingRoom()
         self.trouble: ServiceError | None = None
         self.behind = False  # whether the log is known to have more
         self.closing = False
@@ -138,6 +140,8 @@ class Replica:
         self.state.commit()
         self.lookup.note(envelope)
         self.head = Head(record.sequence_number, chain_hash)
+        if self.waiting and envelope.event_category == DECISION:
+            self.waiting.hear(envelope, record)
 
     async def watch(self, wake: Callable[[], None]) -> None:
         """Look at the log's head and clock now and then, for ever; `wake` the sequencer if there is something to do."""
@@ -150,6 +154,8 @@ class Replica:
             busy, seen = self.head != seen, self.head
             metrics.HEAD.labels(self.bus).set(self.head.sequence_number)
             metrics.WRITABLE.labels(self.bus).set(self.unwritable() is None)
+            metrics.WAITING_CALLERS.labels(self.bus).set(self.waiting.count)
+            metrics.OPEN_CONTESTS.labels(self.bus).set(len(self.state.contests))
             try:
                 if not busy and not self.state.tentative and not self._astray and await self._has_moved():
                     self.behind = True

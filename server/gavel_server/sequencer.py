@@ -21,7 +21,9 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_rules.commands import Command, OpenBus, Recorded, SubmitProposal
+from gavel_rules.commands import Command, OpenBus, Recorded, SubmitProposal, Waiting
+from gavel_rules.events import DECISION
+from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.limits import BATCH_BYTES_MAX
 from gavel_rules.projection import State
 
@@ -34,7 +36,7 @@ from gavel_server.idempotency import same_content
 from gavel_server.identifiers import new_event_id
 from gavel_server.log import EventIdTakenError, EventLog, Head, LogCorruptError, LogError
 from gavel_server.lookup import Known, Lookup
-from gavel_server.planning import Completed, Done, Pending, Plan, Planning, outcome, plan
+from gavel_server.planning import Completed, Done, Pending, Plan, Planning, outcome, plan, records
 from gavel_server.preparation import command_envelope, prepare
 from gavel_server.replica import Replica
 
@@ -113,6 +115,7 @@ class Sequencer:
             await self._tasks[0]
             self._tasks[1].cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.replica.waiting.dismiss(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down")
         await self.replica.save_checkpoint()
         self._wake_readers()
 
@@ -238,6 +241,7 @@ class Sequencer:
                 await asyncio.sleep(FAILURE_PAUSE_SECONDS)
             if self.replica.trouble is not None:
                 self._refuse_queue(self.replica.trouble)
+                self.replica.waiting.dismiss(self.replica.trouble.reason, self.replica.trouble.message)
             if self.replica.closing and not self._queue and self._flight is None:
                 return
 
@@ -381,9 +385,18 @@ class Sequencer:
     def _settle(self, decided: Plan, error: LogError | None) -> None:
         """The plan is in the log: keep the state, remember, answer."""
         self.replica.advance(decided)
+        waiting = self.replica.waiting
         instead = None if error is None else ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
         for pending, answer in decided.answers:
-            pending.answer(outcome(decided, answer) if instead is None else instead)
+            result = outcome(decided, answer) if instead is None else instead
+            if result is not None:
+                pending.answer(result)
+            elif isinstance(answer, Waiting):
+                waiting.join(answer.envelope.event_id, pending)
+        if waiting:
+            for event, record in records(decided):
+                if event.event_category == DECISION:
+                    waiting.hear(event, record)
 
     def _say_unknown(self, ahead: Iterable[Pending], flight: Flight, error: LogError, *, for_long: bool) -> bool:
         """An append's outcome is not known yet. Refuse what would have to wait; in the end the callers of what is decided as well.
@@ -413,16 +426,29 @@ class Sequencer:
         """Answer a command whose event_id the log has: with the first answer if it asks for the same, else with an error."""
         envelope = command_envelope(pending.command)
         numbers = [number for number in (known.sequence_number, known.decision_sequence_number) if number]
-        records = await self.log.read_many(numbers)
-        record = records.get(known.sequence_number)
+        found = await self.log.read_many(numbers)
+        record = found.get(known.sequence_number)
         if record is None or envelope is None:
             raise LogCorruptError(f"event {known.sequence_number} of bus {self.bus} is indexed but not in the log")
         if not same_content(Envelope.FromString(record.envelope), envelope):
             message = f"event_id {pending.check_id} is event {known.sequence_number}, which has other content; choose a new event_id"
             pending.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message))
             return
-        first = records.get(known.decision_sequence_number, record)
-        pending.answer(Completed(Recorded(Envelope.FromString(first.envelope)), first))
+        first = found.get(known.decision_sequence_number, record)
+        answer = Envelope.FromString(first.envelope)
+        if answer.proposal.HasField("contest"):
+            await self._answer_contested(pending, answer)
+        else:
+            pending.answer(Completed(Recorded(answer), first))
+
+    async def _answer_contested(self, pending: Pending, proposal: Envelope) -> None:
+        """Answer with the decision on a proposal that has competed, or let the caller wait for it."""
+        # First of all he waits: else the decision might be committed while the log is asked for it.
+        self.replica.waiting.join(proposal.event_id, pending)
+        known = await self.lookup.find(first_decision_id(proposal), self.now_ms())
+        found = {} if known is None else await self.log.read_many([known.sequence_number])
+        for record in found.values():
+            self.replica.waiting.hear(Envelope.FromString(record.envelope), record)
 
     async def _answer_taken(self, batch: list[Pending], error: EventIdTakenError) -> list[Pending]:
         left: list[Pending] = []

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 from gavel.v1 import execution_pb2, fact_pb2, projection_service_pb2
 from gavel.v1.common_pb2 import EventReference, Producer
+from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import (
     PendingDecision,
     PendingExecution,
+    PendingProposal,
     PendingReview,
     ProjectedFact,
     ProjectedObservation,
@@ -37,6 +39,9 @@ def projection(state: State, subject: str) -> Projection:
     live = sorted((state.decisions[decision_id] for decision_id in state.decisions_of_subject.get(subject, ())), key=_place)
     answer.pending_decisions.extend(map(pending_decision, live))
     answer.pending_executions.extend(_execution(one) for one in live if _is_executing(one))
+    answer.pending_proposals.extend(
+        _waiting(state.open_proposals[proposal_id]) for proposal_id in state.waiting_of_subject.get(subject, ())
+    )
     return answer
 
 
@@ -165,6 +170,20 @@ def _execution(live: LiveDecision) -> PendingExecution:
     )
     set_timestamp(answer.lease_until, live.lease_until_ms)
     return answer
+
+
+def _waiting(envelope: Envelope) -> PendingProposal:
+    proposal = envelope.proposal
+    return PendingProposal(
+        proposal_id=envelope.event_id,
+        sequence_number=envelope.sequence_number,
+        action_type=proposal.action_type,
+        params=proposal.params,
+        trace_id=envelope.trace_id,
+        conflict_key=proposal.contest.conflict_key,
+        opened_at=proposal.contest.opened_at,
+        closes_at=proposal.contest.closes_at,
+    )
 
 
 def _review(state: State, review: Review) -> PendingReview:
