@@ -72,15 +72,19 @@ def _check_order(events: list[Envelope]) -> None:
 
 
 def _first_decisions(events: list[Envelope]) -> dict[str, Envelope]:
-    """Return the first decision of each proposal: there is one of each, right behind it."""
-    proposals = {event.event_id: event.sequence_number for event in events if event.HasField("proposal")}
+    """Return the first decision of each proposal: right behind it, or, if it competed, no earlier than its contest was to close."""
+    proposals = {event.event_id: event for event in events if event.HasField("proposal")}
     decided: dict[str, Envelope] = {}
     for event in events:
         if event.HasField("decision") and not event.decision.previous_decision_id:
             assert event.decision.proposal_id not in decided, f"{event.decision.proposal_id} is decided twice"
-            assert proposals[event.decision.proposal_id] + 1 == event.sequence_number
+            proposal = proposals[event.decision.proposal_id]
+            if proposal.proposal.HasField("contest"):
+                assert proposal.proposal.contest.closes_at.ToNanoseconds() <= event.recorded_at.ToNanoseconds()
+            else:
+                assert proposal.sequence_number + 1 == event.sequence_number
             decided[event.decision.proposal_id] = event
-    assert proposals.keys() == decided.keys()
+    assert {proposal_id for proposal_id, event in proposals.items() if not event.proposal.HasField("contest")} <= decided.keys()
     return decided
 
 

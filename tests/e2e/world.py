@@ -47,7 +47,14 @@ DAY_MS: Final = 24 * 60 * 60 * 1000
 Result = TypeVar("Result")
 
 
-def rule_set(*, version: int = 1, decision_ttl_ms: int = 600_000, max_attempts: int = 20, human_takeover_after_ms: int = 600_000) -> str:
+def rule_set(
+    *,
+    version: int = 1,
+    decision_ttl_ms: int = 600_000,
+    max_attempts: int = 20,
+    human_takeover_after_ms: int = 600_000,
+    contest_window_ms: int = 0,
+) -> str:
     """Return the tests' rule set: a parcel that is ready and not too heavy may be sent, one that is lost may not."""
     return f"""
 gavel: v1
@@ -63,6 +70,7 @@ actions:
     facts:
       status: {{key: parcel.status, type: string, min_trust: 1, max_age_ms: {DAY_MS}, sources: [{DEPOT.id}]}}
     decision_ttl_ms: {decision_ttl_ms}
+    contest_window_ms: {contest_window_ms}
     retry:
       max_attempts: {max_attempts}
       backoff_initial_ms: 10
@@ -205,7 +213,7 @@ async def publish_status(client: GavelClient, subjects: Sequence[str], status: s
     return published
 
 
-def proposal(fact: Envelope, weight: float = 1.0) -> Envelope:
+def proposal(fact: Envelope, weight: float = 1.0, *, priority: int = 0, event_id: str = "") -> Envelope:
     """Return a proposal to send the parcel that `fact` speaks of."""
     return proposal_envelope(
         fact.subject,
@@ -215,6 +223,8 @@ def proposal(fact: Envelope, weight: float = 1.0) -> Envelope:
         max_fact_age_ms=DAY_MS,
         based_on_events=[reference(fact)],
         confidence=0.9,
+        priority=priority,
+        **({"event_id": event_id} if event_id else {}),
     )
 
 
