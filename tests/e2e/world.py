@@ -26,7 +26,7 @@ from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import GetStatusResponse
 from gavel.v1.replay_service_pb2 import ReplayVerdict
-from gavel_client import GavelClient, GavelError, fact_envelope, proposal_envelope, reference
+from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id, proposal_envelope, reference
 from gavel_client.backoff import Backoff
 from gavel_server.embedded import noted_url
 
@@ -224,7 +224,7 @@ def proposal(fact: Envelope, weight: float = 1.0, *, priority: int = 0, event_id
         based_on_events=[reference(fact)],
         confidence=0.9,
         priority=priority,
-        **({"event_id": event_id} if event_id else {}),
+        event_id=event_id or new_event_id(),
     )
 
 

@@ -29,6 +29,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     reasons.FACT_SUPERSEDED: f"it cites evidence that a newer one has replaced; {_TABLE}",
     reasons.DUPLICATE_PROPOSAL: "the trace was refused exactly this before; cite what has come since, or propose otherwise",
     reasons.CONFLICTING_DECISION: "an approval on the same conflict key has not come to its end; propose again when it has",
+    reasons.OUTRANKED: "another proposal that wanted the same conflict key scored higher; propose again when that one has come to its end",
     reasons.NO_RULE_MATCHED: "no rule approves it; gavel preflight --explain shows what each one says",
     reasons.EVALUATION_ERROR: "a rule's condition could not be computed; the rule set needs mending",
     reasons.ENGINE_DISAGREEMENT: "the two rule engines disagree, which is a fault of Gavel's; please report it with this event",

@@ -82,6 +82,8 @@ def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
         rows.append(("asked", ", ".join(f"{one.policy_id} version {one.version}" for one in decision.active_rule_sets)))
     if decision.conflict_with_proposal_ids:
         rows.append(("conflicts with", ", ".join(decision.conflict_with_proposal_ids)))
+    if decision.HasField("contest"):
+        rows.append(("contest", contest_text(decision)))
     if decision.HasField("valid_until"):
         rows.append(("valid until", moment(decision.valid_until)))
     if decision.terminal:
@@ -125,6 +127,18 @@ def _retry(hint: RetryHint) -> str:
     if hint.fact_requirements:
         return "can help, with what is lacking"
     return "another proposal can help, the same again cannot"
+
+
+def contest_text(decision: Decision) -> str:
+    """Say how a proposal fared in its contest, or until when it would compete."""
+    from gavel_server.cli.describe import moment
+
+    contest = decision.contest
+    if not decision.decision_id:
+        return f"it would compete until {moment(contest.closed_at)}, with a score of {contest.candidates[0].score:g}"
+    place, own = next((place, one) for place, one in enumerate(contest.candidates, 1) if one.proposal_id == decision.proposal_id)
+    how = own.reason_code or f"with a score of {own.score:g}"
+    return f"place {place} of {len(contest.candidates)}, {how}; closed {moment(contest.closed_at)}"
 
 
 def print_explanations(explanations: list[RuleExplanation]) -> None:

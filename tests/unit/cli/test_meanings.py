@@ -23,7 +23,6 @@ ELSEWHERE = {
     reasons.REVIEW_RELEASED,
     reasons.REVIEW_REJECTED,
     reasons.REVOKED,
-    reasons.OUTRANKED,
 }
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from gavel.v1 import error_pb2
-from gavel_rules import document as document_module
 from gavel_rules.agreement import DISAGREEMENTS_NAMED_MAX, SETTING_LENGTH_MAX, described, disagreements
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetAt
 from gavel_rules.ruleset import compile_rule_set
@@ -79,18 +78,14 @@ def test_what_they_disagree_on_is_named(setting: str, changes: dict[str, Any], w
         ({"compensation": {"action": "refund.reverse"}}, '{"action": "refund.reverse", "params": {}}', "none"),
     ],
 )
-def test_what_later_releases_allow_is_compared_too(
-    setting: dict[str, Any], wanted: str, in_force: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Contest windows and compensations, which this release refuses in a document, have to be alike as well."""
-    monkeypatch.setattr(document_module, "_NOT_IN_THIS_RELEASE", {})
+def test_windows_and_compensations_are_compared_too(setting: dict[str, Any], wanted: str, in_force: str) -> None:
+    """Contest windows and compensations have to be alike as well."""
     assert [(*setting, wanted, in_force)] == named(TEAM, freeze(**setting))
     assert [] == named(document(rule_set="team", **setting), freeze(**setting))
 
 
-def test_the_params_of_a_compensation_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_params_of_a_compensation_are_compared() -> None:
     """By what their expressions mean, not by their layout or order."""
-    monkeypatch.setattr(document_module, "_NOT_IN_THIS_RELEASE", {})
 
     def compensating(**params: str) -> dict[str, Any]:
         return {"compensation": {"action": "refund.reverse", "params": params}}
