@@ -89,10 +89,16 @@ def _first_decisions(events: list[Envelope]) -> dict[str, Envelope]:
 
 
 def _check_holds(events: list[Envelope]) -> None:
-    """Follow the conflict keys: an approval takes one that is free, and holds it until it is ended or its facts are in."""
+    """Follow the conflict keys: an approval takes one that is free, and holds it until it is ended or its facts are in.
+
+    A compensation takes the key of what it makes good, and holds it until the facts of both are in.
+    """
     holders: dict[str, str] = {}
     keys: dict[str, str] = {}
     done: dict[str, str] = {}
+    over: set[str] = set()  # all facts of the last report are in
+    compensated: dict[str, str] = {}
+    by_id = {event.event_id: event for event in events}
     derived = [event for event in events if event.fact.derivation_rule_id]
     rules = [(event.fact.execution_id, event.causation_id, event.fact.derivation_rule_id) for event in derived]
     assert len({*rules}) == len(rules), "derived twice"
@@ -100,13 +106,23 @@ def _check_holds(events: list[Envelope]) -> None:
     for event in events:
         decision = event.decision
         if event.HasField("decision") and decision.outcome == decision_pb2.OUTCOME_APPROVED:
-            assert decision.conflict_key not in holders, f"event {event.sequence_number} approves on a key that is held"
+            taken_from = decision.compensates_decision_id
+            assert holders.get(decision.conflict_key, "") == taken_from, f"event {event.sequence_number} approves on a key that is held"
             holders[decision.conflict_key] = event.event_id
             keys[event.event_id] = decision.conflict_key
+            if taken_from:
+                compensated[event.event_id] = taken_from
+                done[taken_from] = by_id[event.causation_id].execution.execution_id
         elif decision.outcome in _ENDINGS:
-            assert decision.previous_decision_id == holders.pop(keys[decision.previous_decision_id]), Outcome.Name(decision.outcome)
+            ended = by_id[decision.previous_decision_id].decision
+            # What a review of an execution ends is the decision that was being carried out.
+            ended_id = decision.previous_decision_id if ended.outcome == decision_pb2.OUTCOME_APPROVED else ended.previous_decision_id
+            assert ended_id == holders.pop(keys[ended_id]), Outcome.Name(decision.outcome)
         elif event.execution.status in _DONE:
             done[event.execution.decision_id] = event.execution.execution_id
         elif event.fact.decision_id in done and event.event_id == last.get((event.fact.decision_id, done[event.fact.decision_id])):
             # Facts of earlier attempts may come after the last report.
-            assert event.fact.decision_id == holders.pop(keys[event.fact.decision_id])
+            over.add(event.fact.decision_id)
+            holder = holders[keys[event.fact.decision_id]]
+            if holder in over and compensated.get(holder, holder) in over:
+                del holders[keys[holder]]

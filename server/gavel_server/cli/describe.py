@@ -17,6 +17,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 from gavel.v1.fact_pb2 import Fact, ReviewVerdict
 from gavel.v1.observation_pb2 import Observation
+from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_client.values import from_struct, from_value
@@ -78,6 +79,12 @@ def verdict_line(decision: Decision) -> str:
         parts.append("final: do not retry")
     parts += [f"{warning.code} {warning.message}".strip() for warning in decision.warnings]
     return printable(", ".join(parts))
+
+
+def pending_line(pending: PendingDecision | PendingReview) -> str:
+    """Return what is to be done or looked at, and what it makes good."""
+    compensates = f", compensates {pending.compensates_decision_id}" if pending.compensates_decision_id else ""
+    return f"{pending.action_type} {struct_text(pending.params)}{compensates}"
 
 
 def shadow_verdict_line(verdict: ShadowVerdict) -> str:

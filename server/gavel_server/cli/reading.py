@@ -220,7 +220,7 @@ def print_projection(projection: Projection) -> None:
     from gavel.v1.projection_service_pb2 import PendingPhase
 
     from gavel_server.cli import output
-    from gavel_server.cli.describe import moment, printable, short, struct_text, value_text
+    from gavel_server.cli.describe import moment, pending_line, printable, short, value_text
 
     output.say(f"{printable(projection.subject)} as of event {projection.projection_version}")
     output.print_table(
@@ -262,7 +262,7 @@ def print_projection(projection: Projection) -> None:
                 f"#{pending.sequence_number}",
                 short(PendingPhase, pending.phase),
                 moment(pending.valid_until),
-                f"{pending.action_type} {struct_text(pending.params)}",
+                pending_line(pending),
             )
             for pending in projection.pending_decisions
         ),

@@ -39,7 +39,7 @@ def reviews(
     from gavel.v1.projection_service_pb2 import ListPendingReviewsResponse, ReviewKind
 
     from gavel_server.cli import output
-    from gavel_server.cli.describe import moment, printable, short, struct_text
+    from gavel_server.cli.describe import moment, pending_line, printable, short
 
     with connected(server, bus) as client:
         found = list(_pending(client))
@@ -56,7 +56,7 @@ def reviews(
                 moment(pending.opened_at, "seconds"),
                 printable(pending.subject),
                 printable(pending.trace_id),
-                f"{pending.action_type} {struct_text(pending.params)}",
+                pending_line(pending),
             )
             for pending in found
         ),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 from gavel.v1.common_pb2 import Producer
-from gavel.v1.decision_pb2 import FactRequirementState, Outcome
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED, Decision, FactRequirementState, Outcome
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview
 from gavel_server.cli.describe import (
     category_name,
     describe,
     duration,
     evidence_lines,
     moment,
+    pending_line,
     printable,
     producer_name,
     short,
@@ -109,6 +111,16 @@ def test_approval() -> None:
     ).decision
     assert "APPROVED, by rule small of refunds 3" == verdict_line(decision)
     assert ["rests on order.total (#4)"] == evidence_lines(decision)
+
+
+def test_a_compensation_names_what_it_makes_good() -> None:
+    """What a compensation does and for which decision is said wherever decisions and pending work are shown."""
+    decision = Decision(outcome=OUTCOME_APPROVED, compensates_decision_id="d-1", action_type="refund.reverse")
+    decision.params.update({"amount": 5})
+    assert 'APPROVED, compensates d-1 with refund.reverse {"amount": 5}' == verdict_line(decision)
+    for pending in (PendingDecision, PendingReview):
+        shown = pending_line(pending(action_type="refund.reverse", params=decision.params, compensates_decision_id="d-1"))
+        assert 'refund.reverse {"amount": 5}, compensates d-1' == shown
 
 
 def test_late_fact() -> None:
