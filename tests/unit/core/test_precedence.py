@@ -2,7 +2,7 @@
 
 Each obstacle below makes one stage refuse, and every refusal of the table of stages has one. Any two of them together must give
 the earlier one's reason code; the pairs that cannot be are named with their reason. A contest (stage 18) is lost only by what
-passes all other stages: its tests are elsewhere.
+passes all other stages: see test_precedence_in_contests.
 """
 
 from __future__ import annotations
