@@ -20,6 +20,7 @@ from gavel_rules.ruleset import DocumentError, compile_rule_set
 from gavel_rules.suite import Suite
 from gavel_rules.testing import run_cases
 
+_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER: Final = re.compile(r"-?(?:0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
 _TEXT: Final = re.compile(r"""[rR]?(?:'''[\s\S]*?'''|\"{3}[\s\S]*?\"{3}|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 _LENGTH_OF_TIME: Final = re.compile(r"([0-9]+)((?:h|m|s|ms)[0-9hms]*)")
@@ -47,6 +48,12 @@ def mutations(data: dict[str, Any]) -> Iterator[Mutation]:
             yield Mutation({**alone, "rules": rules}, rule["action"], rule["id"], f"rule {rule['id']}: {change}")
 
 
+def unchanged(data: dict[str, Any]) -> Iterator[Mutation]:
+    """Yield the documents that mutations are made from, one for each action: they have to survive, or mutations prove nothing."""
+    for action in data["actions"]:
+        yield Mutation(_only(data, action), action, "", f"nothing but {action}")
+
+
 def survives(mutation: Mutation, suite: Suite) -> bool:
     """Whether no case of the suite fails on the mutation. What does not compile could never be deployed, and does not survive."""
     try:
@@ -64,7 +71,22 @@ def _only(data: dict[str, Any], action: str) -> dict[str, Any]:
     alone = {**data, "actions": {action: data["actions"][action]}, "rules": [rule for rule in data["rules"] if rule["action"] == action]}
     if "derivations" in data:
         alone["derivations"] = [derivation for derivation in data["derivations"] if derivation["on"]["action"] == action]
+    # Variables of other actions would not compile without them.
+    variables = data.get("variables", {})
+    used = _named(json.dumps([alone["actions"], alone["rules"], alone.get("derivations")]), variables)
+    if variables:
+        alone["variables"] = {name: text for name, text in variables.items() if name in used}
     return alone
+
+
+def _named(text: str, variables: dict[str, str]) -> set[str]:
+    """The variables that a text names, and those that they name."""
+    found: set[str] = set()
+    new = variables.keys() & set(_WORD.findall(text))
+    while new:
+        found |= new
+        new = (variables.keys() & {word for name in new for word in _WORD.findall(variables[name])}) - found
+    return found
 
 
 def _changes(text: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from gavel_rules.ruleset import compile_rule_set
 from gavel_rules.suite import read_suite
 from gavel_rules.testing import run_cases
 
-from tests.unit.authoring.mutations import mutations, survives
+from tests.unit.authoring.mutations import mutations, survives, unchanged
 from tests.unit.core.driver import document
 
 SETS = Path(__file__).parents[3] / "rules" / "sets"
@@ -24,7 +24,9 @@ def test_every_literal_matters(path: Path) -> None:
     rule_set = compile_rule_set(path.read_text(encoding="utf-8"))
     suite = read_suite(path.with_name(f"{path.stem}_test.yaml").read_text(encoding="utf-8"))
     assert [] == [result.case.name for result in run_cases(suite, rule_set, explained=False) if not result.passed]
-    assert [] == [mutation.change for mutation in mutations(json.loads(rule_set.canonical_json)) if survives(mutation, suite)]
+    data = json.loads(rule_set.canonical_json)
+    assert [] == [same.change for same in unchanged(data) if not survives(same, suite)]
+    assert [] == [mutation.change for mutation in mutations(data) if survives(mutation, suite)]
 
 
 def _suite(*amounts: float) -> Any:
