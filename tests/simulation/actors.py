@@ -56,8 +56,13 @@ from tests.unit.core.driver import (
 from tests.unit.core.plays import FACTS
 
 SUBJECTS: Final = 12
+# What rule sets that share an action have to agree on.
+SHARED: Final[dict[str, Any]] = {
+    "retry": {"max_attempts": 3, "human_takeover_after_ms": 5_000},
+    "compensation": {"action": "refund.reverse", "params": {"steps": "execution.completed_steps", "amount": "execution.result.amount"}},
+}
 RULE_SETS: Final = tuple(
-    document(FACTS, [*RULES, *more], version=version, rejection_limit=limit, retry={"max_attempts": 3, "human_takeover_after_ms": 5_000})
+    document(FACTS, [*RULES, *more], version=version, rejection_limit=limit, **SHARED)
     for version, limit, more in (
         (1, 6, []),
         (2, 4, [{"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}]),
@@ -72,7 +77,7 @@ AUDIT: Final = document(
     ],
     rule_set="audit",
     rejection_limit=5,
-    retry={"max_attempts": 3, "human_takeover_after_ms": 5_000},
+    **SHARED,
 )
 AGENTS: Final = (AGENT, Producer(type=AGENT.type, id="agent-2"))
 _STATUSES: Final = (*["delivered"] * 12, "cancelled", "lost", None, 7)

@@ -7,6 +7,7 @@ Each check takes the log's events in order and returns what it found wrong. They
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gavel.v1 import decision_pb2
@@ -18,7 +19,6 @@ from tests.unit.core.plays import FACTS
 
 APPROVED: Final = decision_pb2.OUTCOME_APPROVED
 REVIEW: Final = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
-EXPIRED: Final = decision_pb2.OUTCOME_EXPIRED
 OUTCOME_OF: Final = {"reject": decision_pb2.OUTCOME_REJECTED, "review": REVIEW, "approve": APPROVED}
 STATUS: Final = FACTS["status"]
 
@@ -53,39 +53,67 @@ def one_live_approval_per_key(events: Sequence[Envelope]) -> Iterator[str]:
     yield from problems
 
 
+@dataclass
+class _Held:
+    """An approved decision that has not come to its end, as far as its conflict key goes."""
+
+    key: str
+    compensates: str
+    awaited: set[str] = field(default_factory=set)  # reports without their fact
+    final: bool = False  # the last report is in
+    review: str = ""
+    ended: bool = False  # a person has ended it: its key is free, its facts may still come
+
+
 def holders(events: Sequence[Envelope]) -> tuple[dict[str, str], list[str]]:
     """Who holds each conflict key in the end, and where two held one at once.
 
-    A key is held from approval until expiry, or until the facts of all reports are in; for good, where a person was called.
+    A key is held from approval until expiry, until a person ends it, or until the facts of all reports are in and no person is
+    needed. A compensation takes it over, and keeps it until what it makes good is over as well.
     """
     holder: dict[str, str] = {}
-    key_of: dict[str, str] = {}
-    awaited: dict[str, set[str]] = {}
-    over: set[str] = set()  # final report is in, and nobody was called
+    live: dict[str, _Held] = {}
+    of_review: dict[str, str] = {}  # by review of an execution
     problems = []
     for event in events:
         decision = event.decision
+        before = decision.previous_decision_id if event.HasField("decision") else ""
+        about = of_review.get(before, before)
         if event.HasField("decision") and decision.outcome == APPROVED:
-            if decision.conflict_key in holder:
-                problems.append(f"decision {event.sequence_number} approves while {holder[decision.conflict_key]} holds the key")
-            holder[decision.conflict_key] = event.event_id
-            key_of[event.event_id] = decision.conflict_key
-            awaited[event.event_id] = set()
-        elif event.HasField("decision") and decision.outcome == EXPIRED:
-            holder.pop(key_of.pop(decision.previous_decision_id))
-        elif event.HasField("decision") and decision.outcome == REVIEW and decision.previous_decision_id:
-            over.discard(decision.previous_decision_id)
-            key_of.pop(decision.previous_decision_id)
+            expected = decision.compensates_decision_id or (about if about in live else "")
+            if holder.get(decision.conflict_key, expected if about in live else "") != expected:
+                problems.append(f"decision {event.sequence_number} approves while {holder.get(decision.conflict_key)} holds the key")
+            if before in of_review:  # one more attempt
+                live[about].final, live[about].review = False, ""
+            else:
+                about = event.event_id
+                live[about] = _Held(decision.conflict_key, decision.compensates_decision_id)
+            holder[decision.conflict_key] = about
+        elif about in live and decision.outcome == REVIEW:
+            of_review.setdefault(event.event_id if before not in of_review else before, about)
+            live[about].review = live[about].review or event.event_id
+        elif about in live and event.HasField("decision"):
+            live[about].review, live[about].ended = "", True
+            if holder.get(live[about].key) == about:
+                del holder[live[about].key]
         elif event.HasField("execution") and event.execution.status != STARTED:
-            awaited[event.execution.decision_id].add(event.event_id)
-            if not event.execution.will_retry and event.execution.decision_id in key_of:
-                over.add(event.execution.decision_id)
+            held = live[event.execution.decision_id]
+            held.awaited.add(event.event_id)
+            held.final = not event.execution.will_retry
         elif event.fact.decision_id:
-            awaited[event.fact.decision_id].discard(event.causation_id)
-            if event.fact.decision_id in over and not awaited[event.fact.decision_id]:
-                over.discard(event.fact.decision_id)
-                holder.pop(key_of.pop(event.fact.decision_id))
+            live[event.fact.decision_id].awaited.discard(event.causation_id)
+        _forget_what_is_over(live, holder)
     return holder, problems
+
+
+def _forget_what_is_over(live: dict[str, _Held], holder: dict[str, str]) -> None:
+    """End what is over. A compensation stands behind what it makes good, so one look is enough."""
+    for decision_id, held in list(live.items()):
+        done = held.ended or (held.final and not held.review and held.compensates not in live)
+        if done and not held.awaited:
+            del live[decision_id]
+            if holder.get(held.key) == decision_id:
+                del holder[held.key]
 
 
 def every_report_has_its_fact(events: Sequence[Envelope]) -> Iterator[str]:
@@ -109,7 +137,9 @@ def approvals_rest_on_what_held(events: Sequence[Envelope]) -> Iterator[str]:
             known = latest.get((event.subject, event.producer.id))
             if known is None or _claimed(event) >= _claimed(known):
                 latest[event.subject, event.producer.id] = event
-        if event.HasField("decision") and event.decision.outcome == APPROVED and "refunds" in event.decision.active_policy_ids:
+        if not event.HasField("decision") or event.decision.outcome != APPROVED or "refunds" not in event.decision.active_policy_ids:
+            continue
+        if not event.decision.compensates_decision_id:  # which rests on none
             yield from _problems_of_approval(event, events[event.sequence_number - 2], latest)
 
 
@@ -162,7 +192,7 @@ def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
             attempts[execution.decision_id] = attempts.get(execution.decision_id, 0) + 1
             if execution.attempt != attempts[execution.decision_id]:
                 yield f"event {event.sequence_number} is attempt {execution.attempt}, the {attempts[execution.decision_id]}th"
-        first = execution.attempt == 1 and not renewed
+        first = execution.attempt == 1 and not renewed and approval.decision.HasField("valid_until")
         if first and event.recorded_at.ToMilliseconds() >= approval.decision.valid_until.ToMilliseconds():
             yield f"event {event.sequence_number} begins what has expired"
         if execution.attempt > approval.decision.retry_policy.max_attempts:

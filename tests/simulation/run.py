@@ -140,7 +140,7 @@ async def _checked(world: World, digests: list[str]) -> Run:
         sum(log.faults for log in world.faulty),
         records[-1].chain_hash.hex(),
         digest,
-        frozenset(event.event_name for event in events),
+        frozenset("Compensation" if event.decision.compensates_decision_id else event.event_name for event in events),
         failures,
     )
 

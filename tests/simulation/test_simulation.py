@@ -54,6 +54,6 @@ def test_the_world_is_wild_enough() -> None:
     expected = {
         "DecisionApproved", "DecisionRejected", "DecisionExpired", "HumanReviewRequested", "NeedsHumanReview", "FactCollectionRequested",
         "ExecutionStarted", "ExecutionSucceeded", "ExecutionFailed", "ExecutionAborted", "ExecutionPartiallySucceeded", "FactDerived",
-        "LateExecutionReport", "RuleSetActivated", "RuleSetDeactivated", "ObservationRecorded", "ToolReturned",
+        "LateExecutionReport", "Compensation", "RuleSetActivated", "RuleSetDeactivated", "ObservationRecorded", "ToolReturned",
     }  # fmt: skip
     assert expected <= names.keys()

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel_rules.commands import (
     ActivateRuleSet,
     BeginExecution,
@@ -44,10 +45,18 @@ FACTS: Final[dict[str, Any]] = {
     "status": {"key": "order.status", "type": "string", "min_trust": 1, "max_age_ms": 60_000, "sources": [SOURCE, "orders-copy"]},
     "score": {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 30_000, "optional": True},
 }
+# A second attempt that is half done has no params for its compensation, which divides by nothing then.
+COMPENSATION: Final = {"action": "refund.reverse", "params": {"amount": "params.amount / double(execution.attempt - 2)"}}
 VERSIONS: Final = (
-    document(FACTS, RULES, rejection_limit=4),
-    document(FACTS, [*RULES, {"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}], version=2, rejection_limit=3),
-    document(FACTS, RULES, version=3, rejection_limit=3, contest_window_ms=1_000),
+    document(FACTS, RULES, rejection_limit=4, compensation=COMPENSATION),
+    document(
+        FACTS,
+        [*RULES, {"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}],
+        version=2,
+        rejection_limit=3,
+        compensation=COMPENSATION,
+    ),
+    document(FACTS, RULES, version=3, rejection_limit=3, contest_window_ms=1_000, compensation=COMPENSATION),
 )
 # A second rule set on the same action, which approves, too, and asks for a fact that the first does not know.
 AUDIT: Final = document(
@@ -59,9 +68,11 @@ AUDIT: Final = document(
     ],
     rule_set="audit",
     decision_ttl_ms=5_000,
+    compensation=COMPENSATION,
 )
 STATUSES: Final = (*["delivered"] * 9, "cancelled", "lost", None, 7)
-REPORTS: Final = (SUCCESS, SUCCESS, FAILED, TIMEOUT, PARTIAL, ABORTED)
+VERDICTS: Final = (REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT)
+REPORTS: Final = (SUCCESS, FAILED, PARTIAL, PARTIAL, SUCCESS, TIMEOUT, PARTIAL, ABORTED)
 DURATIONS_MS: Final = (0, 1, 900, 1_000, 300, 5_000, 9_999, 1_000, 10_000, 31_000, 1_000, 61_000, 86_400_001)
 
 
@@ -152,6 +163,16 @@ def _derive(core: Core, step: Step) -> Command | None:
     return PublishEvent(core.admitted(_pick(core.derived(report), 0))) if report is not None else None
 
 
+def _resolve(core: Core, step: Step) -> Command | None:
+    review = _pick(core.state.pending_reviews(), step.first)
+    return core.resolving(review.decision, _pick(VERDICTS, step.second)) if review is not None else None
+
+
+def _revoke(core: Core, step: Step) -> Command | None:
+    decision = _pick(core.named("DecisionApproved")[-3:], step.first)
+    return core.revoking(decision) if decision is not None else None
+
+
 def _rules(core: Core, step: Step) -> Command | None:
     text = _pick((*VERSIONS, AUDIT), step.first)
     rule_set = compiled(text)
@@ -177,6 +198,8 @@ _KINDS: Final[dict[str, Callable[[Core, Step], Command | None]]] = {
     "renew": _renew,
     "report": _report,
     "derive": _derive,
+    "resolve": _resolve,
+    "revoke": _revoke,
     "rules": _rules,
     "tick": _tick,
 }

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from itertools import groupby
 
-from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Command
 from gavel_rules.decider import handle
@@ -18,14 +17,12 @@ from gavel_server.planning import Pending, plan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.simulation.invariants import holders
 from tests.unit.core.driver import BUS, copied, references_for
 from tests.unit.core.plays import STEPS, Step, command_of, opened, play
 from tests.unit.core.test_state import rebuilt, shuffled
 
 plays = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-
-APPROVED = decision_pb2.OUTCOME_APPROVED
-REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 
 
 @plays
@@ -129,34 +126,6 @@ def test_laws_of_every_log(steps: Sequence[Step]) -> None:
     assert proposed == waiting | {decision.proposal_id for decision in firsts}
     for contest in core.state.contests.values():
         assert core.state.recorded_at_ms < contest.closes_at_ms
-    _check_keys(core.events)
-
-
-def _check_keys(events: Sequence[Envelope]) -> None:
-    """Follow every conflict key by the log alone: an approval takes a free key, and only its own end frees it."""
-    holder: dict[str, str] = {}
-    key_of: dict[str, str] = {}
-    awaited: dict[str, set[str]] = {}
-    final: set[str] = set()
-    for event in events:
-        decision = event.decision
-        if event.HasField("decision") and not decision.previous_decision_id and decision.outcome == APPROVED:
-            assert decision.conflict_key not in holder
-            holder[decision.conflict_key] = key_of[decision.decision_id] = decision.decision_id
-            key_of[decision.decision_id] = decision.conflict_key
-            awaited[decision.decision_id] = set()
-        elif event.HasField("decision") and decision.previous_decision_id:
-            if decision.outcome == REVIEW:
-                final.discard(decision.previous_decision_id)
-                key_of.pop(decision.previous_decision_id)  # held for good in this release
-            else:
-                del holder[key_of.pop(decision.previous_decision_id)]
-        elif event.HasField("execution") and event.execution.status != execution_pb2.EXECUTION_STATUS_STARTED:
-            awaited[event.execution.decision_id].add(event.event_id)
-            if not event.execution.will_retry and event.execution.decision_id in key_of:
-                final.add(event.execution.decision_id)
-        elif event.fact.decision_id:
-            awaited[event.fact.decision_id].discard(event.causation_id)
-            if event.fact.decision_id in final and not awaited[event.fact.decision_id]:
-                final.discard(event.fact.decision_id)
-                del holder[key_of.pop(event.fact.decision_id)]
+    held, problems = holders(core.events)
+    assert [] == problems
+    assert held == core.state.holds
