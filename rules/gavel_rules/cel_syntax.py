@@ -115,6 +115,13 @@ def children(node: Node) -> Iterator[Node]:
             yield from (node.range, node.start, node.condition, node.step, node.result)
 
 
+def every(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it."""
+    yield node
+    for child in children(node):
+        yield from every(child)
+
+
 def _node(message: Any, offsets: Any) -> Node:
     """Return one message as a node. The library parses at most 32 levels deep, which bounds the recursion."""
     offset = offsets.get(message.id, 0)

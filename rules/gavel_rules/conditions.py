@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple
 from cel_expr_python import cel
 
 from gavel_rules.cel_library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
-from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode
+from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode, every
 from gavel_rules.cost import EXPRESSION_STEPS_MAX, advice, cost_of
 from gavel_rules.schema import suggestion
+from gavel_rules.values import text_problem
 from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType, variables
 
 ERRORS_PER_CONDITION_MAX: Final = 20
@@ -110,6 +111,9 @@ class Environment:
             return None
         analysis = _Analysis(self.scope, note, variables, salvaged=self.salvaged)
         analysis.visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
+        for literal in every(parsed):
+            if isinstance(literal, Constant) and isinstance(literal.value, str) and (problem := text_problem(literal.value)):
+                note(literal.offset, "bad-character", f"a text {problem}", "remove it: no event can carry it")
         if open_names:
             return None
         source = analysis.rewrite(text)

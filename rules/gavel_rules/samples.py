@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice, product
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, Node, Select, children
+from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, Node, Select, children, every
 from gavel_rules.constraints import Budget
 from gavel_rules.values import INTEGER_MAX, size_of
 
@@ -74,7 +74,7 @@ def hints_of(tree: Node, types: Mapping[str, object]) -> dict[str, Hints]:
     """Return by path what a checked condition says about values. The elements of a list stand under its path and "[]"."""
     found: dict[str, Hints] = {}
     for leaf in _leaves(tree):
-        nodes = list(_all(leaf))
+        nodes = list(every(leaf))
         constants = tuple(
             dict.fromkeys(
                 node.value
@@ -100,12 +100,6 @@ def _leaves(tree: Node) -> Iterator[Node]:
             yield from _leaves(child)
     else:
         yield tree
-
-
-def _all(node: Node) -> Iterator[Node]:
-    yield node
-    for child in children(node):
-        yield from _all(child)
 
 
 def _paths(node: Node, types: Mapping[str, object], names: Mapping[str, str]) -> Iterator[tuple[str, Template]]:

@@ -236,6 +236,8 @@ def test_cel_nul_is_refused(action: Action, case: MakeCase, codes: Callable[...,
     with pytest.raises(CaseError):
         action('params.name == "admin"').evaluate(case({"name": "admin\0evil"}), both=True)
     assert codes('params.name == "admin\0"') == ["bad-character"]
+    assert codes('params.name == "admin\\u0000"') == ["bad-character"]
+    assert codes("has(params.note) && params.note in ['a', 'b\\x00'] || params.name.matches('\\000')") == ["bad-character"] * 2
 
 
 def test_cel_deep_values_are_refused(action: Action, case: MakeCase) -> None:
