@@ -6,9 +6,10 @@ Estimates, priority and times do not count: a proposal that was refused is not a
 from __future__ import annotations
 
 import hashlib
-import json
 
 from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules.lowering import text_json
 
 
 def fingerprint(envelope: Envelope) -> str:
@@ -16,4 +17,7 @@ def fingerprint(envelope: Envelope) -> str:
     proposal = envelope.proposal
     cited = sorted({(reference.sequence_number, reference.event_id) for reference in proposal.based_on_events})
     params = proposal.params.SerializeToString(deterministic=True).hex()
-    return hashlib.sha256(json.dumps([proposal.action_type, envelope.subject, cited, params]).encode()).hexdigest()
+    # As json.dumps writes such a list, for a fraction of its cost.
+    events = ", ".join([f"[{sequence_number}, {text_json(event_id)}]" for sequence_number, event_id in cited])
+    text = f'[{text_json(proposal.action_type)}, {text_json(envelope.subject)}, [{events}], "{params}"]'
+    return hashlib.sha256(text.encode()).hexdigest()

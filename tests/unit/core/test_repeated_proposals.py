@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 import pytest
 from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import EventReference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
+from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import TRACE_LAPSE_MS
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.core.driver import Core, document
 
@@ -97,3 +103,18 @@ def test_what_makes_a_trace_forget(core: Core, forgets: str) -> None:
         core.fact("order.status", "delivered")
     assert reasons.DUPLICATE_PROPOSAL != refused(core, status)
     core.prove()
+
+
+@given(
+    subject=st.text(st.characters(exclude_categories=["Cs"])),
+    cited=st.sets(st.tuples(st.integers(0, 2**63 - 1), st.text("0a-")), max_size=3),
+)
+def test_what_is_hashed(subject: str, cited: set[tuple[int, str]]) -> None:
+    """The fingerprint, which states keep, is the hash of a list as JSON, whatever it holds."""
+    envelope = Envelope(subject=subject)
+    envelope.proposal.action_type = "refund.create"
+    envelope.proposal.params.update({"note": subject})
+    envelope.proposal.based_on_events.extend(EventReference(sequence_number=number, event_id=event_id) for number, event_id in cited)
+    params = envelope.proposal.params.SerializeToString(deterministic=True).hex()
+    text = json.dumps(["refund.create", subject, sorted(cited), params])
+    assert hashlib.sha256(text.encode()).hexdigest() == fingerprint(envelope)
