@@ -141,6 +141,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
         if reactors is not None:
             await reactors.stop()
         await buses.stop()
+        arbitration.close_streams()
         await asyncio.sleep(FAREWELL_SECONDS)
     await server.stop(STOP_GRACE_SECONDS)
     for sequencer in buses.all():

@@ -16,6 +16,7 @@ from gavel_server.log import Record
 _CHAIN_HASH_TAG: Final = bytes([15 << 3 | 2, 32])
 _FIELD_1: Final = bytes([1 << 3 | 2])
 _FIELD_2: Final = bytes([2 << 3 | 2])
+_FIELD_3: Final = bytes([3 << 3 | 2])
 
 
 def envelope_bytes(record: Record) -> bytes:
@@ -26,6 +27,12 @@ def envelope_bytes(record: Record) -> bytes:
 def field_1(content: bytes) -> bytes:
     """Return a message whose only field is number 1 with this content."""
     return _FIELD_1 + _varint(len(content)) + content
+
+
+def named_result(name: bytes, item: bytes | Status) -> bytes:
+    """Return a message `{string name = 1; oneof {2: message, 3: google.rpc.Status}}`."""
+    tag, content = (_FIELD_2, item) if isinstance(item, bytes) else (_FIELD_3, item.SerializeToString())
+    return b"".join((field_1(name), tag, _varint(len(content)), content))
 
 
 def results(items: Iterable[bytes | Status]) -> bytes:

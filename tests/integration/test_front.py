@@ -24,6 +24,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.front.keeper import END_SECONDS_MAX, FrontKeeper
 from gavel_server.front.link import METHODS
 from gavel_server.services.arbitration import Answer
+from gavel_server.streaming import STREAM_REQUESTS_MAX
 from gavel_server.transport import RECEIVE_BYTES_MAX, SEND_BYTES_MAX, bind, channel_options, make_server
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
@@ -31,6 +32,7 @@ from grpc_status import rpc_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
 HOT = f"/gavel.v1.ArbitrationService/{METHODS[0]}"
+PROPOSALS = "/gavel.v1.ArbitrationService/StreamProposals"
 UNARY = "/gavel.v1.EventService/GetEvent"
 STREAM = "/gavel.v1.EventService/SubscribeEvents"
 LARGE_ERROR = ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 500, [("field", "x" * 4000)])
@@ -353,14 +355,54 @@ async def test_each_hot_method_is_asked_by_name(front: World) -> None:
                 assert ([result], grpc.StatusCode.OK) == (answers, code)
 
 
-async def test_a_stream_of_proposals_is_refused(front: World) -> None:
-    """What the server says of a stream of proposals is heard whatever is sent, even if it is nothing."""
-    error = ServiceError(error_pb2.ERROR_REASON_NOT_IMPLEMENTED, "not yet")
-    for requests in ([], [b"x"]):
-        asking = asyncio.create_task(front.call(front.channels[1], "/gavel.v1.ArbitrationService/StreamProposals", *requests))
-        name, _, reply = await front.asked.get()
-        reply(error)
-        assert ("StreamProposals", [[], grpc.StatusCode.UNIMPLEMENTED, "not yet", error.status()]) == (name, (await asking)[:4])
+async def test_each_request_of_a_stream_is_asked_by_itself(front: World) -> None:
+    """The requests of a stream reach the server one by one; their answers go back as they come, and the stream ends with the last."""
+    asking = asyncio.create_task(front.call(front.channels[1], PROPOSALS, b"first", b"second", b""))
+    asked = [await front.asked.get() for _ in range(3)]
+    assert [("StreamProposals", b"first"), ("StreamProposals", b"second"), ("StreamProposals", b"")] == [one[:2] for one in asked]
+    for (_, request, reply), number in reversed(list(zip(asked, range(3), strict=True))):
+        reply(b"%d: answer to " % number + request)
+    assert ([b"2: answer to ", b"1: answer to second", b"0: answer to first"], grpc.StatusCode.OK) == tuple((await asking)[:2])
+    assert [[], grpc.StatusCode.OK] == (await front.call(front.channels[1], PROPOSALS))[:2]
+
+
+async def test_an_error_ends_a_stream_after_the_answers_under_way(front: World) -> None:
+    """What the server refuses altogether ends the stream, once what was asked before has been answered."""
+    error = ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "going")
+    asking = asyncio.create_task(front.call(front.channels[1], PROPOSALS, b"slow", b"refused"))
+    (*_, slow), (*_, refused) = [await front.asked.get() for _ in range(2)]
+    refused(error)
+    await asyncio.sleep(0.05)
+    slow(b"answer")
+    assert [[b"answer"], grpc.StatusCode.UNAVAILABLE, "going", error.status()] == (await asking)[:4]
+
+
+async def test_a_stream_takes_in_so_many_requests(front: World) -> None:
+    """Of one stream so many requests are under way; the next is read when an answer has been sent, and other callers are served."""
+    call: Any = front.channels[1].stream_stream(PROPOSALS)
+    requests = STREAM_REQUESTS_MAX + 20
+    stream = call(b"%d" % number for number in range(requests))
+    asked = [await front.asked.get() for _ in range(STREAM_REQUESTS_MAX)]
+    await asyncio.sleep(0.2)
+    assert front.asked.empty()
+    answers = 0
+    for _ in range(requests):
+        _, request, reply = asked.pop(0) if asked else await front.asked.get()
+        reply(request)
+        answers += len([await stream.read()])
+    assert (requests, grpc.aio.EOF) == (answers, await stream.read())
+
+
+async def test_a_stream_whose_caller_leaves(front: World) -> None:
+    """It is forgotten, with whatever was under way in it."""
+    call: Any = front.channels[1].stream_stream(PROPOSALS)
+    stream = call(iter((b"left", b"left")))
+    asked = [await front.asked.get() for _ in range(2)]
+    stream.cancel()
+    await asyncio.sleep(0.05)
+    for *_, reply in asked:
+        reply(b"too late")
+    assert [b"echo"] == (await front.both(UNARY, b"echo echo"))[0]
 
 
 async def test_callers_who_leave(front: World) -> None:

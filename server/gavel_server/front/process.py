@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,6 +25,7 @@ from grpc_status import rpc_status
 from gavel_server.front.calls import Calls
 from gavel_server.front.forwarding import forwarding, reflecting
 from gavel_server.front.link import BOUND, METHODS, SERVE, STOP, UNBOUND, Link
+from gavel_server.streaming import streaming
 from gavel_server.surface import ARBITRATION, HEALTH, SERVICES
 from gavel_server.transport import STOP_GRACE_SECONDS, bind, channel_options, make_server
 
@@ -77,12 +78,8 @@ class Front:
                 raise AssertionError("abort_with_status returned")
             return answer
 
-        async def refuse(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            # This release answers one status to a stream of requests, whatever is in it.
-            return await call(b"", context)
-
         if ARBITRATION.methods_by_name[name].client_streaming:
-            return grpc.stream_stream_rpc_method_handler(refuse)
+            return streaming(partial(calls.make, kind), self._told[STOP])
         return grpc.unary_unary_rpc_method_handler(call)
 
     def _received(self, kind: int, number: int, content: bytes) -> None:

@@ -20,6 +20,7 @@ from gavel.v1.arbitration_service_pb2 import (
     PreflightResult,
     ResolveReviewRequest,
     RevokeDecisionRequest,
+    StreamProposalsRequest,
     SubmitProposalRequest,
 )
 from gavel.v1.decision_pb2 import ENGINE_RETE, Decision
@@ -37,12 +38,13 @@ from google.rpc.status_pb2 import Status
 from gavel_server.admission import PROPOSALS, admit
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.compiler import Compiler
-from gavel_server.errors import ServiceError, abort, invalid, not_implemented
-from gavel_server.framing import envelope_bytes, field_1, results
+from gavel_server.errors import ServiceError, abort, invalid
+from gavel_server.framing import envelope_bytes, field_1, named_result, results
 from gavel_server.people import resolution, revocation
 from gavel_server.planning import TIMERS_PER_COMMIT, Completed
 from gavel_server.sequencer import Sequencer
 from gavel_server.services.boundary import fitted, refused, register
+from gavel_server.streaming import Ask, streaming
 
 SERVICE: Final = "gavel.v1.ArbitrationService"
 
@@ -63,6 +65,7 @@ class Arbitration:
         self._buses = buses
         self._compiler = compiler
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
         methods: dict[str, Callable[[bytes, _Heard], None]] = {
             "SubmitProposal": self._submit_proposal,
             "BatchSubmitProposals": self._batch_submit_proposals,
@@ -70,23 +73,27 @@ class Arbitration:
             "ResolveReview": lambda data, heard: self._say(_parse(ResolveReviewRequest, data), resolution, data, heard),
             "RevokeDecision": lambda data, heard: self._say(_parse(RevokeDecisionRequest, data), revocation, data, heard),
             "BatchPreflight": lambda data, heard: self._start(_answered(self._batch_preflight(data), heard)),
-            "StreamProposals": _later("StreamProposals"),
+            "StreamProposals": self._stream_proposal,
         }
         self.methods: Mapping[str, Method] = {name: _total(name, method) for name, method in methods.items()}
 
     def register(self, server: grpc.aio.Server) -> None:
         """Register the service's methods with a gRPC server; they take and answer bytes."""
         unary = dict(self.methods)
-        stream = _awaited(unary.pop("StreamProposals"))
+        stream = streaming(_asked(unary.pop("StreamProposals")), self._closing)
         handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(_awaited(method)) for name, method in unary.items()}
-        register(server, SERVICE, {**handlers, "StreamProposals": grpc.stream_stream_rpc_method_handler(stream)})
+        register(server, SERVICE, {**handlers, "StreamProposals": stream})
+
+    def close_streams(self) -> None:
+        """Let streams of proposals end once what is in them has been answered."""
+        self._closing.set()
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _on_bus(self, name: str, heard: _Heard, then: Callable[[Sequencer], None]) -> None:
+    def _on_bus(self, name: str, failed: Callable[[Exception], None], then: Callable[[Sequencer], None]) -> None:
         """Go on with a bus: at once if it is open, which is nearly always."""
         sequencer = self._buses.opened(name)
         if sequencer is not None:
@@ -96,8 +103,8 @@ class Arbitration:
         async def open_first() -> None:
             try:
                 then(await self._buses.get(name))
-            except Exception as error:  # noqa: BLE001  # `heard` makes an answer of it
-                heard(error)
+            except Exception as error:  # noqa: BLE001  # `failed` makes an answer of it
+                failed(error)
 
         self._start(open_first())
 
@@ -118,6 +125,33 @@ class Arbitration:
         envelopes = list(request.envelopes)
         _check_batch(data, len(envelopes))
         self._on_bus(request.bus, heard, lambda sequencer: _propose_all(sequencer, envelopes, len(data), heard))
+
+    def _stream_proposal(self, data: bytes, heard: _Heard) -> None:
+        """Answer one StreamProposalsRequest with its StreamProposalsResponse, whatever is wrong with it.
+
+        An error ends the stream: a request that cannot be read, or a server that answers no more.
+        """
+        request = _parse(StreamProposalsRequest, data)
+        name = request.request_id.encode()
+
+        def done(result: Completed | Exception) -> None:
+            if isinstance(result, Completed):
+                heard(named_result(name, _decision_bytes(result)))
+            elif isinstance(result, ServiceError) and result.reason == error_pb2.ERROR_REASON_SHUTTING_DOWN:
+                heard(result)
+            else:
+                heard(named_result(name, refused(f"{SERVICE}/StreamProposals", result).status()))
+
+        def on_bus(sequencer: Sequencer) -> None:
+            try:
+                sequencer.propose(request.envelope, done, len(data))
+            except ServiceError as error:
+                done(error)
+
+        if len(request.request_id) > limits.REQUEST_ID_LENGTH_MAX:
+            done(invalid([("request_id", f"is longer than {limits.REQUEST_ID_LENGTH_MAX} characters")]))
+            return
+        self._on_bus(request.bus, done, on_bus)
 
     def _say(self, request: _Word, command_of: Callable[[_Word], ResolveReview | RevokeDecision], data: bytes, heard: _Heard) -> None:
         """Answer what a person says with the decision that follows."""
@@ -293,13 +327,6 @@ def _total(name: str, method: Callable[[bytes, _Heard], None]) -> Method:
     return total
 
 
-def _later(name: str) -> Callable[[bytes, _Heard], None]:
-    def unimplemented(data: bytes, heard: _Heard) -> None:
-        raise not_implemented(f"ArbitrationService.{name}")
-
-    return unimplemented
-
-
 async def _answered(coroutine: Awaitable[bytes], heard: _Heard) -> None:
     try:
         result: bytes | Exception = await coroutine
@@ -308,18 +335,32 @@ async def _answered(coroutine: Awaitable[bytes], heard: _Heard) -> None:
     heard(result)
 
 
+def _asked(method: Method) -> Ask:
+    """Return the method as streams ask it."""
+
+    async def ask(request: bytes) -> bytes | Status:
+        result = await _result(method, request)
+        return result.status() if isinstance(result, ServiceError) else result
+
+    return ask
+
+
+async def _result(method: Method, request: bytes) -> bytes | ServiceError:
+    future: asyncio.Future[bytes | ServiceError] = asyncio.get_running_loop().create_future()
+
+    def answer(result: bytes | ServiceError) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    method(request, answer)
+    return await future
+
+
 def _awaited(method: Method) -> Callable[[Any, Context], Awaitable[bytes]]:
     """Return the method as grpc.aio calls one."""
 
     async def call(request: Any, context: Context) -> bytes:
-        future: asyncio.Future[bytes | ServiceError] = asyncio.get_running_loop().create_future()
-
-        def answer(result: bytes | ServiceError) -> None:
-            if not future.done():
-                future.set_result(result)
-
-        method(request, answer)
-        result = await future
+        result = await _result(method, request)
         if isinstance(result, ServiceError):
             await abort(context, result)
         return result
