@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import StreamProposalsRequest, StreamProposalsResponse
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, SyncGavelClient, new_event_id
@@ -116,13 +117,13 @@ async def test_bytes_that_are_no_request_end_the_stream(pair: tuple[Server, Serv
     envelope.event_id = new_event_id()
     first = StreamProposalsRequest(request_id="first", bus=bus, envelope=envelope).SerializeToString()
     async with grpc.aio.insecure_channel(pair[which].address) as channel:
-        call = channel.stream_stream(METHOD)(iter((first, b"\xff\xff")))  # type: ignore[misc,arg-type,call-overload]
-        answers = []
+        call: Any = channel.stream_stream(METHOD)
+        stream = call(iter((first, b"\xff\xff")))
+        answer = StreamProposalsResponse.FromString(await stream.read())
         with pytest.raises(grpc.aio.AioRpcError) as ended:
-            async for answer in call:
-                answers.append(StreamProposalsResponse.FromString(answer))  # noqa: PERF401  # what came before the error counts
+            await stream.read()
     assert grpc.StatusCode.INVALID_ARGUMENT == ended.value.code()
-    assert [("first", APPROVED)] == [(one.request_id, one.decision.decision.outcome) for one in answers]
+    assert ("first", APPROVED) == (answer.request_id, answer.decision.decision.outcome)
 
 
 @pytest.mark.parametrize("option", ["--front", "--no-front"])
@@ -142,11 +143,13 @@ async def test_a_server_that_stops_ends_its_streams(tmp_path: Path, option: str)
 
             answers: list[StreamProposalsResponse] = []
 
-            async def ended(*named: Named) -> GavelError:
-                with pytest.raises(GavelError) as error:
+            async def ended(*named: Named) -> GavelError | None:
+                try:
                     async for answer in client.stream_proposals(proposals(*named)):
                         answers.append(answer)  # noqa: PERF401  # what came before the error counts
-                return error.value
+                except GavelError as error:
+                    return error
+                return None
 
             refused = ("refused", proposal(fact, weight=99.0))
             streams = [asyncio.create_task(ended()), asyncio.create_task(ended(("waits", proposal(fact)), refused))]
@@ -158,8 +161,7 @@ async def test_a_server_that_stops_ends_its_streams(tmp_path: Path, option: str)
             assert 0 == await asyncio.to_thread(server.terminate)
             errors = [await stream for stream in streams]
     assert ["refused"] == [answer.request_id for answer in answers]
-    assert {(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")} == {(error.code, error.reason) for error in errors}
-    assert error_pb2.ErrorReason.Name(error_pb2.ERROR_REASON_SHUTTING_DOWN).endswith(errors[0].reason)
+    assert [(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")] * 2 == [(error.code, error.reason) for error in errors if error is not None]
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["front", "no-front"])

@@ -2,7 +2,7 @@
 
 Handlers are made from the contract's descriptors, because a call has to be passed on in its own shape: grpc.aio sends a single
 request together with the call, whereas a stream's request can lose the race against a server that answers at once, and then its
-caller would hear INTERNAL in place of that answer. No method that is passed on reads a stream of requests. A method that
+caller would hear INTERNAL in place of that answer. No method that is passed on reads a stream of requests: that one takes the link. A method that
 the contract does not have is UNIMPLEMENTED here already, as the server would say it.
 """
 
