@@ -2,8 +2,8 @@
 
 Handlers are made from the contract's descriptors, because a call has to be passed on in its own shape: grpc.aio sends a single
 request together with the call, whereas a stream's request can lose the race against a server that answers at once, and then its
-caller would hear INTERNAL in place of that answer. No method that is passed on reads a stream of requests: that one takes the link. A method that
-the contract does not have is UNIMPLEMENTED here already, as the server would say it.
+caller would hear INTERNAL in place of that answer. No method that is passed on reads a stream of requests: the one that does
+takes the link. A method that the contract does not have is UNIMPLEMENTED here already, as the server would say it.
 """
 
 from __future__ import annotations
