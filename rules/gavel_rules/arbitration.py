@@ -29,7 +29,7 @@ from gavel_rules.case import Case
 from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
 from gavel_rules.evidence import Cited, Evidence, Piece, certain, citations_of, gather, hint, superseded
 from gavel_rules.fingerprint import fingerprint
-from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
+from gavel_rules.limits import CONDITIONS_QUOTED_MAX, REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import APPROVED, EXECUTING, State, contest_name
 from gavel_rules.records import Rejections
 from gavel_rules.ruleset import CompiledAction, Rule, Verdict
@@ -422,6 +422,7 @@ def _case(state: State, envelope: Envelope, now_ms: int, view: _Governed) -> Cas
 def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int, judge: Judge, governed: list[_Governed]) -> None:
     erring: list[tuple[str, str]] = []
     disagreed = False
+    room = CONDITIONS_QUOTED_MAX
     deciding: tuple[int, str, CompiledAction, Rule] | None = None
     for view in governed:
         action = view.action
@@ -434,8 +435,10 @@ def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int
             rete, reference = verdict.disagreement
             decision.engine_verdicts.add(engine=decision_pb2.ENGINE_RETE, policy_id=action.policy_id, rule_ids=rete)
             decision.engine_verdicts.add(engine=decision_pb2.ENGINE_REFERENCE, policy_id=action.policy_id, rule_ids=reference)
-        for rule in verdict.matched:
-            decision.rule_matches.add(policy_id=action.policy_id, rule_id=rule.id, effect=rule.effect, condition=rule.condition)
+        for rank_of_rule, rule in enumerate(verdict.matched):
+            room -= len(rule.condition)
+            condition = rule.condition if room >= 0 or rank_of_rule == 0 else ""
+            decision.rule_matches.add(policy_id=action.policy_id, rule_id=rule.id, effect=rule.effect, condition=condition)
         if verdict.matched:
             speaker = verdict.matched[0]
             rank = _EFFECT_RANK[speaker.effect]

@@ -17,6 +17,8 @@ PERSON_LENGTH_MAX = 128
 ACTION_TYPE_LENGTH_MAX = 128
 FACT_KEY_LENGTH_MAX = 256
 TEXT_BYTES_MAX = 64 * 1024
+# Characters of conditions that a decision quotes; the deciding rule's is always there.
+CONDITIONS_QUOTED_MAX = 32 * 1024
 
 # Fact keys and action types: parts of lower-case letters, digits, _ and - joined by dots, e.g. "order.status".
 DOTTED_NAME = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"

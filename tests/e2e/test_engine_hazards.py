@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1 import arbitration_service_pb2 as arbitration
+from gavel.v1 import arbitration_service_pb2_grpc
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, proposal_envelope, reference
@@ -228,3 +229,23 @@ async def test_512_siblings_that_all_hold(unopened: tuple[GavelClient, GavelClie
     assert "A499" == await rules.decide({"amount": -498.5})
     assert "NO_RULE_MATCHED" == await rules.decide({"amount": -499.0})
     await prove(client)
+
+
+async def test_the_largest_decision_can_be_read(pair: tuple[Server, Server], bus: str) -> None:
+    """As many and long rules as a document holds, all true of a proposal as large as there may be: any client can read the decision."""
+    pad = "x" * 850
+    rules = {f"A{number}": f'params.amount > 0.0 && subject != "{number}{pad}"' for number in range(RULES_PER_ACTION_MAX)}
+    async with pair[0].client(bus) as client:
+        await open_bus(client, document(rules))
+        fact = (await publish_status(client, ["parcel/1"]))["parcel/1"]
+        texts = {f"note{number}": "x" * TEXT_BYTES_MAX for number in range(15)}
+        envelope = Rules(client, fact).proposal({"amount": 1.0, **texts})
+        # A plain channel: no limit of its is raised.
+        async with grpc.aio.insecure_channel(pair[0].address) as channel:
+            stub = arbitration_service_pb2_grpc.ArbitrationServiceStub(channel)
+            request = arbitration.SubmitProposalRequest(bus=bus, envelope=envelope)
+            answer = await stub.SubmitProposal(request)
+        decision = answer.decision.decision
+        assert ("A0", RULES_PER_ACTION_MAX) == (decision.reason_code, len(decision.rule_matches))
+        assert answer.decision.ByteSize() < envelope.ByteSize() + 128 * 1024
+        await prove(client)

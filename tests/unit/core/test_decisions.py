@@ -10,6 +10,7 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION, derived_event_id
+from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.values import python_to_value
 
 from tests.unit.core.driver import ACTION, AGENT, RULES, START_MS, SUBJECT, Core, compiled, document, event_id
@@ -53,6 +54,19 @@ def test_the_highest_matching_rule_decides_and_all_matches_are_named() -> None:
     expected = [("refunds", rule["id"], rule["effect"], rule["when"]) for rule in RULES[1:]]
     assert expected == matches
     assert (REVIEW, "FRAUD_SUSPECTED", "suspicious") == (decision.outcome, decision.reason_code, decision.rule_id)
+
+
+def test_conditions_are_quoted_as_long_as_they_fit() -> None:
+    """However many long conditions match, a decision names all rules and quotes the highest ones; the deciding one always."""
+    conditions = [f'subject != "{number}{"x" * 999}"' for number in range(500)]
+    rules = [{"id": f"r{rank}", "priority": 1_000 - rank, "when": when, "effect": "approve"} for rank, when in enumerate(conditions)]
+    core = Core(document(NO_FACTS, rules))
+    decision = core.decide([core.fact("k.note", "x")])
+    core.prove()
+    assert [rule["id"] for rule in rules] == [match.rule_id for match in decision.rule_matches]
+    quoted = [match.condition for match in decision.rule_matches if match.condition]
+    assert conditions[: len(quoted)] == quoted
+    assert CONDITIONS_QUOTED_MAX - len(conditions[-1]) < sum(map(len, quoted)) <= CONDITIONS_QUOTED_MAX
 
 
 def test_a_decision_names_its_policy() -> None:

@@ -365,7 +365,7 @@ class RuleMatch(_message.Message):
     effect: _builtins.str
     """"approve", "reject" or "review"."""
     condition: _builtins.str
-    """The condition as the author wrote it."""
+    """The condition as the author wrote it. Where those of all matches are too long together, those of lower rules are left out."""
     def __init__(
         self,
         *,
