@@ -135,6 +135,9 @@ def report_complaint(scope: Mapping[str, ValueType], text: str, complaint: str, 
 
     `reported`: something is wrong already. Complaints that only follow from it are left out then.
     """
+    if _TOO_DEEP.search(complaint):
+        note(0, "too-complex", *NESTED_TOO_DEEP)
+        return
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     said = reported
     for line, column, message in _ERROR.findall(complaint):
@@ -147,6 +150,13 @@ def report_complaint(scope: Mapping[str, ValueType], text: str, complaint: str, 
             note(offset, *explained)
     if not said:
         note(0, "cel-error", "the expression cannot be compiled", "see the CEL language")
+
+
+_TOO_DEEP: Final = re.compile("recursion (?:limit|depth)")
+NESTED_TOO_DEEP: Final = (
+    "the expression is nested too deep",
+    "split it into several rules, or flatten it: parentheses, the terms of a sum and what is written out for a variable all nest",
+)
 
 
 def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, reported: bool) -> tuple[str, str, str] | None:

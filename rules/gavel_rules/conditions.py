@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from cel_expr_python import cel
 
-from gavel_rules.cel_library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
+from gavel_rules.cel_library import NESTED_TOO_DEEP, TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode, every
 from gavel_rules.cost import EXPRESSION_STEPS_MAX, advice, cost_of
 from gavel_rules.schema import suggestion
@@ -127,7 +127,7 @@ class Environment:
         if result and not reports and not unknown and given not in _RESULTS.get(result, (result,)):
             note(0, *_wrong_result(given.lower(), result.lower()))
         if not reports and not self._nests(source):
-            note(0, "too-complex", "the expression is nested too deep", "split it into several rules, or flatten it")
+            note(0, "too-complex", *NESTED_TOO_DEEP)
         if reports:
             return None
         tree = decode(compiled.serialize())

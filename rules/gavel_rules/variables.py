@@ -199,7 +199,15 @@ class Variables:
             *((start + 1, of, there) for start, of, there in body.pieces),
             (len(body.text) + 1, name, len(variable.text) - 1),
         )
-        self._written[name] = Expansion(f"({body.text}{end}", pieces)
+        text = f"({body.text}{end}"
+        try:
+            parse(text)
+        except RuntimeError:  # each by itself could be read
+            self._broken.add(name)
+            message = f"with the variables it uses written out {name} is nested too deep"
+            report(name, 0, "too-complex", message, "let fewer variables use each other, one inside the other")
+            return
+        self._written[name] = Expansion(text, pieces)
         self._reads[name] = variable.reads.union(*(self._reads[used] for used in self._names_used(name)))
 
 

@@ -23,7 +23,7 @@ from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetRespon
 from gavel_rules import ruleset
 from gavel_rules.analysis import analyse
 from gavel_rules.case import Case
-from gavel_rules.cases import generated_cases, makers
+from gavel_rules.cases import CaseMaker, generated_cases, makers
 from gavel_rules.errors import CaseError, NetworkFaultError
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
@@ -96,19 +96,29 @@ def _engine_faults(rule_set: CompiledRuleSet) -> Iterator[DocumentMessage]:
     """Yield the actions on which an engine fails, or the two disagree: a fault of Gavel's, found before it can decide anything."""
     cases_max = max(CASES_MIN, CASES_MAX // len(rule_set.actions))
     for maker in makers(rule_set, CASES_WORK_MAX):
-        action = maker.action
+        fault = _found_with(maker, cases_max)
+        if fault:
+            yield DocumentMessage(
+                line=1,
+                column=1,
+                code="engine-disagreement",
+                message=fault,
+                suggestion="this is a fault of Gavel's: report it with the document, and word the action's conditions otherwise",
+            )
+
+
+def _found_with(maker: CaseMaker, cases_max: int) -> str:
+    """Return what goes wrong with the engines on an action's made cases; "" when nothing does."""
+    action = maker.action
+    try:
         action.start()
-        for made in generated_cases(action, cases_max, maker):
-            fault = _fault(action, made.case)
-            if fault:
-                yield DocumentMessage(
-                    line=1,
-                    column=1,
-                    code="engine-disagreement",
-                    message=f"{fault} about {action.action_type} with params {json.dumps(made.params, sort_keys=True)}",
-                    suggestion="this is a fault of Gavel's: report it with the document, and word the action's conditions otherwise",
-                )
-                break
+    except NetworkFaultError as error:
+        return f"an engine fails ({error}) when started on {action.action_type}"
+    for made in generated_cases(action, cases_max, maker):
+        fault = _fault(action, made.case)
+        if fault:
+            return f"{fault} about {action.action_type} with params {json.dumps(made.params, sort_keys=True)}"
+    return ""
 
 
 def _fault(action: CompiledAction, case: Case) -> str:

@@ -172,6 +172,14 @@ def test_text_cannot_grow_without_bound() -> None:
     assert ["too-complex"] == [one.split()[1] for one in found]
 
 
+def test_chains_of_variables_end() -> None:
+    """Of variables that use each other, one inside the other, the first that is nested too deep is named, once."""
+    chain = ["v0: params.amount > 1", *(f"v{number}: v{number - 1} && params.amount < {number}" for number in range(1, 200))]
+    assert [] == mistakes(document_with(*chain[:25], when="v24"))
+    found = ["45:8 too-complex with the variables it uses written out v30 is nested too deep"]
+    assert found == mistakes(document_with(*chain, when="v199"))
+
+
 def test_length_at_the_limit(document: Document) -> None:
     """An expression may have EXPANDED_LENGTH_MAX characters with its variables written out, and not one more."""
     text = f'params.name == "{"v" * 6000}"'
