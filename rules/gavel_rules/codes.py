@@ -20,7 +20,8 @@ MISTAKES: Final[Mapping[str, str]] = {
     "duplicate-id": "Two rules, or two derivations, have one id.",
     "duplicate-key": "A mapping has the same key twice.",
     "duplicate-priority": "Two rules of an action have one priority.",
-    "engine-disagreement": "The two engines disagree on a generated case, or one of them fails: a fault of Gavel's, found before it can decide anything.",
+    "engine-disagreement": "The two engines disagree on a generated case, or one of them fails: a fault of Gavel's, found before it can "
+    "decide anything.",
     "hidden-input": "The expression would read something outside of the log.",
     "missing-key": "A key that is required is not there.",
     "missing-reason-code": "A rule that rejects or asks for a review has no reason_code.",

@@ -447,8 +447,6 @@ async def test_child_that_dies_is_a_limit(monkeypatch: pytest.MonkeyPatch, progr
 _SWAPPED = "import gavel_rules.lowering as l; l._MIRRORED = {operator: operator for operator in l._MIRRORED}"
 _BROKEN = "import durable_rules_engine as d; d.retract_fact = lambda *_: (1, 0)"
 _FAILING = "import durable_rules_engine as d; d.retract_fact = lambda *on, real=d.retract_fact: real(*on) if 'warm' in on[1] else (1, 0)"
-    "import durable_rules_engine as d; d.retract_fact = lambda *told, real=d.retract_fact: real(*told) if 'warm' in told[1] else (1, 0)"
-)
 
 
 @pytest.mark.parametrize(
