@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import grpc
@@ -44,6 +45,7 @@ REACTOR = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id="fact-derivation-rea
 SUBMIT, SUBMIT_BATCH = "ArbitrationService/SubmitProposal", "ArbitrationService/BatchSubmitProposals"
 PUBLISH, PUBLISH_BATCH = "EventService/PublishEvent", "EventService/BatchPublishEvents"
 BEGIN, RENEW, REPORT = (f"ExecutionService/{name}Execution" for name in ("Begin", "Renew", "Report"))
+VALIDATE = "RuleSetService/ValidateRuleSet"
 DEPLOY, ACTIVATE, DEACTIVATE = (f"RuleSetService/{name}RuleSet" for name in ("Deploy", "Activate", "Deactivate"))
 # Every call that may write, by its request.
 WRITES: dict[str, type[Message]] = {
@@ -264,6 +266,55 @@ def test_surrogates_within_an_envelope(target: Target) -> None:
 def test_names_that_no_bus_has(target: Target, method: str, bus: str) -> None:
     """A bus that cannot be is refused by every call that writes, and is not opened."""
     assert INVALID == target.refuses(method, bus=bus)
+
+
+BOMB = "a: &a [x, x, x, x, x]\n" + "".join(f"{name}: &{name} [*{of}, *{of}, *{of}, *{of}]\n" for of, name in pairwise("abcdefghijklmnop"))
+GOVERNED = rule_set()
+DOCUMENTS = [
+    pytest.param("[" * 10_000, "too-deep", id="nested"),
+    pytest.param('{"a":' * 10_000, "too-deep", id="nested-json"),
+    pytest.param("- " * (MIB // 2 - 1), "too-deep", id="nested-in-a-line"),
+    pytest.param(BOMB, "yaml-anchor", id="yaml-bomb"),
+    pytest.param("- &a b\n" + "- *a\n" * 60_000, "document-too-long", id="aliases"),
+    pytest.param('!!python/object/apply:os.system ["exit 1"]', "yaml-tag", id="python"),
+    pytest.param(f"{GOVERNED}x: !!binary aGVsbG8=\n", "wrong-type", id="binary"),
+    pytest.param(f"<<: {{gavel: v1}}\n{GOVERNED}", "unknown-key", id="merge"),
+    pytest.param(f"{GOVERNED}x: a\0b\n", "bad-character", id="nul"),
+    pytest.param(f'{GOVERNED}x: "a\\0b"\n', "bad-character", id="escaped-nul"),
+    pytest.param('{"gavel": "v1", "rule_set": "\\ud800"}', "bad-character", id="escaped-surrogate"),
+    pytest.param(GOVERNED.replace("version: 1", f"version: 1{'0' * 5_000}"), "bad-number", id="huge-integer"),
+    pytest.param(f'{{"gavel": "v1", "version": 1{"0" * 5_000}}}', "bad-number", id="huge-integer-json"),
+    pytest.param(GOVERNED.replace("version: 1", "version: .nan"), "bad-number", id="nan"),
+    pytest.param(GOVERNED.replace("version: 1", "version: 1e400"), "bad-number", id="infinite"),
+    pytest.param("[" + "1," * 60_000, "document-too-long", id="many-values"),
+    pytest.param(f'"{"x" * (MIB - 2)}', "yaml-syntax", id="open-quote"),
+    pytest.param("a: |\n" + " x\n" * (MIB // 3 - 2), "unknown-key", id="many-lines"),
+    pytest.param("\ufeff" * (MIB // 3), "wrong-type", id="byte-order-marks"),
+]
+
+
+@pytest.mark.parametrize(("text", "code"), DOCUMENTS)
+def test_hostile_documents(target: Target, text: str, code: str) -> None:
+    """A document that would exhaust, crash or fool a reader is refused with its code, whether it is validated or deployed."""
+    assert code in [message.code for message in target.client.validate_rule_set(text).errors]
+    with pytest.raises(GavelError) as refused:
+        target.client.deploy_rule_set(text)
+    assert (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET") == (refused.value.code, refused.value.reason)
+    assert refused.value.violations
+
+
+def test_documents_that_are_no_text(target: Target) -> None:
+    """Bytes that are no UTF-8, a document over 1 MiB and one over ten times that are refused before anything reads them."""
+    for method, request in ((DEPLOY, WRITES[DEPLOY]), (VALIDATE, rule_sets.ValidateRuleSetRequest)):
+        for data in (b"gavel: \xff\xfe", b"gavel: \xed\xa0\x80", b"gavel: \xc0\x80"):
+            message = request(document="@" * len(data)).SerializeToString().replace(b"@" * len(data), data)
+            with pytest.raises(GavelError) as refused:
+                target.call(method, message)
+            assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code
+        for size in (MIB + 1, 10 * MIB):
+            with pytest.raises(GavelError) as refused:
+                target.call(method, request(document="#" * size).SerializeToString())
+            assert (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST") == (refused.value.code, refused.value.reason)
 
 
 def test_oversized_messages(target: Target) -> None:
