@@ -1,0 +1,79 @@
+"""Time that passes while nobody serves, and facts that change before anybody acts: on real servers, Redis and processes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from gavel.v1 import decision_pb2, execution_pb2
+from gavel_client import GavelClient
+
+from tests.e2e.cli.programs import gavel
+from tests.e2e.couriers import executor, nothing_is_left
+from tests.e2e.ledger import Ledger
+from tests.e2e.world import COURIER, Server, approve, open_bus, prove, publish_status, rule_set, seen, serving
+
+Clients = tuple[GavelClient, GavelClient]
+
+TTL_MS = 1_500
+LEASE_MS = 1_000
+TAKEOVER_MS = 700
+
+
+async def test_what_fell_due_while_the_server_was_dead(tmp_path: Path) -> None:
+    """Killed before an approval expires and a lease lapses, a server that starts later ends the one and calls a person for the other.
+
+    Each is recorded no earlier than it was due, before whatever is decided then.
+    """
+    server = Server(tmp_path / "gavel")
+    document = rule_set(decision_ttl_ms=TTL_MS, human_takeover_after_ms=TAKEOVER_MS)
+    with serving(server):
+        async with server.client() as client:
+            await open_bus(client, document)
+            abandoned = await approve(client, "parcel/abandoned")
+            begun = await client.begin_execution(abandoned.event_id, producer=COURIER, lease_ms=LEASE_MS)
+            unstarted = await approve(client, "parcel/unstarted")
+        await asyncio.to_thread(server.kill)
+        due_ms = {
+            abandoned.event_id: begun.started.lease_until.ToMilliseconds() + TAKEOVER_MS,
+            unstarted.event_id: unstarted.decision.valid_until.ToMilliseconds(),
+        }
+        await asyncio.sleep(max(TTL_MS, LEASE_MS + TAKEOVER_MS) / 1000)
+        await asyncio.to_thread(server.start)
+        async with server.client() as client:
+            first = await approve(client, "parcel/unstarted")
+            ends = await seen(client, lambda event: event.decision.previous_decision_id in due_ms, count=2)
+            assert {("EXECUTION_ABANDONED", abandoned.event_id), ("APPROVAL_EXPIRED", unstarted.event_id)} == {
+                (event.decision.reason_code, event.decision.previous_decision_id) for event in ends
+            }
+            for event in ends:
+                assert event.recorded_at.ToMilliseconds() >= due_ms[event.decision.previous_decision_id]
+                assert event.sequence_number < first.sequence_number
+            assert "UNDER_REVIEW" == (await client.begin_execution(abandoned.event_id, producer=COURIER)).refusal.reason_code
+            assert "EXPIRED" == (await client.begin_execution(unstarted.event_id, producer=COURIER)).refusal.reason_code
+            await prove(client)
+
+
+async def test_a_fact_that_changes_before_an_executor_comes(
+    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path
+) -> None:
+    """An executor process that takes up an approval whose fact has been superseded since does nothing, and the log says why."""
+    first, second = clients
+    approval = await approve(first, "parcel/1")
+    (pin,) = approval.decision.pinned_facts
+    later = (await publish_status(second, ["parcel/1"], "lost"))["parcel/1"]
+    with executor("sends", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
+        await seen(first, lambda event: event.fact.decision_id == approval.event_id)
+        await nothing_is_left(first)
+    (execution,) = (await Ledger.read(redis_url, bus)).of("execution")
+    assert (execution_pb2.EXECUTION_STATUS_ABORTED, "FACT_SUPERSEDED", 0, "courier") == (
+        execution.execution.status,
+        execution.execution.reason_code,
+        execution.execution.attempt,
+        execution.producer.id,
+    )
+    assert pin.sequence_number < approval.sequence_number < later.sequence_number < execution.sequence_number
+    assert decision_pb2.OUTCOME_APPROVED == approval.decision.outcome
+    shown = await asyncio.to_thread(gavel, "trace", approval.trace_id, "--bus", bus, server=pair[0], COLUMNS="200")
+    assert (0, True) == (shown.returncode, "FACT_SUPERSEDED" in shown.stdout), shown
+    await prove(second)
