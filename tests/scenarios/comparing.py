@@ -162,18 +162,28 @@ def _of_event(item: Appended, event: Envelope) -> list[tuple[str, Any, Any]]:
     return said
 
 
-_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|exec_[0-9a-f]{12}")
+_ID: Final = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|exec_[0-9a-f]{12}")
 
 
-def normal_form(events: Sequence[Envelope]) -> list[str]:
-    """Return a log as text that is the same for equal histories: ids by the order in which they first occur, no bus, no hashes."""
-    seen: dict[str, str] = {}
-    shown = []
-    for event in events[1:]:  # the first one opens the bus, and names it
-        plain = Envelope()
-        plain.CopyFrom(event)
-        plain.ClearField("chain_hash")
-        plain.ClearField("bus")
-        text = text_format.MessageToString(plain)
-        shown.append(_UUID.sub(lambda match: seen.setdefault(match[0], f"<id {len(seen) + 1}>"), text))
-    return shown
+def normal_form(events: Sequence[Envelope]) -> list[bytes]:
+    """Return a log as bytes that are the same for equal histories: ids by the order in which they first occur, no bus, no hashes."""
+    return _numbered(_plain(event).SerializeToString(deterministic=True) for event in events[1:])
+
+
+def readable(events: Sequence[Envelope]) -> list[str]:
+    """Return the same as text, for people who look for a difference."""
+    return [text.decode() for text in _numbered(text_format.MessageToString(_plain(event)).encode() for event in events[1:])]
+
+
+def _plain(event: Envelope) -> Envelope:
+    """Return an event without what every bus has of its own. The first event of a log opens the bus, and names it besides."""
+    plain = Envelope()
+    plain.CopyFrom(event)
+    plain.ClearField("chain_hash")
+    plain.ClearField("bus")
+    return plain
+
+
+def _numbered(texts: Iterable[bytes]) -> list[bytes]:
+    seen: dict[bytes, bytes] = {}
+    return [_ID.sub(lambda match: seen.setdefault(match[0], b"<id %d>" % (len(seen) + 1)), text) for text in texts]

@@ -1,4 +1,4 @@
-"""The layers on a server: asked with bare requests, and through both clients.
+"""The layers on a server: asked with bare requests, and through both clients, also by a stream of proposals.
 
 The server is real: servicers, sequencer and gRPC, on a Redis, in this process; only its clock is given, and the store's with it.
 """
@@ -6,7 +6,7 @@ The server is real: servicers, sequencer and gRPC, on a Redis, in this process; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -41,7 +41,6 @@ from gavel_rules.commands import (
 from gavel_rules.projection import State
 from gavel_server.identifiers import new_event_id
 from gavel_server.sequencer import Sequencer
-from gavel_server.services.replay import REPLAYS_MAX
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 
@@ -49,8 +48,6 @@ from tests.scenarios.layers import TIMERS_MAX, CallRefusedError
 from tests.scenarios.reading import RuleSet
 
 _MODE: Final = {False: ACTIVATION_MODE_ACTIVE, True: ACTIVATION_MODE_SHADOW}
-# A server runs so many replays at once, and refuses more.
-_REPLAYING: Final = asyncio.Semaphore(REPLAYS_MAX)
 
 
 class _Remote:
@@ -61,7 +58,6 @@ class _Remote:
         self._sequencer = sequencer
         self._set_time = set_time
         self._projections = projection_service_pb2_grpc.ProjectionServiceStub(channel)
-        self._replays = replay_service_pb2_grpc.ReplayServiceStub(channel)
 
     async def set_time(self, now_ms: int) -> None:
         """See Layer."""
@@ -76,11 +72,7 @@ class _Remote:
         await self._sequencer.execute(DeployRuleSet(new_event_id(), rule_set.compiled, rule_set.text))
 
     async def prove(self, *, engines_agree: bool) -> None:
-        """See Layer. The second engine's proof is the core layer's: the logs are the same."""
-        request = replay_service_pb2.VerifyReplayRequest(bus=self.bus)
-        async with _REPLAYING:
-            *_, last = [response async for response in self._replays.VerifyReplay(request)]
-        assert last.verdict.proved, last
+        """See Layer. The state is rebuilt from the log; one of the layers asks for the replay itself, for their logs are the same."""
         status = await self._projections.GetStatus(projection_service_pb2.GetStatusRequest(bus=self.bus, include_projection_digest=True))
         rebuilt = State(self.bus)
         for record in await self._sequencer.log.read(1, status.head_sequence_number):
@@ -97,6 +89,14 @@ class ServerLayer(_Remote):
         self._events = event_service_pb2_grpc.EventServiceStub(channel)
         self._executions = execution_service_pb2_grpc.ExecutionServiceStub(channel)
         self._rule_sets = rule_set_service_pb2_grpc.RuleSetServiceStub(channel)
+        self._replays = replay_service_pb2_grpc.ReplayServiceStub(channel)
+
+    async def prove(self, *, engines_agree: bool) -> None:
+        """See Layer. The second engine's proof is the core layer's."""
+        await super().prove(engines_agree=engines_agree)
+        request = replay_service_pb2.VerifyReplayRequest(bus=self.bus)
+        *_, last = [response async for response in self._replays.VerifyReplay(request)]
+        assert last.verdict.proved, last
 
     async def activate(self, policy_id: str, version: int, *, shadow: bool = False) -> None:
         """See Layer."""
@@ -260,3 +260,42 @@ class ClientLayer(_Remote):
     async def reviews(self) -> list[PendingReview]:
         """See Layer."""
         return list((await self._ask("list_pending_reviews")).reviews)
+
+
+class StreamLayer(ClientLayer):
+    """The same through the awaiting client, its proposals on one stream; answers are told apart by request_id."""
+
+    def __init__(self, channel: grpc.aio.Channel, sequencer: Sequencer, set_time: Callable[[int], None], client: GavelClient) -> None:
+        super().__init__(channel, sequencer, set_time, client)
+        self._streaming = client
+        self._requests: asyncio.Queue[tuple[str, Envelope] | None] = asyncio.Queue()
+        self._answers: dict[str, asyncio.Future[Envelope]] = {}
+        self._reading = asyncio.ensure_future(self._read())
+
+    async def propose(self, envelope: Envelope) -> Envelope:
+        """See Layer."""
+        request_id = f"request-{len(self._answers)}"
+        answer = self._answers[request_id] = asyncio.get_running_loop().create_future()
+        self._requests.put_nowait((request_id, envelope))
+        await asyncio.wait((answer, self._reading), return_when=asyncio.FIRST_COMPLETED)
+        assert answer.done(), f"the stream ended without an answer: {self._reading}"
+        decided: Envelope = answer.result()
+        return decided
+
+    async def close(self) -> None:
+        """End the stream; what was sent on it has been answered."""
+        self._requests.put_nowait(None)
+        await self._reading
+
+    async def _read(self) -> None:
+        async for response in self._streaming.stream_proposals(self._sent(), bus=self.bus):
+            answer = self._answers[response.request_id]
+            if response.HasField("error"):
+                error = GavelError.from_status(response.error)
+                answer.set_exception(CallRefusedError(error.reason, error.message))
+            else:
+                answer.set_result(response.decision)
+
+    async def _sent(self) -> AsyncIterator[tuple[str, Envelope]]:
+        while (request := await self._requests.get()) is not None:
+            yield request
