@@ -15,9 +15,10 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.ruleset import DocumentError, compile_rule_set
 from gavel_rules.suite import Suite, read_suite
 from gavel_rules.testing import run_cases
+from gavel_rules.values import python_to_value, struct_to_dict
 from ruamel.yaml import YAML
 
-from tests.unit.core.driver import Core
+from tests.unit.core.driver import PARTIAL, SUCCESS, Core
 
 PAGE: Final = Path(__file__).parents[2] / "docs/cookbook.md"
 
@@ -114,3 +115,25 @@ def test_a_freeze_beside_the_page_s_document() -> None:
     assert "FACT_SUPERSEDED" == core.refuse_start(approved).reason_code
     says_operations(False)
     core.start(decided("order/4"))
+
+
+def test_the_saga() -> None:
+    """The piece about half-done work is carried out as the page says: undone with what was paid, and a person at the second try."""
+    (recipe,) = [one for one in RECIPES if one.name == "What was half done is undone"]
+    core = Core(json.dumps(_merged(DOCUMENT, recipe.piece)))
+
+    def decided(trace_id: str) -> Envelope:
+        return core.propose([core.fact("order.status", "delivered")], trace_id=trace_id, params={"amount": 50, "currency": "EUR"})
+
+    started = core.start(decided("first"))
+    half = core.report(started, PARTIAL, result=python_to_value({"paid": 30}).struct_value)
+    compensation = core.events[-1]
+    assert ("refund.reverse", {"amount": 30.0, "currency": "EUR"}) == (
+        compensation.decision.action_type,
+        struct_to_dict(compensation.decision.params),
+    )
+    core.derive(half)
+    assert "CONFLICTING_DECISION" == decided("too early").decision.reason_code
+    core.derive(core.report(core.start(compensation), SUCCESS))
+    assert "REVERSED_BEFORE" == decided("second").decision.reason_code
+    core.prove()
