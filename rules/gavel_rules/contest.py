@@ -19,6 +19,7 @@ from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.decision_pb2 import Contest, Decision
 from gavel.v1.diagnostic_pb2 import ShadowDifference
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules import shadow
 from gavel_rules.arbitration import Judge, close_trace, count_rejection, fail, outrank, weigh
@@ -42,11 +43,17 @@ class Ranked(NamedTuple):
 
 
 def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Mapping[int, Cited]) -> Waiting | Fault:
-    """Record a proposal that has to compete, or say why there is no room for it. `would_be` is its approval as of now."""
+    """Record a proposal that has to compete, or say why there is no room for it. `would_be` is its approval as of now.
+
+    One that is repeated while it waits changes nothing and waits on.
+    """
     state = emission.state
     proposal = envelope.proposal
-    if envelope.event_id in state.open_proposals:
-        message = f"event_id {envelope.event_id} is that of a proposal that waits for its contest; choose a new event_id"
+    waiting = state.open_proposals.get(envelope.event_id)
+    if waiting is not None:
+        if _is_repeated(waiting, envelope):
+            return Waiting(waiting)
+        message = f"event_id {envelope.event_id} is that of another proposal, which waits for its contest; choose a new event_id"
         return Fault(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message)
     state.on_undo(lambda: proposal.ClearField("contest"))
     entry = proposal.contest
@@ -119,6 +126,19 @@ def settle(decision: Decision, state: State, proposal: Envelope, now_ms: int, go
     if decision.outcome != decision_pb2.OUTCOME_APPROVED and state.open_review(proposal.trace_id):
         close_trace(decision)
     count_rejection(decision, state, proposal.trace_id, now_ms, governing)
+
+
+def _is_repeated(waiting: Envelope, envelope: Envelope) -> bool:
+    """Whether a proposal is the same again as one that waits, by producer, subject, cause and payload as sent."""
+    sent = Proposal()
+    sent.CopyFrom(waiting.proposal)
+    sent.ClearField("contest")
+    return (
+        waiting.producer == envelope.producer
+        and waiting.subject == envelope.subject
+        and waiting.causation_id == envelope.causation_id
+        and sent == envelope.proposal
+    )
 
 
 def _weighed(state: State, proposal: Envelope, now_ms: int, judge: Judge, governing: tuple[CompiledAction, ...]) -> Decision:

@@ -62,10 +62,11 @@ SHARED: Final[dict[str, Any]] = {
     "compensation": {"action": "refund.reverse", "params": {"steps": "execution.completed_steps", "amount": "execution.result.amount"}},
 }
 RULE_SETS: Final = tuple(
-    document(FACTS, [*RULES, *more], version=version, rejection_limit=limit, **SHARED)
-    for version, limit, more in (
-        (1, 6, []),
-        (2, 4, [{"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}]),
+    document(FACTS, [*RULES, *more], version=version, rejection_limit=limit, contest_window_ms=window_ms, **SHARED)
+    for version, limit, window_ms, more in (
+        (1, 6, 0, []),
+        (2, 4, 0, [{"id": "lost", "when": "facts.status == 'lost'", "effect": "approve"}]),
+        (3, 5, 1_500, []),
     )
 )
 # A second rule set on the same action, with a fact and a limit of its own.
@@ -154,7 +155,7 @@ async def _proposal(world: World, randomness: random.Random, cause: str) -> Enve
     based_on = list(newest.values())
     if randomness.random() < 0.25:
         based_on = randomness.choice((about[-1:], about[:1], citable[-2:], []))
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"priority": randomness.randrange(3)}
     if randomness.random() < 0.2:
         changes["projection_version"] = len(seen)
     if randomness.random() < 0.1:
@@ -345,7 +346,7 @@ async def operator(world: World, randomness: random.Random, rounds: int) -> None
     """Deploys rules, and changes which of them are in force."""
     for text in (*RULE_SETS, AUDIT):
         await world.send(DeployRuleSet(world.new_id(), compiled(text), text), randomness)
-    await world.send(ActivateRuleSet(world.new_id(), "refunds", 1, None), randomness)
+    await world.send(ActivateRuleSet(world.new_id(), "refunds", randomness.choice((1, 3)), None), randomness)
     for _ in range(rounds):
         await _pause(randomness, 8.0)
         chance = randomness.random()
@@ -356,8 +357,8 @@ async def operator(world: World, randomness: random.Random, rounds: int) -> None
             await world.send(ActivateRuleSet(world.new_id(), "audit", 1, None, shadow=chance > 0.9), randomness)
         elif chance > 0.5:
             await world.send(DeactivateRuleSet(world.new_id(), "audit", None), randomness)
-        version = randomness.choice((1, 2))
-        await world.send(ActivateRuleSet(world.new_id(), "refunds", version, randomness.choice((None, 1, 2))), randomness)
+        version = randomness.choice((1, 2, 3, 3))
+        await world.send(ActivateRuleSet(world.new_id(), "refunds", version, randomness.choice((None, None, 1, 2, 3))), randomness)
 
 
 async def reader(world: World, randomness: random.Random, rounds: int) -> None:

@@ -24,13 +24,17 @@ STATUS: Final = FACTS["status"]
 
 
 def one_decision_per_proposal(events: Sequence[Envelope]) -> Iterator[str]:
-    """Every proposal is followed at once by its first decision, and has no other first decision."""
+    """Every proposal is followed at once by its first decision, or by its contest's close, and has no other first decision."""
     decided: dict[str, int] = {}
     for event in events:
         if event.HasField("decision") and not event.decision.previous_decision_id:
             decided[event.decision.proposal_id] = decided.get(event.decision.proposal_id, 0) + 1
     for event in events:
-        if event.HasField("proposal"):
+        if event.proposal.HasField("contest"):
+            open_still = events[-1].recorded_at.ToMilliseconds() < event.proposal.contest.closes_at.ToMilliseconds()
+            if decided.pop(event.event_id, 0) != (0 if open_still else 1):
+                yield f"proposal {event.sequence_number}, which competes, has not exactly one first decision when its contest has closed"
+        elif event.HasField("proposal"):
             after = events[event.sequence_number] if event.sequence_number < len(events) else Envelope()
             if decided.pop(event.event_id, 0) != 1 or after.decision.proposal_id != event.event_id:
                 yield f"proposal {event.sequence_number} has not exactly one first decision right after it"
@@ -132,6 +136,7 @@ def every_report_has_its_fact(events: Sequence[Envelope]) -> Iterator[str]:
 def approvals_rest_on_what_held(events: Sequence[Envelope]) -> Iterator[str]:
     """The status that an approval pins is the latest accepted, of the right type, and was fresh when it was decided."""
     latest: dict[tuple[str, str], Envelope] = {}  # by subject and source
+    proposals = {event.event_id: event for event in events if event.HasField("proposal")}
     for event in events:
         if event.fact.key == STATUS["key"] and event.producer.id in STATUS["sources"]:
             known = latest.get((event.subject, event.producer.id))
@@ -140,7 +145,7 @@ def approvals_rest_on_what_held(events: Sequence[Envelope]) -> Iterator[str]:
         if not event.HasField("decision") or event.decision.outcome != APPROVED or "refunds" not in event.decision.active_policy_ids:
             continue
         if not event.decision.compensates_decision_id:  # which rests on none
-            yield from _problems_of_approval(event, events[event.sequence_number - 2], latest)
+            yield from _problems_of_approval(event, proposals[event.decision.proposal_id], latest)
 
 
 def _problems_of_approval(event: Envelope, proposal: Envelope, latest: dict[tuple[str, str], Envelope]) -> Iterator[str]:
@@ -244,6 +249,42 @@ def any_reject_wins(events: Sequence[Envelope]) -> Iterator[str]:
             yield f"decision {event.sequence_number} was not asked of who matched in it, or not in their order"
 
 
+def the_best_wins_a_contest(events: Sequence[Envelope]) -> Iterator[str]:
+    """A contest is decided in one commit, no earlier than announced; the best that passed wins, and is named by the others who did."""
+    entered: dict[tuple[str, str, int], list[str]] = {}
+    proposals: dict[str, Envelope] = {}
+    for event in events:
+        if event.proposal.HasField("contest"):
+            entry = event.proposal.contest
+            contest = (event.proposal.action_type, entry.conflict_key, entry.opened_at.ToMilliseconds())
+            entered.setdefault(contest, []).append(event.event_id)
+            proposals[event.event_id] = event
+        elif event.decision.HasField("contest"):
+            yield from _problems_of_contest(event, proposals, entered)
+
+
+def _problems_of_contest(event: Envelope, proposals: dict[str, Envelope], entered: dict[tuple[str, str, int], list[str]]) -> Iterator[str]:
+    decision = event.decision
+    proposal = proposals[decision.proposal_id].proposal
+    entry = proposal.contest
+    competed = entered[proposal.action_type, entry.conflict_key, entry.opened_at.ToMilliseconds()]
+    if decision.evaluated_at != decision.contest.closed_at or decision.evaluated_at.ToMilliseconds() < entry.closes_at.ToMilliseconds():
+        yield f"decision {event.sequence_number} closes its contest at another time"
+    ranking = decision.contest.candidates
+    if sorted(competed) != sorted(one.proposal_id for one in ranking):
+        yield f"decision {event.sequence_number} lists others than those who competed"
+    passing = [one for one in ranking if not one.reason_code]
+    best = min(passing, key=lambda one: (-one.score, one.sequence_number), default=None)
+    best_id = best.proposal_id if best is not None else ""
+    wins = best_id == decision.proposal_id
+    if wins != (decision.outcome == APPROVED):
+        yield f"decision {event.sequence_number} is not what its contest says"
+    # By a decision of the same close its trace may have come under review.
+    lost = not wins and decision.proposal_id in [one.proposal_id for one in passing] and decision.reason_code != "UNDER_REVIEW"
+    if lost and list(decision.conflict_with_proposal_ids) != [best_id]:
+        yield f"decision {event.sequence_number} does not name the winner"
+
+
 CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
     one_decision_per_proposal,
     every_id_once,
@@ -254,4 +295,5 @@ CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
     holders_alone_report,
     rejections_are_counted,
     any_reject_wins,
+    the_best_wins_a_contest,
 )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import structlog
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import reasons
 from gavel_rules.projection import State
 
 from tests.faults import FaultRates
@@ -30,6 +31,7 @@ class Run(NamedTuple):
     chain_hash: str
     digest: str
     names: frozenset[str]
+    outranked: int
     failures: list[str]
 
 
@@ -141,6 +143,7 @@ async def _checked(world: World, digests: list[str]) -> Run:
         records[-1].chain_hash.hex(),
         digest,
         frozenset("Compensation" if event.decision.compensates_decision_id else event.event_name for event in events),
+        sum(event.decision.reason_code == reasons.OUTRANKED for event in events),
         failures,
     )
 

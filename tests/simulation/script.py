@@ -21,7 +21,7 @@ from gavel_server.planning import Pending, plan
 from tests.unit.core.driver import BUS, EXECUTOR, Core, copied, references_for
 from tests.unit.core.plays import VERSIONS, Step, command_of
 
-KINDS = (*["fact", "proposal"] * 4, *["begin", "report", "derive"] * 2, "observation", "evidence", "renew", "rules")
+KINDS = (*["fact", "proposal"] * 4, *["begin", "report", "derive"] * 4, "observation", "evidence", "renew", "rules")
 MOMENTS = 60
 COMMANDS_PER_MOMENT = 8
 

@@ -15,7 +15,7 @@ from tests.simulation.run import simulate
 from tests.simulation.script import COMMANDS_PER_MOMENT, decide
 
 ROOT = Path(__file__).parents[2]
-SEED = 7
+SEED = 15
 
 
 def in_another_process(module: str, *arguments: object, **environment: str) -> Any:

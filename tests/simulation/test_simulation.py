@@ -57,3 +57,4 @@ def test_the_world_is_wild_enough() -> None:
         "LateExecutionReport", "Compensation", "RuleSetActivated", "RuleSetDeactivated", "ObservationRecorded", "ToolReturned",
     }  # fmt: skip
     assert expected <= names.keys()
+    assert sum(run.outranked for run in runs) >= 5

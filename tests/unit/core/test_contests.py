@@ -10,12 +10,13 @@ from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules import contest, reasons
+from gavel_rules import reasons
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetAt, Tick, Waiting
 from gavel_rules.decider import handle
-from gavel_rules.errors import CaseError
+from gavel_rules.errors import NetworkFaultError
 from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.limits import CONTEST_CANDIDATES_MAX
+from gavel_rules.network import Network
 from gavel_rules.projection import State
 from gavel_rules.replay import DivergedError, Impact
 from hypothesis import given, settings
@@ -351,12 +352,16 @@ def test_a_contest_is_bounded_in_bytes() -> None:
 
 
 def test_a_proposal_that_waits_is_not_proposed_again() -> None:
-    """Should the store have forgotten its event_id, the state has not."""
+    """The same again waits for the same contest and adds nothing, whatever the store knows of event_ids; other content is refused."""
     core = Core(contested())
     fact = delivered(core)
     waiting = core.enter([fact])
-    fault = core.fault(core.proposal([fact], event_id=waiting.event_id))
+    head = core.state.head
+    assert (waiting, head) == (core.enter([fact], event_id=waiting.event_id), core.state.head)
+    fault = core.fault(core.proposal([fact], event_id=waiting.event_id, amount=7))
     assert error_pb2.ERROR_REASON_EVENT_ID_REUSED == fault.reason
+    core.tick(WINDOW_MS)
+    core.prove()
 
 
 def test_a_tick_closes_a_contest_whole() -> None:
@@ -499,10 +504,10 @@ def test_a_broken_engine_does_not_keep_a_contest_open(monkeypatch: pytest.Monkey
     fact = delivered(core)
     waiting = core.enter([fact])
 
-    def broken(*_: object) -> Decision:
-        raise CaseError
+    def broken(network: Network, text: str) -> list[int]:
+        raise NetworkFaultError("the engine is gone")
 
-    monkeypatch.setattr(contest, "weigh", broken)
+    monkeypatch.setattr(Network, "match", broken)
     core.tick(WINDOW_MS)
     assert (REJECTED, "EVALUATION_ERROR") == verdict(core.decided(waiting))
 
