@@ -29,18 +29,18 @@ def record_first(emission: Emission, decided: Envelope, proposal: Envelope, diff
     if decision.terminal and decision.reason_code != reasons.NO_FEASIBLE_PROPOSAL:
         _notify(emission, recorded, AgentDiagnostic(kind="NoFeasibleProposal"))
     if _lacks_tier(decision):
-        _notify(
-            emission,
-            recorded,
-            AgentDiagnostic(
-                kind="FactCollectionRequested",
-                fact_collection=FactCollection(decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements),
-            ),
-        )
+        request_facts(emission, recorded)
     for ordinal, difference in enumerate(differences):
         difference.decision_id = decision.decision_id
         _notify(emission, recorded, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), ordinal)
     return recorded
+
+
+def request_facts(emission: Emission, decided: Envelope) -> None:
+    """Record that a decision lacks trusted evidence, for sensors and adapters to act on (seeds 002 §4.8)."""
+    decision = decided.decision
+    asked = FactCollection(decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements)
+    _notify(emission, decided, AgentDiagnostic(kind="FactCollectionRequested", fact_collection=asked))
 
 
 def first_decision_id(proposal: Envelope) -> str:

@@ -18,7 +18,7 @@ from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.fact_pb2 import RuleSetActivated, RuleSetDeactivated
+from gavel.v1.fact_pb2 import Fact, RuleSetActivated, RuleSetDeactivated
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
 from google.protobuf import text_format
 from google.protobuf.json_format import Error as JsonFormatError
@@ -466,9 +466,9 @@ def _system_command(recorded: Envelope, compiled: Callable[[str], CompiledRuleSe
             deactivated = fact.rule_set_deactivated
             return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated))
         case "review_resolved":
-            return ResolveReview(recorded)
+            return ResolveReview(Envelope(event_id=recorded.event_id, fact=Fact(review_resolved=fact.review_resolved)))
         case "revocation_requested":
-            return RevokeDecision(recorded)
+            return RevokeDecision(Envelope(event_id=recorded.event_id, fact=Fact(revocation_requested=fact.revocation_requested)))
     return None
 
 

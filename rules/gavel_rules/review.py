@@ -20,6 +20,7 @@ from gavel_rules.commands import Fault, Recorded, References, ResolveReview, Rev
 from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id, set_timestamp, timestamp
 from gavel_rules.execution import emit_later, ending_of
+from gavel_rules.first_decisions import request_facts
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW
 from gavel_rules.records import LiveDecision, Review
 
@@ -85,7 +86,10 @@ def _approve(emission: Emission, review: Review, live: LiveDecision | None, said
     else:
         decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
         note_rejections(decision, state.rejections(said.trace_id, emission.now_ms))
-    return _conclude(emission, review, said, decision)
+    answer = _conclude(emission, review, said, decision)
+    if decision.reason_code == reasons.INSUFFICIENT_EVIDENCE_TIER:
+        request_facts(emission, answer.envelope)
+    return answer
 
 
 def _own_refusal(emission: Emission, review: Review, said: Envelope, reason_code: str) -> Decision:

@@ -334,3 +334,33 @@ def test_a_forged_verdict_is_found() -> None:
     with pytest.raises(DivergedError) as found:
         replayed(core.bus, rechained(core.bus, core.events))
     assert len(core.events) == found.value.divergence.sequence_number
+
+
+@pytest.mark.parametrize(("field", "forged"), [("key", "order.status"), ("max_age_ms", 5), ("observed_from", fact_pb2.OBSERVED_FROM_API)])
+@pytest.mark.parametrize("revoked", [True, False])
+def test_a_forged_word_is_found(field: str, forged: object, revoked: bool) -> None:
+    """Of the FACT that holds a person's word, only the word itself is taken as it stands; replay makes the rest anew."""
+    core = Core(document())
+    _ = core.revoke(core.approve()) if revoked else core.resolve(under_review(core), REJECT)
+    word = core.events[-2]
+    assert word.event_name in ("RevocationRequested", "ReviewResolved")
+    setattr(word.fact, field, forged)
+    with pytest.raises(DivergedError) as found:
+        replayed(core.bus, rechained(core.bus, core.events))
+    assert word.sequence_number == found.value.divergence.sequence_number
+    assert [f"fact.{field}"] == [difference.path for difference in found.value.divergence.differences]
+
+
+def test_a_person_who_meets_too_low_a_tier_asks_for_facts() -> None:
+    """Where the evidence at hand is not trusted enough for what a person approves, the facts are asked for, as after a refusal."""
+    core = Core(document())
+    review = under_review(core)
+    core.fact("order.status", 7)
+    core.observe("order.status", "delivered", tool="orders-db")
+    answer = core.resolve(review, APPROVE)
+    assert (REVIEW, reasons.INSUFFICIENT_EVIDENCE_TIER) == (answer.decision.outcome, answer.decision.reason_code)
+    (asked,) = core.named("FactCollectionRequested")
+    assert (answer.event_id, answer.sequence_number + 1) == (asked.causation_id, asked.sequence_number)
+    assert answer.decision.retry_hint.fact_requirements == asked.agent_diagnostic.fact_collection.fact_requirements
+    assert about(answer)[:2] == about(asked)[:2]
+    core.prove()
