@@ -99,9 +99,9 @@ def begin(emission: Emission, command: BeginExecution, references: References) -
 
 def renew(emission: Emission, command: RenewExecution, references: References) -> Recorded | Fault:
     """Move the lease of a running attempt, counted from now. A lapsed lease cannot be renewed."""
-    live = emission.state.decisions.get(command.decision_id)
+    live = emission.state.live(command.decision_id)
     if live is None:
-        return _ended_fault(command.decision_id, references)
+        return _ended_fault(command.decision_id, references, emission.now_ms)
     if live.execution_id != command.execution_id or not live.running:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"{command.execution_id} is not the running attempt of {command.decision_id}")
     fault = _holder_fault(live, live.attempt, command.producer)
@@ -116,9 +116,9 @@ def report(emission: Emission, command: ReportExecution, references: References)
     """Record how an attempt ended. A report of an attempt that is no longer the running one is kept as a diagnostic."""
     envelope = command.envelope
     sent = envelope.execution
-    live = emission.state.decisions.get(sent.decision_id)
+    live = emission.state.live(sent.decision_id)
     if live is None:
-        return _ended_fault(sent.decision_id, references)
+        return _ended_fault(sent.decision_id, references, emission.now_ms)
     fault = emission.claim_fault(envelope) or _identity_fault(live, envelope)
     if fault is not None:
         return fault
@@ -198,8 +198,15 @@ def _compensate(emission: Emission, live: LiveDecision, report: Envelope) -> Non
 
 
 def _complete_report(emission: Emission, live: LiveDecision, envelope: Envelope, attempt: int) -> None:
-    """Fill what the server knows: the decision's subject and trace, the attempt, whether another one follows."""
+    """Fill what the server knows: the decision's subject and trace, the attempt, whether another one follows.
+
+    An attempt that a person granted may be reported under the grant's id; the log has it under the approval's, like all of them.
+    """
     execution = envelope.execution
+    named = execution.decision_id
+    if named != live.decision_id:
+        execution.decision_id = live.decision_id
+        emission.state.on_undo(lambda: setattr(execution, "decision_id", named))
     envelope.subject = live.decision.subject
     envelope.trace_id = live.decision.trace_id
     if not envelope.causation_id:
@@ -409,7 +416,7 @@ def _not_started(reason_code: str, retry_after_ms: int = 0) -> NotStarted:
 def _begin_ended(decision_id: str, references: References, now_ms: int) -> NotStarted | Fault:
     decision = references.decision
     if decision is None:
-        return _ended_fault(decision_id, references)
+        return _ended_fault(decision_id, references, now_ms)
     if decision.decision.outcome != decision_pb2.OUTCOME_APPROVED:
         return _not_started(reasons.NOT_APPROVED)
     return _not_started(ending_of(references, now_ms) or reasons.ALREADY_FINISHED)
@@ -424,7 +431,23 @@ def ending_of(references: References, now_ms: int) -> str:
     return references.ending
 
 
-def _ended_fault(decision_id: str, references: References) -> Fault:
+def how_it_ended(references: References, now_ms: int) -> str:
+    """Say how the referenced approval, which is not alive any more, came to its end."""
+    ending = ending_of(references, now_ms)
+    return {reasons.EXPIRED: "it has expired", reasons.REVOKED: "it has been revoked"}.get(ending, "its execution has come to its end")
+
+
+def _ended_fault(decision_id: str, references: References, now_ms: int) -> Fault:
     if references.decision is None:
         return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
-    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} is not being carried out")
+    outcome = references.decision.decision.outcome
+    if outcome != decision_pb2.OUTCOME_APPROVED:
+        problem = f"is no approval, there is nothing to carry out: it is {outcome_name(outcome)}"
+    else:
+        problem = f"is not being carried out any more: {how_it_ended(references, now_ms)}"
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} {problem}")
+
+
+def outcome_name(outcome: decision_pb2.Outcome.ValueType) -> str:
+    """Return an outcome for people: APPROVED, REJECTED, ..."""
+    return decision_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_")

@@ -7,10 +7,8 @@ time, and if that is not as required the review stays open. Whose word may be ta
 
 from __future__ import annotations
 
-from typing import Final
-
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
-from gavel.v1.decision_pb2 import Decision, Outcome, RetryHint
+from gavel.v1.decision_pb2 import Decision, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact
 
@@ -19,12 +17,10 @@ from gavel_rules.arbitration import note_rejections, reread
 from gavel_rules.commands import Fault, Recorded, References, ResolveReview, RevokeDecision
 from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id, set_timestamp, timestamp
-from gavel_rules.execution import emit_later, ending_of
+from gavel_rules.execution import emit_later, how_it_ended, outcome_name
 from gavel_rules.first_decisions import request_facts
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW
 from gavel_rules.records import LiveDecision, Review
-
-_OUTCOME_PREFIX: Final = "OUTCOME_"
 
 
 def resolve(emission: Emission, command: ResolveReview, references: References) -> Recorded | Fault:
@@ -175,12 +171,9 @@ def _not_in_force(decision_id: str, references: References, now_ms: int) -> Faul
         return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
     outcome = references.decision.decision.outcome
     if outcome != decision_pb2.OUTCOME_APPROVED:
-        name = Outcome.Name(outcome).removeprefix(_OUTCOME_PREFIX)
-        problem = f"decision {decision_id} is no approval, there is nothing to revoke: it is {name}"
+        problem = f"decision {decision_id} is no approval, there is nothing to revoke: it is {outcome_name(outcome)}"
     else:
-        ending = ending_of(references, now_ms)
-        how = {reasons.EXPIRED: "it has expired", reasons.REVOKED: "it has been revoked"}.get(ending, "its execution has come to its end")
-        problem = f"decision {decision_id} is not in force any more: {how}"
+        problem = f"decision {decision_id} is not in force any more: {how_it_ended(references, now_ms)}"
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, problem)
 
 

@@ -66,13 +66,15 @@ def _same_report(recorded: Envelope, sent: Envelope) -> bool:
         executor, report, same_cause = (late.executor_id, late.executor_version), late.execution, True
     else:
         executor, report = (recorded.producer.id, recorded.producer.version), recorded.execution
-        same_cause = recorded.causation_id == (sent.causation_id or sent.execution.decision_id)
+        same_cause = recorded.causation_id == (sent.causation_id or recorded.execution.decision_id)
     if not same_cause or executor != (sent.producer.id, sent.producer.version) or sent.subject not in ("", recorded.subject):
         return False
     execution = Execution()
     execution.CopyFrom(report)
     # As a try that came to nothing may have left it in the sent one.
     execution.will_retry = sent.execution.will_retry
+    # It may have been sent under the id of a person's grant. The execution_id is a hash of the approval's and says the same.
+    execution.decision_id = sent.execution.decision_id
     if not sent.execution.attempt:
         execution.ClearField("attempt")
     if not sent.execution.HasField("finished_at"):

@@ -173,7 +173,7 @@ async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope
         trace_id = cause.trace_id
         if not trace_id and cause.HasField("execution"):
             # A report gets its decision's trace when it is decided.
-            live = sequencer.replica.state.decisions.get(cause.execution.decision_id)
+            live = sequencer.replica.state.live(cause.execution.decision_id)
             trace_id = live.decision.trace_id if live is not None else ""
     else:
         pending.cause_in_batch = ""

@@ -6,10 +6,13 @@ from typing import Any
 
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution
 from gavel_rules import reasons
-from gavel_rules.commands import Fault
+from gavel_rules.commands import Fault, Recorded, RenewExecution, ReportExecution
+from gavel_rules.decider import handle
+from gavel_server.idempotency import same_content
 
-from tests.unit.core.driver import FAILED, OTHER_EXECUTOR, PARTIAL, SUBJECT, SUCCESS, TIMEOUT, Core, document
+from tests.unit.core.driver import EXECUTOR, FAILED, OTHER_EXECUTOR, PARTIAL, SUBJECT, SUCCESS, TIMEOUT, Core, copied, document
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
@@ -55,6 +58,45 @@ def test_one_more_attempt() -> None:
     assert ({}, {}, {}, {}) == (core.state.decisions, core.state.holds, core.state.reviews, core.state.grants)
     assert [reasons.ALREADY_FINISHED] * 2 == [core.refuse_start(decision).reason_code for decision in (grant, approval)]
     core.prove()
+
+
+def test_the_granted_attempt_goes_by_either_id() -> None:
+    """Who begins under the grant's id may go on under it; the log has the attempt under the approval's."""
+    core = once()
+    approval, review = failed(core)
+    grant = core.resolve(review, APPROVE)
+    began = core.start(grant).execution
+    renewed = core.run(RenewExecution(grant.event_id, began.execution_id, EXECUTOR, 2_000))
+    assert isinstance(renewed, Recorded)
+    sent = Envelope(producer=EXECUTOR, execution=Execution(decision_id=grant.event_id, execution_id=began.execution_id, status=SUCCESS))
+    command = ReportExecution(core.admitted(sent))
+    before, mark = command.envelope.SerializeToString(), core.state.mark()
+    handle(core.state, command, core.references(command), core.now_ms)
+    core.state.undo(mark)
+    assert grant.event_id == Envelope.FromString(before).execution.decision_id == command.envelope.execution.decision_id
+    answer = core.run(copied(command))
+    assert isinstance(answer, Recorded)
+    assert {approval.event_id} == {answer.envelope.execution.decision_id, renewed.envelope.execution.decision_id}
+    assert approval.event_id == answer.envelope.causation_id
+    assert same_content(answer.envelope, command.envelope)
+    core.derive(answer.envelope)
+    assert {} == core.state.decisions
+    core.prove()
+
+
+def test_reports_after_the_end_say_how_it_ended() -> None:
+    """A report or renewal of what is over, or was never approved, is refused with what became of it."""
+    core = once()
+    finished = core.approve()
+    started = core.start(finished)
+    core.derive(core.report(started, SUCCESS))
+    report = core.reporting(started, SUCCESS)
+    assert "its execution has come to its end" in core.fault(report).message
+    revoked = core.approve("order/2")
+    core.revoke(revoked)
+    assert "it has been revoked" in core.fault(RenewExecution(revoked.event_id, "exec_000000000000", EXECUTOR, 1_000)).message
+    refused = core.propose([])
+    assert "nothing to carry out: it is REJECTED" in core.fault(RenewExecution(refused.event_id, "x", EXECUTOR, 1_000)).message
 
 
 def test_the_granted_attempt_is_the_last() -> None:
