@@ -8,7 +8,7 @@ cannot be evaluated is refused. `stages` has them in one table.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
@@ -59,12 +59,13 @@ _EVIDENCE_STAGES: Final[Sequence[tuple[frozenset[FactRequirementState.ValueType]
 )
 
 
-class _Governed(NamedTuple):
+class _Governed:
     """One governing rule set's view of a proposal."""
 
-    action: CompiledAction
-    params: dict[str, object]
-    evidence: Evidence
+    def __init__(self, action: CompiledAction, params: dict[str, object], evidence: Evidence) -> None:
+        self.action: Final = action
+        self.params: Final = params
+        self.evidence: Final = evidence
 
 
 def arbitrate(

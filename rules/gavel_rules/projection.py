@@ -210,9 +210,11 @@ class State(Journal):
     def apply(self, envelope: Envelope) -> None:
         """Move the state by one event. The event is the log's next; it is kept and must not be changed afterwards."""
         self.head = envelope.sequence_number
-        self.recorded_at_ms = milliseconds(envelope.recorded_at)
-        # First, so that an event of a trace that has lapsed begins the trace anew instead of reviving what it was.
-        self._forget_lapsed_traces()
+        recorded_at_ms = milliseconds(envelope.recorded_at)
+        if recorded_at_ms != self.recorded_at_ms:
+            self.recorded_at_ms = recorded_at_ms
+            # First, so that an event of a trace that has lapsed begins the trace anew instead of reviving what it was.
+            self._forget_lapsed_traces()
         trace = self.traces.get(envelope.trace_id)
         if trace is not None:
             self._put_trace(envelope.trace_id, trace._replace(last_event_ms=self.recorded_at_ms))
