@@ -17,6 +17,7 @@ from gavel_rules.arbitration import note_rejections, reread
 from gavel_rules.commands import Fault, Recorded, References, ResolveReview, RevokeDecision
 from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id, set_timestamp, timestamp
+from gavel_rules.evidence import citations_of
 from gavel_rules.execution import emit_later, how_it_ended, outcome_name
 from gavel_rules.first_decisions import request_facts
 from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW
@@ -30,9 +31,14 @@ def resolve(emission: Emission, command: ResolveReview, references: References) 
     review = state.reviews.get(resolved.decision_id)
     if review is None:
         return _no_review(emission, resolved.decision_id, references)
-    said = _say(emission, command.envelope, "ReviewResolved", review.decision)
     live = state.decisions[review.approved_decision_id] if review.approved_decision_id else None
-    if resolved.verdict == fact_pb2.REVIEW_VERDICT_APPROVE:
+    approves = resolved.verdict == fact_pb2.REVIEW_VERDICT_APPROVE
+    if approves and not _releases(review, live) and citations_of(review.proposal, references.cited)[1]:
+        # What it cites was in the log when it was judged. So nobody has looked it up now: the review is of this very moment.
+        problem = "asks for a person since this moment; look at it and say so again"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {resolved.decision_id} {problem}")
+    said = _say(emission, command.envelope, "ReviewResolved", review.decision)
+    if approves:
         return _approve(emission, review, live, said, references)
     if live is not None:
         return Recorded(_revoke(emission, live, said))
@@ -55,7 +61,7 @@ def revoke(emission: Emission, command: RevokeDecision, references: References) 
 
 def _approve(emission: Emission, review: Review, live: LiveDecision | None, said: Envelope, references: References) -> Recorded:
     """Approve what the evidence allows: the action, or one more attempt at it. Of Gavel's own reviews, that the trace goes on."""
-    if live is None and review.decision.decision.reason_code in reasons.RELEASING:
+    if _releases(review, live):
         released = _own_refusal(emission, review, said, reasons.REVIEW_RELEASED)
         released.retry_hint.CopyFrom(RetryHint(retryable=True))
         return _conclude(emission, review, said, released)
@@ -86,6 +92,11 @@ def _approve(emission: Emission, review: Review, live: LiveDecision | None, said
     if decision.reason_code == reasons.INSUFFICIENT_EVIDENCE_TIER:
         request_facts(emission, answer.envelope)
     return answer
+
+
+def _releases(review: Review, live: LiveDecision | None) -> bool:
+    """Whether to approve means no action, but that the trace may go on."""
+    return live is None and review.decision.decision.reason_code in reasons.RELEASING
 
 
 def _own_refusal(emission: Emission, review: Review, said: Envelope, reason_code: str) -> Decision:

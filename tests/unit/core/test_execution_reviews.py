@@ -8,8 +8,9 @@ from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 from gavel_rules import reasons
-from gavel_rules.commands import Fault, Recorded, RenewExecution, ReportExecution
+from gavel_rules.commands import Fault, Recorded, References, RenewExecution, ReportExecution
 from gavel_rules.decider import handle
+from gavel_rules.events import derived_event_id
 from gavel_server.idempotency import same_content
 
 from tests.unit.core.driver import EXECUTOR, FAILED, OTHER_EXECUTOR, PARTIAL, SUBJECT, SUCCESS, TIMEOUT, Core, copied, document
@@ -82,6 +83,20 @@ def test_the_granted_attempt_goes_by_either_id() -> None:
     core.derive(answer.envelope)
     assert {} == core.state.decisions
     core.prove()
+
+
+def test_a_verdict_on_a_review_of_this_moment() -> None:
+    """A verdict that comes with the timer by which its review begins, of which nothing has been looked up, records nothing."""
+    core = once()
+    approval = core.approve()
+    core.start(approval)
+    core.pass_time(1_000)
+    foreseen = derived_event_id(approval.event_id, approval.sequence_number, "lease-lapsed-1")
+    command = core.resolving(Envelope(event_id=foreseen), APPROVE)
+    handled = handle(core.state, command, References(), core.now_ms)
+    assert isinstance(handled.answer, Fault)
+    assert "say so again" in handled.answer.message
+    assert [foreseen] == [event.event_id for event in handled.events]
 
 
 def test_reports_after_the_end_say_how_it_ended() -> None:

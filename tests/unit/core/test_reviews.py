@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
+from gavel.v1.common_pb2 import EventReference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.commands import Fault
@@ -177,6 +178,16 @@ def test_releasing_a_trace() -> None:
     again = core.decide([core.fact("k.note", 2)])
     assert (reasons.NEED_MORE_FACTS, 1) == (again.reason_code, again.consecutive_rejections)
     assert APPROVED == core.decide([core.fact("order.status", "delivered")]).outcome
+    core.prove()
+
+
+def test_releasing_a_trace_that_cited_what_is_not_there() -> None:
+    """A trace that came to its limit by citing events that the log does not have is released like any other."""
+    core = Core(document(rejection_limit=1))
+    made_up = EventReference(event_id=core.new_id(), sequence_number=1)
+    review = core.propose(references=[made_up])
+    assert [reasons.UNKNOWN_EVENT] == sorted({warning.code for warning in review.decision.warnings})
+    assert reasons.REVIEW_RELEASED == core.resolve(review, APPROVE).decision.reason_code
     core.prove()
 
 

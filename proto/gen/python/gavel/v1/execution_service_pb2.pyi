@@ -32,8 +32,8 @@ class BeginExecutionRequest(_message.Message):
     bus: _builtins.str
     """Name of the bus; empty means "default"."""
     decision_id: _builtins.str
-    """The approved decision; or the later DECISION by which a person allowed it one more attempt. The answer names the approved one,
-    and that is what renewals and reports name.
+    """The approved decision; or the later DECISION by which a person allowed it one more attempt. The answer names the approved one;
+    renewals and reports may name either.
     """
     lease_ms: _builtins.int
     """How long nobody else may start, 100..86,400,000 ms. 0: 30,000."""
