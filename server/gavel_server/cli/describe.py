@@ -225,7 +225,9 @@ def _said(person: str, what: str, reason: str) -> str:
 def _proposal(proposal: Proposal) -> str:
     cited = ", ".join(f"#{reference.sequence_number}" for reference in proposal.based_on_events)
     rests = f", resting on {cited}" if cited else ", resting on nothing"
-    return f"{proposal.action_type} {struct_text(proposal.params)}, risk {proposal.risk:g}{rests}"
+    contest = proposal.contest
+    competes = f", competes for {printable(contest.conflict_key)} until {moment(contest.closes_at)}" if proposal.HasField("contest") else ""
+    return f"{proposal.action_type} {struct_text(proposal.params)}, risk {proposal.risk:g}{rests}{competes}"
 
 
 def _execution(execution: Execution) -> str:

@@ -9,14 +9,19 @@ import typer
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, connected
 
 if TYPE_CHECKING:
-    from gavel.v1.arbitration_service_pb2 import RuleExplanation
+    from gavel.v1.arbitration_service_pb2 import RuleExplanation, SubmitProposalResponse
     from gavel.v1.decision_pb2 import Decision, RetryHint
+    from gavel.v1.envelope_pb2 import Envelope
+    from gavel_client import SyncGavelClient
 
 Document = Annotated[str, typer.Argument(metavar="FILE", help="An Envelope in protobuf JSON or YAML; - is standard input.")]
 
 
 def propose(
     file: Document,
+    wait_seconds: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0.1, help="How long to wait for the decision: a contest has to close first.")
+    ] = 30.0,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -27,12 +32,31 @@ def propose(
 
     envelope = documents.read_envelope(file)
     with connected(server, bus) as client:
-        response = client.submit_proposal(envelope)
+        response = _submitted(client, envelope, wait_seconds)
     if as_json:
         output.print_json(response)
         return
     decided = response.decision
     print_decision(decided.decision, [("decision", f"{decided.decision.decision_id} (event {decided.sequence_number})")])
+
+
+def _submitted(client: SyncGavelClient, envelope: Envelope, wait_seconds: float) -> SubmitProposalResponse:
+    """Submit the proposal under an event_id that can be named, should no decision come in time."""
+    import grpc
+    from gavel_client import GavelError, new_event_id
+
+    from gavel_server.cli.errors import CommandError
+
+    envelope.event_id = envelope.event_id or new_event_id()
+    try:
+        return client.submit_proposal(envelope, timeout_ms=int(wait_seconds * 1000))
+    except GavelError as error:
+        if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
+        raise CommandError(
+            f"no decision within {wait_seconds:g} s; if the proposal competes, that comes when its contest closes: propose the same "
+            f"again with event_id {envelope.event_id} and a longer --wait, or look at `gavel status`"
+        ) from error
 
 
 def preflight(

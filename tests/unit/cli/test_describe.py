@@ -58,6 +58,10 @@ CASES = [
     ),
     ({"proposal": {"action_type": "a.b"}}, "a.b {}, risk 0, resting on nothing"),
     (
+        {"proposal": {"action_type": "a.b", "contest": {"conflict_key": "k/1", "closes_at": "2026-01-01T00:00:01.5Z"}}},
+        "a.b {}, risk 0, resting on nothing, competes for k/1 until 2026-01-01T00:00:01.500Z",
+    ),
+    (
         {"decision": DECISION},
         "REJECTED, NEED_MORE_FACTS, order.total missing (wanted: tier 1 or better, at most 60 s old, from orders-db or erp)",
     ),
