@@ -246,12 +246,10 @@ def _would_decide(state: State, envelope: Envelope, known: Any, now_ms: int, gov
         raise invalid([("envelope.proposal.projection_version", problem)])
     head = state.head
     next_timer_ms = state.next_timer_ms()
-    mark = None
-    if next_timer_ms is not None and next_timer_ms <= now_ms:
-        mark = state.mark()
-        while handle(state, Tick(TIMERS_PER_COMMIT), now_ms=now_ms).events:
-            pass
+    mark = state.mark() if next_timer_ms is not None and next_timer_ms <= now_ms else None
     try:
+        while mark is not None and handle(state, Tick(TIMERS_PER_COMMIT), now_ms=now_ms).events:
+            pass
         decision = arbitrate(state, envelope, known, now_ms, judge(state, head + 2, ENGINE_RETE), governing)
     finally:
         if mark is not None:

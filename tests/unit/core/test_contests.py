@@ -19,6 +19,7 @@ from gavel_rules.limits import CONTEST_CANDIDATES_MAX
 from gavel_rules.network import Network
 from gavel_rules.projection import State
 from gavel_rules.replay import DivergedError, Impact
+from gavel_server.services.arbitration import _would_decide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -510,6 +511,24 @@ def test_a_broken_engine_does_not_keep_a_contest_open(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Network, "match", broken)
     core.tick(WINDOW_MS)
     assert (REJECTED, "EVALUATION_ERROR") == verdict(core.decided(waiting))
+
+
+def test_a_preflight_that_fails_leaves_the_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preflight lets contests close that are due, and takes it back even where that comes upon a bug."""
+    core = Core(contested())
+    fact = delivered(core)
+    core.enter([fact], trace_id="a")
+    core.enter([fact], trace_id="b")
+    before = core.state.digest()
+
+    def broken(network: Network, text: str) -> list[int]:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Network, "match", broken)
+    asked = core.proposal([fact], trace_id="d").envelope
+    with pytest.raises(RuntimeError):
+        _would_decide(core.state, asked, {}, core.now_ms + WINDOW_MS, None)
+    assert (before, False) == (core.state.digest(), core.state.tentative)
 
 
 def test_citations_stand_in_the_proposal() -> None:
