@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case
+from gavel_rules.case import Case, Reader
 from gavel_rules.cases import WORK_MAX, CaseMaker, generated_cases, makers
 from gavel_rules.constraints import Budget
 from gavel_rules.ruleset import CompiledAction, compile_rule_set
+from gavel_rules.samples import Sampler
+from gavel_rules.schema import compile_schema
 from gavel_rules.shipped import shipped_rule_set
-from gavel_rules.values import size_of
-from hypothesis import HealthCheck, given, settings
+from gavel_rules.values import python_to_value, size_of, struct_problems, value_to_python
+from gavel_rules.vocabulary import ValueType
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.rules_engine.conftest import ACTION, rule_set_data
@@ -234,6 +237,30 @@ def test_odd_schemas(action: Make, schema: dict[str, Any]) -> None:
     for generated in generated_cases(compiled, 30):
         assert compiled.violations(generated.params) == ()
         assert compiled.evaluate(generated.case, both=True) == compiled.evaluate_reference(generated.case)
+
+
+@settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(schema=objects(schemas()))
+def test_what_fits_a_schema_reaches_the_engines(case: Callable[..., Case], schema: dict[str, Any]) -> None:
+    """Params that fit their schema stay the same and are of the types that it gave them: no agent causes a CaseError."""
+    compiled = compile_schema(schema, lambda *_: None)
+    assume(compiled is not None)
+    assert compiled is not None
+    reader = Reader(typed_paths(compiled.type, "params"), ())
+    for value in Sampler(schema, {}, Budget(WORK_MAX)).values(schema, "params"):
+        wire = value_to_python(python_to_value(value))
+        if isinstance(wire, dict) and not struct_problems(python_to_value(wire).struct_value, "params") and not compiled.violations(wire):
+            typed = compiled.typed(wire)
+            assert wire == typed
+            reader.values(case()._replace(params=typed))
+
+
+def typed_paths(type_: ValueType, path: str) -> Iterator[tuple[str, ValueType]]:
+    """Everything that a condition can spell, with its type."""
+    for name, field in type_.fields.items():
+        if name.isidentifier():
+            yield f"{path}.{name}", field.type
+            yield from typed_paths(field.type, f"{path}.{name}")
 
 
 @pytest.mark.parametrize("named", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
