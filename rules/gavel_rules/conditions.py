@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from cel_expr_python import cel
 
 from gavel_rules.cel_library import NESTED_TOO_DEEP, TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
-from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, MapLiteral, Node, Select, children, decode, every
+from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children, decode, every
 from gavel_rules.cost import EXPRESSION_STEPS_MAX, advice, cost_of
 from gavel_rules.schema import suggestion
 from gavel_rules.values import text_problem
@@ -323,6 +323,9 @@ class _Analysis:
             self._note(node.offset, "too-complex", f"more than {COMPREHENSIONS_MAX} macros in one expression", "split the rule")
         self.visit(node.range, known, names)
         over = self._resolve(node.range, names)
+        if isinstance(node.start, ListLiteral) and self._may_be_map(node.range, names):
+            message = "the keys of a map have no order: a list of them would come out otherwise each time"
+            self._note(node.offset, "hidden-input", message, "map and filter take lists; exists, all and exists_one take maps, too")
         element = DYN
         if over is not None and over.type.kind == "list" and over.type.element is not None:
             element = over.type.element
@@ -337,6 +340,22 @@ class _Analysis:
         self.visit(node.start, known, names)
         for part in (node.condition, node.step, node.result):
             self.visit(part, known, inner)
+
+    def _may_be_map(self, node: Node, names: _Locals) -> bool:
+        """Whether what a macro goes over may be a map when it is evaluated."""
+        place = self._resolve(node, names)
+        if place is not None:
+            # Of params without a type, and names that mean nothing, it has been said already.
+            said = place is _BROKEN or (place.type.kind == "dyn" and place.path[0] == "params")
+            return place.type.kind in ("map", "object", "dyn") and not said
+        match node:
+            case Call("_?_:_", None, (_, then, otherwise)):
+                return self._may_be_map(then, names) or self._may_be_map(otherwise, names)
+            case Call("dyn", None, (inner,)):
+                return self._may_be_map(inner, names)
+            case MapLiteral() | Select() | Call("_[_]"):
+                return True
+        return False
 
     def _present(self, node: Node, outcome: bool, names: _Locals) -> _Known:
         """Return the paths that are present whenever a node comes out as `outcome`."""

@@ -39,7 +39,7 @@ REFUSED: Final = {
     "bad-character": "a literal with NUL, which the CEL library cuts off in strings",
     "not-bool": "a condition whose type is open, dyn",
     "unguarded-optional": "a key of a map read without has()",
-    "hidden-input": "a named time zone: the answer would depend on the host's files",
+    "hidden-input": "a named time zone: the answer would depend on the host's files; map and filter over a map, whose keys have no order",
     "not-supported": "protobuf messages",
     "type-error": "run by the suite without type checking: mixed types where one is wanted, order of lists and maps",
     "unknown-function": "a function that the suite declares",
@@ -68,7 +68,7 @@ EXPECTED: Final[dict[str, dict[str, int]]] = {
     "integer_math": {"decided": 61, "library": 3, "type-error": 3},
     "lists": {"decided": 39, "lifted": 8},
     "logic": {"decided": 21, "library": 9, "lifted": 26, "type-error": 9},
-    "macros": {"decided": 44},
+    "macros": {"decided": 42, "hidden-input": 2, "library": 2},
     "string": {"decided": 51, "lifted": 31},
     "timestamps": {"decided": 65, "hidden-input": 6, "library": 10, "unbindable": 1, "unknown-name": 4},
 }
