@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -301,5 +302,8 @@ def test_plain_output(shop: Server) -> None:
 
 def test_ascii_terminal(shop: Server) -> None:
     """A terminal that knows only ASCII gets escapes instead of a failure."""
-    done = gavel("rules", "list", server=shop, PYTHONIOENCODING="ascii")
+    # Read when Python starts.
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [GAVEL, "rules", "list", "--server", shop.address]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (0, True) == (done.returncode, r"\u2026" in done.stdout)
