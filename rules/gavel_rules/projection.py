@@ -69,7 +69,6 @@ class State(Journal):
         self.rule_sets: dict[tuple[str, int], DeployedRuleSet] = {}
         self.active: dict[str, ActiveRuleSet] = {}
         self.governing: dict[str, tuple[CompiledAction, ...]] = {}
-        self.windows: dict[str, int] = {}  # contest_window_ms by action type, where it has one
         self.shadows: dict[str, ShadowRuleSet] = {}
         self.shadowing: dict[str, tuple[Shadowing, ...]] = {}  # by action type
         self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}
@@ -659,10 +658,7 @@ class State(Journal):
 
     def _govern(self) -> None:
         in_force = {policy_id: active.rule_set for policy_id, active in self.active.items()}
-        governing = governing_actions(in_force.values())
-        self._set("governing", governing)
-        # Rule sets that share an action agree on its window, so the first one speaks.
-        self._set("windows", {name: actions[0].contest_window_ms for name, actions in governing.items() if actions[0].contest_window_ms})
+        self._set("governing", governing_actions(in_force.values()))
         self._set("shadowing", _shadowing(in_force, self.shadows))
 
     # The whole, for comparison
