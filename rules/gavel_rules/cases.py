@@ -134,6 +134,8 @@ class CaseMaker:
 
         Of the other rules only those are asked about that turn out to be in the way: the proof is then about few of them.
         """
+        if self.budget.spent:
+            return Witness(None, False)
         wanted = {index: self.formula(self.action, index, True)}
         while True:
             witness = self.witness([*wanted.values(), *also])
@@ -152,7 +154,7 @@ class CaseMaker:
 
     def beyond(self, index: int) -> Iterator[Generated]:
         """Yield cases around a rule's thresholds: in each, one atom of one alternative of its condition fails, the others hold."""
-        for conjunction in self.formula(self.action, index, True)[:ALTERNATIVES_MAX]:
+        for conjunction in self.formula(self.action, index, True)[:ALTERNATIVES_MAX] if not self.budget.spent else ():
             for position, atom in enumerate(conjunction):
                 changed: Conjunction = (*conjunction[:position], negated(atom), *conjunction[position + 1 :])
                 witness = self.witness([(changed,)])
@@ -162,7 +164,7 @@ class CaseMaker:
     def swept(self, start: Generated) -> Iterator[Generated]:
         """Yield a case with each value that is worth trying, one path at a time."""
         for path in sorted({*self._hints, *self.anything.optional}):
-            if path in ATTRIBUTES or self._typed_path(path):
+            if not self.budget.spent and (path in ATTRIBUTES or self._typed_path(path)):
                 for value in self._options(path, self.anything, self._boundaries(self._guards.values(), path)):
                     made = self._made({**start.assigned, path: value})
                     if made is not None:
@@ -428,7 +430,7 @@ class CaseMaker:
     def _flips(self, question: Question, path: str, chosen: Assignment) -> list[float]:
         """Return where a guard changes for a path, what else it reads being chosen, or else as plain as can be."""
         type_ = self.action.environment.types.get(path)
-        if type_ is None or type_.kind not in ("int", "double", "timestamp"):
+        if self.budget.spent or type_ is None or type_.kind not in ("int", "double", "timestamp"):
             return []
         whole = type_.kind != "double"
         points = moments_to_ask(self._hints.get(path, Hints()).constants) if path == NOW else numbers_to_ask(self._values(path), whole)
