@@ -20,7 +20,7 @@ from cel_expr_python import cel
 
 from gavel_rules.cel_library import NESTED_TOO_DEEP, TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children, decode, every
-from gavel_rules.cost import EXPRESSION_STEPS_MAX, advice, cost_of
+from gavel_rules.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, advice, cost_of
 from gavel_rules.schema import suggestion
 from gavel_rules.values import text_problem
 from gavel_rules.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType, variables
@@ -135,6 +135,9 @@ class Environment:
         if cost.steps > EXPRESSION_STEPS_MAX and not self.salvaged:
             note(cost.offset, *_too_costly(cost.steps, dict(reads(tree, self.types))))
             return None
+        if cost.map_offset >= 0 and cost.elements > ITERATIONS_MAX and not self.salvaged:
+            note(cost.map_offset, *_unordered(cost.elements, dict(reads(tree, self.types))))
+            return None
         return Condition(text, source, tree, text if written is None else written, given, math.ceil(min(cost.steps, EXPRESSION_STEPS_MAX)))
 
     def _nests(self, source: str) -> bool:
@@ -157,6 +160,15 @@ def _too_costly(steps: float, names: Mapping[str, ValueType]) -> tuple[str, str,
     taken = f"{steps:,.0f} steps" if math.isfinite(steps) else "any number of steps"
     message = f"one evaluation may take {taken}; the limit is {EXPRESSION_STEPS_MAX:,}"
     return "too-costly", message, advice(names) or "go over less, search shorter texts, or begin a long pattern with ^"
+
+
+def _unordered(elements: float, names: Mapping[str, ValueType]) -> tuple[str, str, str]:
+    """Return (code, message, suggestion) for macros over a map that may or may not come to the limit: its keys have no order."""
+    message = (
+        f"the keys of a map have no order, and the macros here may go over {elements:,.0f} elements: "
+        f"whether one is found before the limit of {ITERATIONS_MAX:,} would differ from time to time"
+    )
+    return "hidden-input", message, advice(names) or "go over less"
 
 
 _RESULTS: Final[Mapping[str, tuple[str, ...]]] = {"SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN")}

@@ -81,10 +81,15 @@ class _Flow(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The steps of an evaluation, and the place of what takes most of them."""
+    """The steps of an evaluation, and the place of what takes most of them.
+
+    `elements` is how many elements its macros go over at most, `map_offset` the place of one that goes over a map; -1: none does.
+    """
 
     steps: float
     offset: int
+    elements: float
+    map_offset: int
 
 
 _SCALAR: Final = Shape()
@@ -119,7 +124,7 @@ def cost_of(tree: Node, types: Mapping[str, ValueType]) -> Cost:
     walk = _Walk(types)
     walk.visit(tree, 1)
     offset = max(walk.places, key=lambda place: walk.places[place], default=0)
-    return Cost(sum(walk.places.values()), offset)
+    return Cost(sum(walk.places.values()), offset, walk.elements, walk.map_offset)
 
 
 def advice(names: Mapping[str, ValueType]) -> str:
@@ -155,6 +160,8 @@ class _Walk:
         self._locals: list[tuple[str, _Local]] = []  # innermost last
         self._appended: list[list[_Flow]] = []
         self.places: dict[int, float] = {}
+        self.elements: float = 0
+        self.map_offset = -1
 
     def visit(self, node: Node, times: float) -> _Flow:
         """Return the values of a node that is evaluated so many times, and note what that costs."""
@@ -199,6 +206,9 @@ class _Walk:
 
     def _loop(self, node: Comprehension, times: float) -> _Flow:
         over = self.visit(node.range, times)
+        self.elements += over.length
+        if over.shape.keyed:
+            self.map_offset = node.offset
         each = min(over.shape.length, ITERATIONS_MAX)
         iterations = min(over.length, ITERATIONS_MAX)
         self._spend(node, _ITERATION * iterations)
