@@ -10,7 +10,7 @@ from gavel_client import GavelClient
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import POLICY, caught_up, prove, publish_status, replay, rule_set
+from tests.e2e.world import POLICY, approve, caught_up, prove, publish_status, replay, rule_set
 
 STRICTER = rule_set(version=2).replace("params.weight <= 30", "params.weight <= 2")
 VERSIONS = (2, 1, 2, 1, 2)
@@ -115,8 +115,9 @@ async def test_a_second_rule_set_under_load(clients: tuple[GavelClient, GavelCli
     load = Load(random.Random(6), facts)
     load.start(clients)
     await load.hears(50)
-    for client in (first, second, first):
+    for number, client in enumerate((first, second, first)):
         await client.activate_rule_set("embargo", 1)
+        await approve(client, f"parcel/light-{number}")
         await load.hears(60)
         await client.deactivate_rule_set("embargo")
         await load.hears(60)
