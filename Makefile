@@ -43,14 +43,15 @@ compiled: $(STAMP)
 	$(BIN)/python server/hatch_build.py
 
 # The fast tests speak first; everything else under tests/ follows.
+# Unit tests compute: a process for each processor. The others wait for servers half of their time: four, whatever the machine.
 test: $(STAMP)
 	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
-	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
+	$(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
 
 # The tests again, on the compiled build (tests/conftest.py makes sure that it is the one they run on), and what holds of both builds.
 test-compiled: compiled
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
-	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=4 --dist=loadfile tests/compiled tests/simulation tests/e2e
+	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests/compiled tests/simulation tests/e2e
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -38,6 +38,8 @@ STREAM = "/gavel.v1.EventService/SubscribeEvents"
 LARGE_ERROR = ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 500, [("field", "x" * 4000)])
 TRAILERS = (("kept", "as it is"), ("kept-bin", b"\x00\xff"))
 CALL_SECONDS_MAX = 60.0
+# Enough for a call to arrive, on a busy machine too.
+LATE_SECONDS = 3.0
 # Between a few MiB, which the transport sends and receives, and its limits.
 LARGE_BYTES = 5 * 1024 * 1024
 UNDER_WAY = 10_000
@@ -410,8 +412,9 @@ async def test_callers_who_leave(front: World) -> None:
     call: Any = front.channels[1].unary_unary(HOT)
     async with grpc.aio.insecure_channel(front.address) as leaving:
         left: Any = leaving.unary_unary(HOT)
+        await asyncio.gather(leaving.channel_ready(), front.channels[1].channel_ready())
         leavers = [asyncio.create_task(_ended(left(b"left", timeout=CALL_SECONDS_MAX))) for _ in range(50)]
-        late = [asyncio.create_task(_ended(call(b"late", timeout=0.2))) for _ in range(50)]
+        late = [asyncio.create_task(_ended(call(b"late", timeout=LATE_SECONDS))) for _ in range(50)]
         staying = [asyncio.create_task(_ended(call(b"%d" % number, timeout=CALL_SECONDS_MAX))) for number in range(50)]
         cancelled = call(b"cancelled")
         asked = [await front.asked.get() for _ in range(150)]
