@@ -10,7 +10,7 @@ from gavel_client import GavelClient
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import POLICY, approve, caught_up, prove, publish_status, replay, rule_set
+from tests.e2e.world import POLICY, approve, caught_up, proposal, prove, publish_status, replay, rule_set
 
 STRICTER = rule_set(version=2).replace("params.weight <= 30", "params.weight <= 2")
 VERSIONS = (2, 1, 2, 1, 2)
@@ -71,6 +71,8 @@ async def test_a_shadow_under_load_disturbs_nothing(clients: tuple[GavelClient, 
     load.start(clients)
     await load.hears(50)
     began = (await second.activate_rule_set(POLICY, 2, mode=fact_pb2.ACTIVATION_MODE_SHADOW)).sequence_number
+    heavy = (await publish_status(first, ["parcel/heavy"]))["parcel/heavy"]
+    await first.submit_proposal(proposal(heavy, weight=30))
     await load.hears(300)
     await load.stop()
     assert ([], {}) == (load.failures, load.unheard)

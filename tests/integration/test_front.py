@@ -35,7 +35,7 @@ HOT = f"/gavel.v1.ArbitrationService/{METHODS[0]}"
 PROPOSALS = "/gavel.v1.ArbitrationService/StreamProposals"
 UNARY = "/gavel.v1.EventService/GetEvent"
 STREAM = "/gavel.v1.EventService/SubscribeEvents"
-LARGE_ERROR = ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 500, [("field", "x" * 4000)])
+LARGE_ERROR = ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 500, [("field", "x" * 3000)])
 TRAILERS = (("kept", "as it is"), ("kept-bin", b"\x00\xff"))
 CALL_SECONDS_MAX = 60.0
 # Enough for a call to arrive, on a busy machine too.

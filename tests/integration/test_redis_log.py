@@ -102,7 +102,7 @@ async def proxied(redis_url: str, bus: str, directory: Path) -> AsyncIterator[tu
     proxy = Proxy(redis_url.removeprefix("unix://"))
     path = directory / "proxy.sock"
     server = await asyncio.start_unix_server(proxy.serve, path)
-    log = await RedisLog.connect(f"unix://{path}", bus, timeout_ms=200)
+    log = await RedisLog.connect(f"unix://{path}", bus, timeout_ms=1_000)
     try:
         yield proxy, log
     finally:
