@@ -62,6 +62,9 @@ _MESSAGES: Final = {
     reasons.UNDER_REVIEW: "a person has to look at this decision's execution first",
 }
 
+# Reports after which nobody is to do what was approved any more, although it has not been done.
+_UNDONE: Final = (execution_pb2.EXECUTION_STATUS_PARTIAL, execution_pb2.EXECUTION_STATUS_ABORTED)
+
 
 def emit_timer(emission: Emission, live: LiveDecision) -> None:
     """Emit what falls due for a decision: an approval expires, a lapsed lease calls a person."""
@@ -83,8 +86,9 @@ def begin(emission: Emission, command: BeginExecution, references: References) -
     if live.phase == UNDER_REVIEW:
         return _not_started(reasons.UNDER_REVIEW)
     if live.phase == AWAITING_FACTS:
-        return _not_started(reasons.REVOKED if live.revoked else reasons.ALREADY_FINISHED)
-    if live.running and emission.now_ms < live.lease_until_ms:
+        return _not_started(reasons.REVOKED if live.revoked and not live.carried_out else reasons.ALREADY_FINISHED)
+    if live.attempt in live.unreported and emission.now_ms < live.lease_until_ms:
+        # Its executor may be at work, even if a person has been called meanwhile and grants another attempt.
         return _not_started(reasons.ALREADY_RUNNING, live.lease_until_ms - emission.now_ms)
     changed = _changed_facts(state, live, emission.now_ms)
     if changed and live.phase == APPROVED:
@@ -116,7 +120,7 @@ def report(emission: Emission, command: ReportExecution, references: References)
     """Record how an attempt ended. A report of an attempt that is no longer the running one is kept as a diagnostic."""
     envelope = command.envelope
     sent = envelope.execution
-    live = emission.state.live(sent.decision_id)
+    live = emission.state.reportable(sent.decision_id, emission.now_ms)
     if live is None:
         return _ended_fault(sent.decision_id, references, emission.now_ms)
     fault = emission.claim_fault(envelope) or _identity_fault(live, envelope)
@@ -131,15 +135,12 @@ def report(emission: Emission, command: ReportExecution, references: References)
     fault = _holder_fault(live, attempt, envelope.producer)
     if fault is not None:
         return fault
-    # An attempt that a person has written off, by granting another one, is as good as superseded.
-    written_off = not live.running and live.status == execution_pb2.EXECUTION_STATUS_STARTED
-    late = attempt < live.attempt or live.phase == UNDER_REVIEW or written_off
-    if not late and not live.running:
+    if attempt not in live.unreported:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"attempt {attempt} of decision {sent.decision_id} has been reported")
     _complete_report(emission, live, envelope, attempt)
-    if late:
-        return _keep_late(emission, live, envelope)
-    return _record_report(emission, live, envelope)
+    if live.running and attempt == live.attempt:
+        return _record_report(emission, live, envelope)
+    return _keep_late(emission, live, envelope)
 
 
 def _record_report(emission: Emission, live: LiveDecision, envelope: Envelope) -> Recorded:
@@ -154,6 +155,10 @@ def _record_report(emission: Emission, live: LiveDecision, envelope: Envelope) -
         _compensate(emission, live, envelope)
     elif execution.status in (execution_pb2.EXECUTION_STATUS_FAILED, execution_pb2.EXECUTION_STATUS_TIMEOUT) and not execution.will_retry:
         _call_person(emission, live, reasons.ATTEMPTS_EXHAUSTED, envelope, "attempts-exhausted")
+    current = emission.state.decisions[live.decision_id]
+    if current.unreported and current.phase != UNDER_REVIEW and execution.status in _UNDONE:
+        # An attempt that never reported may have acted, or act still: who gave up or came half way does not speak for it.
+        _call_person(emission, live, reasons.EXECUTION_ABANDONED, envelope, "unreported")
     return Recorded(envelope)
 
 
@@ -221,7 +226,7 @@ def _complete_report(emission: Emission, live: LiveDecision, envelope: Envelope,
 
 
 def _keep_late(emission: Emission, live: LiveDecision, envelope: Envelope) -> Recorded:
-    """Keep a superseded attempt's report whole, under its own event_id, and call a person, unless one has ended it: it may have acted."""
+    """Keep a superseded attempt's report whole, under its own event_id, and call a person if none is looking: both may have acted."""
     execution = envelope.execution
     execution.will_retry = False
     kept = emission.diagnose(
@@ -234,8 +239,8 @@ def _keep_late(emission: Emission, live: LiveDecision, envelope: Envelope) -> Re
         trace_id=live.decision.trace_id,
         subject=live.decision.subject,
     )
-    if live.phase != UNDER_REVIEW and not live.revoked:
-        _call_person(emission, emission.state.decisions[live.decision_id], reasons.LATE_EXECUTION_REPORT, kept, "late-report")
+    if live.phase != UNDER_REVIEW:
+        _call_person(emission, live, reasons.LATE_EXECUTION_REPORT, kept, "late-report")
     return Recorded(kept)
 
 

@@ -47,5 +47,8 @@ CLOCK_AHEAD_MS_MAX = 5_000
 # A trace that has been silent for so long starts over: its count of rejections and its tool evidence lapse.
 TRACE_LAPSE_MS = 24 * 60 * 60 * 1000
 
+# How long after the end of a decision an attempt of it that never reported may still do so: then a person looks at it again.
+LATE_REPORT_MS_MAX = 24 * 60 * 60 * 1000
+
 REJECTION_LIMIT_DEFAULT = 3
 IDEMPOTENCY_WINDOW_MS_DEFAULT = 7 * 24 * 60 * 60 * 1000

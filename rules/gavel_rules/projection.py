@@ -27,12 +27,13 @@ from gavel_rules.document import digest_of
 from gavel_rules.events import FACT, OBSERVATION, milliseconds
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.journal import Journal
-from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, TRACE_LAPSE_MS
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, LATE_REPORT_MS_MAX, TRACE_LAPSE_MS
 from gavel_rules.reasons import NO_FEASIBLE_PROPOSAL
 from gavel_rules.records import (
     NO_REJECTIONS,
     ActiveRuleSet,
     Candidate,
+    Departed,
     DeployedRuleSet,
     Ended,
     LiveDecision,
@@ -78,7 +79,8 @@ class State(Journal):
         self.decisions: dict[str, LiveDecision] = {}
         self.decisions_of_subject: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, str] = {}
-        self.grants: dict[str, str] = {}  # decision_id of the last grant of one more attempt -> that of its approval
+        self.grants: dict[str, str] = {}  # decision_id of a grant of one more attempt -> that of its approval
+        self.departed: dict[str, Departed] = {}  # decisions that ended while attempts of them had not reported
         self.reviews: dict[str, Review] = {}
         self.ended: dict[str, dict[str, Ended]] = {}  # by trace, then action and subject
         self.traces: dict[str, Trace] = {}
@@ -89,6 +91,7 @@ class State(Journal):
         # (due_ms, sequence_number, decision_id), or of a contest the number of its first proposal and its name
         self._timers: SortedList = SortedList()
         self._lapses: SortedList = SortedList()  # (last_event_ms, trace_id)
+        self._departures: SortedList = SortedList()  # (ended_at_ms, decision_id)
 
     # Reading
 
@@ -144,6 +147,13 @@ class State(Journal):
     def live(self, decision_id: str) -> LiveDecision | None:
         """Return the live decision of this id, or the one that a person granted one more attempt under this id."""
         return self.decisions.get(decision_id) or self.decisions.get(self.grants.get(decision_id, ""))
+
+    def reportable(self, decision_id: str, now_ms: int) -> LiveDecision | None:
+        """Return the decision whose attempts may report under this id: the live one, or as it was when it ended without their word."""
+        departed = self.departed.get(self.grants.get(decision_id, decision_id)) if self.departed else None
+        if departed is None:
+            return self.live(decision_id)
+        return departed.live if now_ms - departed.ended_at_ms <= LATE_REPORT_MS_MAX else None
 
     def actions_of(self, decision: Decision) -> list[CompiledAction]:
         """Return what governed a decision's action in the rule sets that were consulted for it, whatever is in force now."""
@@ -214,6 +224,8 @@ class State(Journal):
             self.recorded_at_ms = recorded_at_ms
             # First, so that an event of a trace that has lapsed begins the trace anew instead of reviving what it was.
             self._forget_lapsed_traces()
+            if self._departures:
+                self._forget_departed()
         trace = self.traces.get(envelope.trace_id)
         if trace is not None:
             self._put_trace(envelope.trace_id, trace._replace(last_event_ms=self.recorded_at_ms))
@@ -293,16 +305,17 @@ class State(Journal):
         decision_id = decision.decision_id
         due_ms = milliseconds(decision.valid_until) if decision.HasField("valid_until") else 0
         sequence_number = envelope.sequence_number
-        self._put(
-            self.decisions,
-            decision_id,
-            LiveDecision(decision_id, sequence_number, envelope, proposal, decision.conflict_key, APPROVED, sequence_number, due_ms),
+        self._enliven(
+            LiveDecision(decision_id, sequence_number, envelope, proposal, decision.conflict_key, APPROVED, sequence_number, due_ms)
         )
         if due_ms:
             self._add_sorted(self._timers, (due_ms, sequence_number, decision_id))
         self._put(self.holds, decision.conflict_key, decision_id)
-        of_subject = self.decisions_of_subject.get(envelope.subject, ())
-        self._put(self.decisions_of_subject, envelope.subject, (*of_subject, decision_id))
+
+    def _enliven(self, live: LiveDecision) -> None:
+        self._put(self.decisions, live.decision_id, live)
+        subject = live.decision.subject
+        self._put(self.decisions_of_subject, subject, (*self.decisions_of_subject.get(subject, ()), live.decision_id))
 
     def _apply_later_decision(self, envelope: Envelope) -> None:
         decision = envelope.decision
@@ -322,6 +335,8 @@ class State(Journal):
             self._move(live, envelope, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=decision.decision_id)
             review = Review(decision.decision_id, envelope.sequence_number, envelope, live.decision_id, live.proposal)
             self._put(self.reviews, decision.decision_id, review)
+            if live.conflict_key not in self.holds:
+                self._put(self.holds, live.conflict_key, live.decision_id)  # it had ended: nobody else acts while a person looks
         else:
             self._release(live)
 
@@ -343,19 +358,16 @@ class State(Journal):
 
     def _resolve_execution(self, envelope: Envelope, live: LiveDecision) -> None:
         decision = envelope.decision
-        if live.granted is not None:
-            self._drop(self.grants, live.granted.event_id)
         if decision.outcome == decision_pb2.OUTCOME_APPROVED:
             self._put(self.grants, decision.decision_id, live.decision_id)
             self._put(self.holds, live.conflict_key, live.decision_id)  # anew, where its compensation had it and was given up
             due_ms = milliseconds(decision.valid_until)
-            self._move(live, envelope, phase=EXECUTING, timer_due_ms=due_ms, review="", granted=envelope)
-        elif live.awaited_facts:
-            # Its key is free; what its reports derive is still to come (seeds 002 §7.2).
-            self._free_key(live)
-            self._move(live, envelope, phase=AWAITING_FACTS, review="", granted=None, revoked=True)
+            grants = (*live.grants, decision.decision_id)
+            self._move(live, envelope, phase=EXECUTING, timer_due_ms=due_ms, review="", granted=envelope, grants=grants)
         else:
-            self._release(live)
+            # Its key is free; what its reports derive may still be to come (seeds 002 §7.2).
+            self._free_key(live)
+            self._release_if_over(self._move(live, envelope, phase=AWAITING_FACTS, review="", granted=None, revoked=True))
 
     def _count(self, trace_id: str, rejections: Rejections, review: str, refused: str) -> None:
         trace = self.traces.get(trace_id)
@@ -429,8 +441,11 @@ class State(Journal):
         if live.timer_due_ms:
             self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
         self._drop(self.decisions, live.decision_id)
-        if live.granted is not None:
-            self._drop(self.grants, live.granted.event_id)
+        if live.unreported:
+            self._put(self.departed, live.decision_id, Departed(live, self.recorded_at_ms))
+            self._add_sorted(self._departures, (self.recorded_at_ms, live.decision_id))
+        else:
+            self._forget_grants(live)
         self._free_key(live)
         subject = live.decision.subject
         rest = tuple(other for other in self.decisions_of_subject[subject] if other != live.decision_id)
@@ -441,6 +456,28 @@ class State(Journal):
         compensation = self.decisions.get(live.compensation)
         if compensation is not None:
             self._release_if_over(compensation)
+
+    def _forget_grants(self, live: LiveDecision) -> None:
+        for grant_id in live.grants:
+            self._drop(self.grants, grant_id)
+
+    def _recall(self, departed: Departed) -> LiveDecision:
+        """Take a decision up again that has ended, and return it."""
+        live = departed.live
+        self._drop(self.departed, live.decision_id)
+        self._remove_sorted(self._departures, (departed.ended_at_ms, live.decision_id))
+        self._enliven(live)
+        return live
+
+    def _forget_departed(self) -> None:
+        """Drop decisions that ended too long ago for their attempts to report."""
+        horizon_ms = self.recorded_at_ms - LATE_REPORT_MS_MAX
+        while self._departures and self._departures[0][0] < horizon_ms:
+            decision_id = self._departures[0][1]
+            departed = self.departed[decision_id]
+            self._remove_sorted(self._departures, (departed.ended_at_ms, decision_id))
+            self._drop(self.departed, decision_id)
+            self._forget_grants(departed.live)
 
     def _apply_execution(self, envelope: Envelope) -> None:
         execution = envelope.execution
@@ -457,11 +494,13 @@ class State(Journal):
             policy = live.basis.decision.retry_policy
             patience_ms = policy.human_takeover_after_ms if execution.attempt < policy.max_attempts else 0
             holder = (envelope.producer.type, envelope.producer.id)
+            begins = execution.attempt > live.attempt  # else it is renewed
             self._move(
                 live,
                 envelope,
                 phase=EXECUTING,
                 holders=(*live.holders[: execution.attempt - 1], holder),
+                unreported=(*live.unreported, execution.attempt) if begins else live.unreported,
                 attempt=execution.attempt,
                 starts=live.starts + 1,
                 running=True,
@@ -476,10 +515,19 @@ class State(Journal):
             return
         facts = derivation.derive(envelope, live.decision, self.rule_set_of(live.decision.decision))
         awaited = (*live.awaited_facts, *((fact.event_id, envelope) for fact in facts))
+        heard = {"running": False, "unreported": _without(live.unreported, execution.attempt), "awaited_facts": awaited}
         if execution.will_retry:
-            self._move(live, envelope, running=False, awaited_facts=awaited, **status)
+            self._move(live, envelope, **heard, **status)
         else:
-            self._move(live, envelope, phase=AWAITING_FACTS, running=False, timer_due_ms=0, awaited_facts=awaited, **status)
+            self._move(live, envelope, phase=AWAITING_FACTS, timer_due_ms=0, **heard, **status)
+
+    def _apply_late_report(self, envelope: Envelope) -> None:
+        """An attempt that others have superseded has reported. If its decision had ended, it is live again, for a person to look at."""
+        execution = envelope.agent_diagnostic.late_execution.execution
+        departed = self.departed.get(execution.decision_id)
+        live = self._recall(departed) if departed is not None else self.decisions.get(execution.decision_id)
+        if live is not None:
+            self._move(live, envelope, unreported=_without(live.unreported, execution.attempt))
 
     def _apply_fact(self, envelope: Envelope) -> None:
         fact = envelope.fact
@@ -600,9 +648,12 @@ class State(Journal):
             self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms))
 
     def _apply_diagnostic(self, envelope: Envelope) -> None:
-        """Count what shadows would have decided otherwise; diagnostics decide nothing."""
+        """Hear late reports, and count what shadows would have decided otherwise; other diagnostics change nothing."""
         diagnostic = envelope.agent_diagnostic
-        if diagnostic.WhichOneof("detail") == "shadow_difference":
+        detail = diagnostic.WhichOneof("detail")
+        if detail == "late_execution":
+            self._apply_late_report(envelope)
+        elif detail == "shadow_difference":
             policy_id = diagnostic.shadow_difference.policy_id
             shadow = self.shadows.get(policy_id)
             if shadow is not None:
@@ -685,6 +736,7 @@ class State(Journal):
             "decisions_of_subject": self.decisions_of_subject,
             "holds": self.holds,
             "grants": self.grants,
+            "departed": {key: [_plain_tuple(value.live), value.ended_at_ms] for key, value in self.departed.items()},
             "reviews": {key: _plain_tuple(value) for key, value in self.reviews.items()},
             "ended": self.ended,
             "traces": self.traces,
@@ -694,6 +746,7 @@ class State(Journal):
             "contradicted": self.contradicted,
             "timers": list(self._timers),
             "lapses": list(self._lapses),
+            "departures": list(self._departures),
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -717,6 +770,10 @@ def _refused(decision: Decision, proposal: Envelope) -> str:
 
 
 _OF_THE_PROPOSAL: Final = (RefusalClass.EVIDENCE, RefusalClass.POLICY)
+
+
+def _without(attempts: tuple[int, ...], attempt: int) -> tuple[int, ...]:
+    return tuple([other for other in attempts if other != attempt])
 
 
 def _same_value(one: Any, other: Any) -> bool:
@@ -756,13 +813,16 @@ def _plain(message: Message) -> str:
 
 def _plain_tuple(record: tuple[Any, ...]) -> list[object]:
     return [
-        _plain(item)
-        if hasattr(item, "DESCRIPTOR")
-        else [(first, second.event_id if hasattr(second, "DESCRIPTOR") else second) for first, second in item]
-        if isinstance(item, tuple)
-        else item
+        _plain(item) if hasattr(item, "DESCRIPTOR") else [_plain_member(member) for member in item] if isinstance(item, tuple) else item
         for item in record
     ]
+
+
+def _plain_member(member: Any) -> object:
+    if not isinstance(member, tuple):
+        return member
+    first, second = member
+    return [first, second.event_id if hasattr(second, "DESCRIPTOR") else second]
 
 
 _APPLY: Final[Mapping[str | None, Callable[[State, Envelope], None]]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from gavel.v1 import common_pb2
+from gavel.v1 import common_pb2, execution_pb2
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ObservedFrom
@@ -62,6 +62,7 @@ class LiveDecision(NamedTuple):
     executor_id: str = ""
     executor_version: str = ""
     holders: tuple[tuple[int, str], ...] = ()  # (type, id) of who held each attempt, from the first
+    unreported: tuple[int, ...] = ()  # attempts that began and have not reported, the running one included
     lease_until_ms: int = 0
     status: int = 0
     status_event_id: str = ""
@@ -69,7 +70,8 @@ class LiveDecision(NamedTuple):
     awaited_facts: tuple[tuple[str, Envelope], ...] = ()  # (event_id of a derived fact, its EXECUTION), not yet in the log
     review: str = ""  # decision_id of its open review
     granted: Envelope | None = None  # the DECISION by which a person allowed it one more attempt, the last one
-    revoked: bool = False  # taken back after it had started: its key is free, and only derived facts are awaited
+    grants: tuple[str, ...] = ()  # decision_ids of all of these: each of them names this decision
+    revoked: bool = False  # a person has ended it: its key is free, and at most derived facts are awaited
     compensation: str = ""  # decision_id of what makes it good, which holds its key
 
     @property
@@ -81,6 +83,18 @@ class LiveDecision(NamedTuple):
     def compensates(self) -> str:
         """The decision whose half-done execution this one makes good, or ""."""
         return self.decision.decision.compensates_decision_id
+
+    @property
+    def carried_out(self) -> bool:
+        """Whether the log has its success."""
+        return self.status == execution_pb2.EXECUTION_STATUS_SUCCESS
+
+
+class Departed(NamedTuple):
+    """A decision as it ended, with attempts that had not reported: what they have done is still to be heard, for a while."""
+
+    live: LiveDecision
+    ended_at_ms: int
 
 
 class OpenContest(NamedTuple):

@@ -37,6 +37,10 @@ def resolve(emission: Emission, command: ResolveReview, references: References) 
         # What it cites was in the log when it was judged. So nobody has looked it up now: the review is of this very moment.
         problem = "asks for a person since this moment; look at it and say so again"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {resolved.decision_id} {problem}")
+    if approves and live is not None and (live.carried_out or live.revoked):
+        over = "has been carried out" if live.carried_out else "has been revoked"
+        problem = f"decision {live.decision_id} {over}, and no attempt is granted any more; reject the review when you have seen to it"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, problem)
     said = _say(emission, command.envelope, "ReviewResolved", review.decision)
     if approves:
         return _approve(emission, review, live, said, references)
@@ -61,11 +65,13 @@ def revoke(emission: Emission, command: RevokeDecision, references: References) 
 
 def _approve(emission: Emission, review: Review, live: LiveDecision | None, said: Envelope, references: References) -> Recorded:
     """Approve what the evidence allows: the action, or one more attempt at it. Of Gavel's own reviews, that the trace goes on."""
+    state = emission.state
     if _releases(review, live):
         released = _own_refusal(emission, review, said, reasons.REVIEW_RELEASED)
-        released.retry_hint.CopyFrom(RetryHint(retryable=True))
+        trace_id, subject, action_type = review.decision.trace_id, review.decision.subject, released.action_type
+        ended = state.is_ended(trace_id, action_type, subject, state.governing.get(action_type, ()), emission.now_ms)
+        released.retry_hint.CopyFrom(RetryHint(retryable=not ended))
         return _conclude(emission, review, said, released)
-    state = emission.state
     asked = review.decision.decision if live is None else live.decision.decision
     decision = _following(emission, review, said, asked)
     if live is not None and live.compensates:
@@ -136,8 +142,14 @@ def _conclude(emission: Emission, review: Review, said: Envelope, decision: Deci
 
 
 def _revoke(emission: Emission, live: LiveDecision, said: Envelope) -> Envelope:
-    """Record REVOKED. Its id follows from the decision alone, as that of an expiry does: so it is found later how it ended."""
-    revoked_id = derived_event_id(live.decision_id, live.sequence_number, "revoked")
+    """Record REVOKED. Its id follows from the decision alone, as that of an expiry does: so it is found later how it ended.
+
+    What had ended already, and was looked at again, has ended as it did the first time.
+    """
+    if live.carried_out or live.revoked:
+        revoked_id = derived_event_id(said.event_id, said.sequence_number, "decision")
+    else:
+        revoked_id = derived_event_id(live.decision_id, live.sequence_number, "revoked")
     return emit_later(emission, live, decision_pb2.OUTCOME_REVOKED, reasons.REVOKED, said, revoked_id)
 
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.events import DECISION, FACT, OBSERVATION, derived_event_id
@@ -120,6 +121,20 @@ class Lookup:
             return None
         record = (await self._log.read_many([known.sequence_number])).get(known.sequence_number)
         return None if record is None else Envelope.FromString(record.envelope)
+
+    async def approval(self, decision: Envelope, now_ms: int) -> Envelope:
+        """Return the approval that a person's grant of one more attempt is about; any other decision itself."""
+        if decision.decision.outcome != decision_pb2.OUTCOME_APPROVED or decision.decision.compensates_decision_id:
+            return decision
+        approved = decision
+        # What a person approved names the review; the review of an execution names the approval, that of a proposal nothing.
+        for _ in range(2):
+            previous_id = approved.decision.previous_decision_id
+            previous = await self.event(previous_id, now_ms) if previous_id else None
+            if previous is None:
+                return decision
+            approved = previous
+        return approved
 
     async def ending(self, decision: Envelope, now_ms: int) -> str:
         """Return EXPIRED or REVOKED if an approved decision ended so, else ""."""

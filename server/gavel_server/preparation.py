@@ -208,5 +208,6 @@ async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: st
     if event is None or not event.HasField("decision"):
         pending.references = References()
         return False
-    pending.references = References(decision=event, ending=await sequencer.lookup.ending(event, now_ms))
+    approval = await sequencer.lookup.approval(event, now_ms)
+    pending.references = References(decision=approval, ending=await sequencer.lookup.ending(approval, now_ms))
     return event.sequence_number > sequencer.head.sequence_number

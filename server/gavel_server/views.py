@@ -52,7 +52,7 @@ def pending_decisions(state: State, after: int) -> Iterator[PendingDecision]:
 
 def pending_decision(live: LiveDecision) -> PendingDecision:
     """Return a live decision."""
-    decision = live.decision.decision
+    decision, bounding = live.decision.decision, live.basis.decision
     return PendingDecision(
         decision_id=live.decision_id,
         sequence_number=live.sequence_number,
@@ -63,7 +63,7 @@ def pending_decision(live: LiveDecision) -> PendingDecision:
         trace_id=live.decision.trace_id,
         conflict_key=live.conflict_key,
         phase=live.phase,  # type: ignore[arg-type]  # the state's phases are PendingPhase's numbers
-        valid_until=decision.valid_until if decision.HasField("valid_until") else None,
+        valid_until=bounding.valid_until if bounding.HasField("valid_until") else None,
         last_sequence_number=live.last_sequence_number,
         compensates_decision_id=live.compensates,
     )

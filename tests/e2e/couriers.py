@@ -17,12 +17,15 @@ from tests.e2e.world import STOP_SECONDS_MAX, Server, until
 HANDLERS = Path(__file__).with_name("handlers")
 LEASE_MS = 1_500
 MIN_IDLE_MS = 300
+LOOK_INTERVAL_MS = 200
 
 
 @contextmanager
-def executor(handlers: str, server: Server, redis_url: str, bus: str, name: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def executor(
+    handlers: str, server: Server, redis_url: str, bus: str, name: str, log: Path, *, lease_ms: int = LEASE_MS
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run an executor with a module of handlers; end it, and expect it to end well unless it has ended before."""
-    arguments = [HANDLERS / f"{handlers}.py", server.address, redis_url, bus, name, LEASE_MS, MIN_IDLE_MS]
+    arguments = [HANDLERS / f"{handlers}.py", server.address, redis_url, bus, name, lease_ms, MIN_IDLE_MS, LOOK_INTERVAL_MS]
     with log.open("ab") as errors:
         process = subprocess.Popen([sys.executable, executor_process.__file__, *map(str, arguments)], stderr=errors)
     try:

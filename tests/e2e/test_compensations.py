@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import redis.asyncio
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
@@ -19,6 +20,8 @@ from tests.e2e.world import COURIER, Server, approve, caught_up, open_bus, propo
 
 Clients = tuple[GavelClient, GavelClient]
 
+# A lease that no freeze of a process outlasts.
+LONG_MS = 3_600_000
 SUBJECT = "parcel/1"
 RECALL = "parcel.recall"
 SAGA = (
@@ -92,6 +95,34 @@ async def test_an_executor_process_makes_good_what_it_left_half_done(
     assert decision_pb2.OUTCOME_APPROVED == (await approve(second, SUBJECT)).decision.outcome
     proved = await asyncio.to_thread(replay, redis_url, bus)
     assert (0, "") == (proved.returncode, proved.stderr)
+
+
+async def test_a_compensation_whose_entry_is_lost(
+    pair: tuple[Server, Server], unopened: Clients, redis_url: str, bus: str, tmp_path: Path
+) -> None:
+    """The work queue is deleted while a compensation waits in it: executors carry it out all the same, once, however many look."""
+    first, second = unopened
+    await open_bus(first, SAGA)
+    approval = await approve(first, SUBJECT)
+    await first.report_execution(half_done(approval, await start(first, approval)))
+    queue = f"gavel:{{{bus}}}:work:decisions"
+    async with redis.asyncio.Redis.from_url(redis_url) as store:
+        assert 2 == await store.xlen(queue)
+        assert 1 == await store.delete(queue)
+    with (
+        executor("recalls", pair[0], redis_url, bus, "courier", tmp_path / "courier.log", lease_ms=LONG_MS),
+        executor("recalls", pair[1], redis_url, bus, "other-courier", tmp_path / "other.log", lease_ms=LONG_MS),
+    ):
+        await seen(second, lambda event: event.fact.key == "parcel.back_from")
+        await nothing_is_left(second)
+        # What is approved now has an entry again, and is taken from there or from the list, but once.
+        assert decision_pb2.OUTCOME_APPROVED == (await approve(second, SUBJECT)).decision.outcome
+        await nothing_is_left(second)
+    ledger = await Ledger.read(redis_url, bus)
+    started = [event for event in ledger.of("execution") if event.execution.status == execution_pb2.EXECUTION_STATUS_STARTED]
+    attempts = {(event.execution.decision_id, event.execution.attempt) for event in started}
+    assert 4 == len({decision_id for decision_id, _ in attempts}) == len(attempts)
+    await prove(first)
 
 
 async def test_two_servers_know_of_it(unopened: Clients) -> None:

@@ -11,9 +11,11 @@ import random
 from typing import Any, Final
 
 from gavel.v1 import error_pb2
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules import reasons
 from gavel_rules.commands import (
@@ -32,6 +34,7 @@ from gavel_rules.commands import (
 from gavel_rules.derivation import derive
 from gavel_rules.values import python_to_value
 from gavel_server.errors import ServiceError
+from gavel_server.people import resolution
 from gavel_server.planning import Completed
 
 from tests.simulation.world import Server, World
@@ -359,6 +362,23 @@ async def operator(world: World, randomness: random.Random, rounds: int) -> None
             await world.send(DeactivateRuleSet(world.new_id(), "audit", None), randomness)
         version = randomness.choice((1, 2, 3, 3))
         await world.send(ActivateRuleSet(world.new_id(), "refunds", version, randomness.choice((None, None, 1, 2, 3))), randomness)
+
+
+async def person(world: World, randomness: random.Random, rounds: int) -> None:
+    """Looks at executions that wait for a person, and has them tried once more or gives them up."""
+    for _ in range(rounds):
+        await _pause(randomness, 2.0)
+        events = await world.events()
+        approved = {event.event_id for event in events if event.event_name == "DecisionApproved"}
+        settled = {event.decision.previous_decision_id for event in events if event.event_name in ("DecisionApproved", "DecisionRevoked")}
+        called = [event for event in events if event.event_name == "HumanReviewRequested" and event.event_id not in settled]
+        open_reviews = [event for event in called if event.decision.previous_decision_id in approved]
+        if not open_reviews:
+            continue
+        verdict = randomness.choice((REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT))
+        review_id = randomness.choice(open_reviews[-4:]).event_id
+        said = ResolveReviewRequest(decision_id=review_id, reviewer="ada", reason="seen", verdict=verdict, event_id=world.new_id())
+        await world.send(resolution(said), randomness)
 
 
 async def reader(world: World, randomness: random.Random, rounds: int) -> None:

@@ -14,7 +14,7 @@ from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.values import value_to_python
 
-from tests.unit.core.driver import STARTED
+from tests.unit.core.driver import ABORTED, PARTIAL, STARTED
 from tests.unit.core.plays import FACTS
 
 APPROVED: Final = decision_pb2.OUTCOME_APPROVED
@@ -77,6 +77,7 @@ def holders(events: Sequence[Envelope]) -> tuple[dict[str, str], list[str]]:
     """
     holder: dict[str, str] = {}
     live: dict[str, _Held] = {}
+    gone: dict[str, _Held] = {}  # a late report of an attempt takes them up again
     of_review: dict[str, str] = {}  # by review of an execution
     problems = []
     for event in events:
@@ -93,11 +94,14 @@ def holders(events: Sequence[Envelope]) -> tuple[dict[str, str], list[str]]:
                 about = event.event_id
                 live[about] = _Held(decision.conflict_key, decision.compensates_decision_id)
             holder[decision.conflict_key] = about
-        elif about in live and decision.outcome == REVIEW:
+        elif (about in live or about in gone) and decision.outcome == REVIEW:
+            live.setdefault(about, gone.get(about, _Held("", "")))
             of_review.setdefault(event.event_id if before not in of_review else before, about)
             live[about].review = live[about].review or event.event_id
+            live[about].ended = False
+            holder.setdefault(live[about].key, about)
         elif about in live and event.HasField("decision"):
-            live[about].review, live[about].ended = "", True
+            live[about].review, live[about].ended = "", True  # by a person, or expired
             if holder.get(live[about].key) == about:
                 del holder[live[about].key]
         elif event.HasField("execution") and event.execution.status != STARTED:
@@ -106,16 +110,16 @@ def holders(events: Sequence[Envelope]) -> tuple[dict[str, str], list[str]]:
             held.final = not event.execution.will_retry
         elif event.fact.decision_id:
             live[event.fact.decision_id].awaited.discard(event.causation_id)
-        _forget_what_is_over(live, holder)
+        _forget_what_is_over(live, gone, holder)
     return holder, problems
 
 
-def _forget_what_is_over(live: dict[str, _Held], holder: dict[str, str]) -> None:
-    """End what is over. A compensation stands behind what it makes good, so one look is enough."""
-    for decision_id, held in list(live.items()):
+def _forget_what_is_over(live: dict[str, _Held], gone: dict[str, _Held], holder: dict[str, str]) -> None:
+    """End what is over: what is made good before what makes it good, which waits for it."""
+    for decision_id, held in sorted(live.items(), key=lambda item: bool(item[1].compensates)):
         done = held.ended or (held.final and not held.review and held.compensates not in live)
         if done and not held.awaited:
-            del live[decision_id]
+            gone[decision_id] = live.pop(decision_id)
             if holder.get(held.key) == decision_id:
                 del holder[held.key]
 
@@ -178,8 +182,13 @@ def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
     """An attempt begins only when the one before it has reported or its lease is over, within limits, and before expiry."""
     running: dict[str, Envelope] = {}
     attempts: dict[str, int] = {}
-    approvals = {event.event_id: event for event in events if event.HasField("decision") and event.decision.outcome == APPROVED}
+    most = {decision_id: approval.decision.retry_policy.max_attempts for decision_id, approval in _approvals(events).items()}
+    of_review = _reviews_of_executions(events)
+    approvals = _approvals(events)
     for event in events:
+        granted = of_review.get(event.decision.previous_decision_id)
+        if granted is not None and event.decision.outcome == APPROVED:
+            most[granted] = event.decision.retry_policy.max_attempts
         if not event.HasField("execution"):
             continue
         execution = event.execution
@@ -200,9 +209,55 @@ def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
         first = execution.attempt == 1 and not renewed and approval.decision.HasField("valid_until")
         if first and event.recorded_at.ToMilliseconds() >= approval.decision.valid_until.ToMilliseconds():
             yield f"event {event.sequence_number} begins what has expired"
-        if execution.attempt > approval.decision.retry_policy.max_attempts:
+        if execution.attempt > most[execution.decision_id]:
             yield f"event {event.sequence_number} is one attempt too many"
         running[execution.decision_id] = event
+
+
+def _approvals(events: Sequence[Envelope]) -> dict[str, Envelope]:
+    return {event.event_id: event for event in events if event.HasField("decision") and event.decision.outcome == APPROVED}
+
+
+def _reviews_of_executions(events: Sequence[Envelope]) -> dict[str, str]:
+    """The reviews of executions, with the approved decisions that they are about."""
+    approvals = _approvals(events)
+    return {
+        event.event_id: event.decision.previous_decision_id
+        for event in events
+        if event.decision.outcome == REVIEW and event.decision.previous_decision_id in approvals
+    }
+
+
+def late_reports_call_a_person(events: Sequence[Envelope]) -> Iterator[str]:
+    """A late report stands before the call for a person, unless one is looking at its decision already."""
+    of_review = _reviews_of_executions(events)
+    looked_at: set[str] = set()
+    for event in events:
+        if event.event_id in of_review:
+            looked_at.add(of_review[event.event_id])
+        elif event.decision.previous_decision_id in of_review and event.decision.outcome != REVIEW:
+            looked_at.discard(of_review[event.decision.previous_decision_id])
+        elif event.event_name == "LateExecutionReport":
+            about = event.agent_diagnostic.late_execution.execution.decision_id
+            after = events[event.sequence_number] if event.sequence_number < len(events) else Envelope()
+            if (about in looked_at) == (of_review.get(after.event_id) == about):
+                yield f"late report {event.sequence_number} calls nobody, or calls a person who is looking already"
+
+
+def nothing_ends_in_doubt(events: Sequence[Envelope]) -> Iterator[str]:
+    """What is given up or half done while another attempt of it has not reported calls a person."""
+    called = {event.causation_id for event in events if event.HasField("decision") and event.decision.outcome == REVIEW}
+    unreported: dict[str, set[int]] = {}
+    for event in events:
+        late = event.agent_diagnostic.late_execution.execution
+        execution = event.execution if event.HasField("execution") else late
+        silent = unreported.setdefault(execution.decision_id, set())
+        if execution.status == STARTED:
+            silent.add(execution.attempt)
+            continue
+        silent.discard(execution.attempt)
+        if event.HasField("execution") and execution.status in (ABORTED, PARTIAL) and silent and event.event_id not in called:
+            yield f"execution {event.sequence_number} ends a decision of which attempts {sorted(silent)} have not reported"
 
 
 def holders_alone_report(events: Sequence[Envelope]) -> Iterator[str]:
@@ -293,6 +348,8 @@ CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
     approvals_rest_on_what_held,
     attempts_do_not_overlap,
     holders_alone_report,
+    late_reports_call_a_person,
+    nothing_ends_in_doubt,
     rejections_are_counted,
     any_reject_wins,
     the_best_wins_a_contest,

@@ -83,6 +83,7 @@ def _cast(world: World) -> list[Coroutine[Any, Any, None]]:
     cast = [
         actors.operator(world, world.randomness("operator"), 5),
         actors.reader(world, world.randomness("reader"), 60),
+        actors.person(world, world.randomness("person"), 20),
         actors.hasty_agent(world, world.randomness("hasty"), 14),
         actors.crowd(world, world.randomness("crowd"), 3),
         actors.tool_user(world, world.randomness("tools"), 12),

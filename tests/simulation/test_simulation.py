@@ -54,7 +54,8 @@ def test_the_world_is_wild_enough() -> None:
     expected = {
         "DecisionApproved", "DecisionRejected", "DecisionExpired", "HumanReviewRequested", "NeedsHumanReview", "FactCollectionRequested",
         "ExecutionStarted", "ExecutionSucceeded", "ExecutionFailed", "ExecutionAborted", "ExecutionPartiallySucceeded", "FactDerived",
-        "LateExecutionReport", "Compensation", "RuleSetActivated", "RuleSetDeactivated", "ObservationRecorded", "ToolReturned",
+        "LateExecutionReport", "Compensation", "DecisionRevoked", "ReviewResolved",
+        "RuleSetActivated", "RuleSetDeactivated", "ObservationRecorded", "ToolReturned",
     }  # fmt: skip
     assert expected <= names.keys()
     assert sum(run.outranked for run in runs) >= 5

@@ -18,7 +18,7 @@ from typing import Any
 from gavel.v1 import error_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_rules.commands import Command, OpenBus, PublishEvent, ReportExecution, SubmitProposal
+from gavel_rules.commands import Command, OpenBus, PublishEvent, ReportExecution, ResolveReview, SubmitProposal
 from gavel_rules.projection import State
 from gavel_server.admission import admit
 from gavel_server.clock import GuardedClock
@@ -202,7 +202,7 @@ class World:
 
         What is acknowledged under an event_id must be acknowledged alike ever after. `reused`: the id stands for other content.
         """
-        check_id = command.envelope.event_id if isinstance(command, SubmitProposal | PublishEvent | ReportExecution) else ""
+        check_id = command.envelope.event_id if isinstance(command, SubmitProposal | PublishEvent | ReportExecution | ResolveReview) else ""
         try:
             result = await server.ask(copied(command), check_id)
         except ServerKilledError:

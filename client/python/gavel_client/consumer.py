@@ -86,7 +86,14 @@ class Consumer:
         self._chore = chore
         self._stopping = asyncio.Event()
         self._held: dict[str, asyncio.Task[None]] = {}
+        self._brought: set[asyncio.Task[None]] = set()
+        self._drained = False
         self._broken: WorkQueueError | None = None
+
+    @property
+    def drained(self) -> bool:
+        """Whether the queue had nothing new when it was last read."""
+        return self._drained
 
     async def run(self) -> None:
         """Process entries until `stop`, then let those under way end. Raises WorkQueueError if the queue cannot be used.
@@ -102,12 +109,13 @@ class Consumer:
             if self._stopping.is_set():
                 claiming.cancel()
                 await asyncio.wait([reading], timeout=2 * BLOCK_MS / 1000)
-                if self._held:
-                    await asyncio.wait(self._held.values(), timeout=self._stop_grace_ms / 1000)
+                under_way = [*self._held.values(), *self._brought]
+                if under_way:
+                    await asyncio.wait(under_way, timeout=self._stop_grace_ms / 1000)
         finally:
             self._stopping.set()
             in_order = reading.done() and not self._held
-            tasks = [reading, *others, *self._held.values()]
+            tasks = [reading, *others, *self._held.values(), *self._brought]
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -122,6 +130,13 @@ class Consumer:
     def stop(self) -> None:
         """Take no more entries; `run` returns when those under way have ended. May be called from a signal handler."""
         self._stopping.set()
+
+    async def bring(self, entry_id: str, work: Callable[[], Awaitable[Verdict]]) -> None:
+        """Have something done that no entry has brought, as if `entry_id` had: when a slot is free. Its verdict touches no entry."""
+        await self._slots.acquire()
+        task = asyncio.create_task(self._do(entry_id, work))
+        self._brought.add(task)
+        task.add_done_callback(self._brought.discard)
 
     async def pause(self, pause_ms: float) -> None:
         """Wait, from within `process`. Raises ConsumerStoppedError as soon as the consumer stops."""
@@ -185,6 +200,7 @@ class Consumer:
             entry = None
             try:
                 entry = await self._queue.read()
+                self._drained = entry is None
             finally:
                 if entry is None:
                     self._slots.release()
@@ -226,7 +242,7 @@ class Consumer:
     async def _handle(self, entry: Entry) -> None:
         """Process one entry and do what its verdict says. Holds a slot, which it was given, until the end."""
         try:
-            verdict = await self._verdict(entry)
+            verdict = await self._verdict(entry.entry_id, lambda: self._process(entry.envelope()))
             if verdict is None:
                 await self._queue.release(entry.entry_id)
             elif verdict is Verdict.DELETE:
@@ -240,18 +256,25 @@ class Consumer:
             del self._held[entry.entry_id]
             self._slots.release()
 
-    async def _verdict(self, entry: Entry) -> Verdict | None:
+    async def _do(self, entry_id: str, work: Callable[[], Awaitable[Verdict]]) -> None:
+        """Do what no entry has brought. Holds a slot, which it was given, until the end."""
+        try:
+            await self._verdict(entry_id, work)
+        finally:
+            self._slots.release()
+
+    async def _verdict(self, entry_id: str, work: Callable[[], Awaitable[Verdict]]) -> Verdict | None:
         """Return what becomes of an entry; None if the consumer stopped before that was known."""
         if self._stopping.is_set():
             return None
         try:
-            verdict = await self._process(entry.envelope())
+            verdict = await work()
         except ConsumerStoppedError:
             return None
         except Exception as error:  # noqa: BLE001  what one entry causes must not keep the others from being processed
             self.statistics.failed += 1
             _logger.error(
-                "queue=%s entry=%s could not be processed and stays pending: %s", self._queue.key, entry.entry_id, where_and_what(error)
+                "queue=%s entry=%s could not be processed and stays pending: %s", self._queue.key, entry_id, where_and_what(error)
             )
             return Verdict.LEAVE
         self.statistics.processed += 1

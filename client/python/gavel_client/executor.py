@@ -10,6 +10,9 @@ is only acknowledged: one more attempt, if they grant it, is another entry. An e
 another member of the group, so nothing is lost where executors with different handlers share one; a group for each kind spares
 them the wait. What ended without an executor (expired, revoked) is trimmed once in a while.
 
+Decisions that nobody has begun and whose entry the queue has lost are taken up too (`lookout`). BeginExecution makes that safe: however
+many executors come upon a decision, and whether its entry turns up after all, one attempt begins.
+
 There are no retries of its own making: another attempt follows only where the server said so (`will_retry`), after the pause that
 the decision's retry policy names, or where a lease has lapsed.
 """
@@ -21,6 +24,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from gavel.v1.common_pb2 import PRODUCER_TYPE_EXECUTOR, Producer
@@ -28,12 +32,14 @@ from gavel.v1.decision_pb2 import RetryPolicy
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse, ExecutionRefusal, ExecutionStarted
+from gavel.v1.projection_service_pb2 import PENDING_PHASE_APPROVED
 
 from gavel_client.client import GavelClient
 from gavel_client.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Statistics, Verdict, try_for
 from gavel_client.errors import GavelError, where_and_what
 from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult
 from gavel_client.lease import keep_lease
+from gavel_client.lookout import LOOK_INTERVAL_MS_DEFAULT, looks
 from gavel_client.reports import INVALID_RESULT, now, report_envelope, result_of, without_result
 from gavel_client.values import from_struct
 from gavel_client.work_queue import DECISIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
@@ -47,7 +53,6 @@ LAST_REPORT_MS: Final = 3_000
 # Bounds of the pause before asking again whether somebody else's lease has lapsed; it may have been reported long before.
 RECHECK_MS_MIN: Final = 100
 RECHECK_MS_MAX: Final = 30_000
-TRIM_INTERVAL_MS_DEFAULT: Final = 60_000
 
 # Refusals after which nobody has anything to do with the decision any more, and those where a person has.
 ENDED: Final = frozenset({"STALE_FACT", "FACT_SUPERSEDED", "EXPIRED", "REVOKED", "ALREADY_FINISHED", "NOT_APPROVED"})
@@ -75,7 +80,7 @@ class Executor:
         concurrency: int = CONCURRENCY_DEFAULT,
         lease_ms: int = LEASE_MS_DEFAULT,
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
-        trim_interval_ms: int = TRIM_INTERVAL_MS_DEFAULT,
+        look_interval_ms: int = LOOK_INTERVAL_MS_DEFAULT,
         stop_grace_ms: int = STOP_GRACE_MS_DEFAULT,
     ) -> None:
         if not handlers:
@@ -84,13 +89,14 @@ class Executor:
         self._handlers = handlers
         self._producer = Producer(type=PRODUCER_TYPE_EXECUTOR, id=producer_id, version=producer_version)
         self._lease_ms = lease_ms
-        self._trim_interval_ms = trim_interval_ms
+        self._look_interval_ms = look_interval_ms
         self._queue = WorkQueue(redis_url, queue=DECISIONS, group=group, bus=client.bus, min_idle_ms=min_idle_ms)
         self._consumer = Consumer(
-            self._queue, self._process, concurrency=concurrency, stop_grace_ms=stop_grace_ms, chore=self._trim_for_ever
+            self._queue, self._process, concurrency=concurrency, stop_grace_ms=stop_grace_ms, chore=self._look_after_for_ever
         )
         # Set once the server has known a decision from this queue: proof that both belong to one log.
         self._same_log = False
+        self._under_way: set[str] = set()  # decision_ids
 
     @property
     def statistics(self) -> Statistics:
@@ -106,15 +112,29 @@ class Executor:
         self._consumer.stop()
 
     async def _process(self, queued: Envelope) -> Verdict:
-        """Carry out one decision until it ends or is somebody else's."""
+        """Carry out the decision of an entry, unless that is somebody else's."""
         if queued.decision.action_type not in self._handlers:
             _logger.debug("decision=%s action=%s has no handler here", queued.event_id, queued.decision.action_type)
             return Verdict.LEAVE
+        if queued.event_id in self._under_way:
+            return Verdict.LEAVE  # it was missed, and taken up
+        return await self._carry_out(queued, from_queue=True)
+
+    async def _carry_out(self, queued: Envelope, *, from_queue: bool) -> Verdict:
+        """Carry out one decision until it ends or is somebody else's."""
+        self._under_way.add(queued.event_id)
+        try:
+            return await self._attempt_until_over(queued, from_queue)
+        finally:
+            self._under_way.discard(queued.event_id)
+
+    async def _attempt_until_over(self, queued: Envelope, from_queue: bool) -> Verdict:
         while True:
             await self._consumer.pause(0)  # nothing begins after a stop
             asked_at, begun = await self._begin(queued)
             if begun is None:
                 return Verdict.DELETE
+            self._same_log = self._same_log or from_queue
             if begun.WhichOneof("result") == "refusal":
                 verdict = await self._refused(queued, begun.refusal)
                 if verdict is not None:
@@ -147,7 +167,6 @@ class Executor:
             if response.envelope.event_id != queued.event_id:
                 raise
             return asked_at, None
-        self._same_log = True
         return asked_at, begun
 
     async def _refused(self, queued: Envelope, refusal: ExecutionRefusal) -> Verdict | None:
@@ -223,21 +242,18 @@ class Executor:
         _logger.info("decision=%s execution=%s ended: %s", execution.decision_id, execution.execution_id, ended)
         return response.envelope
 
-    async def _trim_for_ever(self) -> None:
-        """Delete, again and again, what lies in the queue before the oldest decision that has not come to its end."""
-        while True:
-            await asyncio.sleep(self._trim_interval_ms / 1000)
-            if not self._same_log:
-                continue
-            try:
-                pending = await self._client.list_pending_decisions(page_size=1)
-            except GavelError as error:
-                _logger.info("the work queue is not trimmed now: %s", where_and_what(error))
-                continue
-            if pending.decisions:
-                await self._queue.trim(pending.decisions[0].sequence_number)
-            elif not pending.next_page_token:
-                await self._queue.trim(pending.projection_version + 1)
+    async def _look_after_for_ever(self) -> None:
+        """Again and again: delete from the queue what is over, and take up what it has lost."""
+        async for first, lost in looks(self._client, self._consumer, PENDING_PHASE_APPROVED, self._look_interval_ms):
+            if self._same_log:
+                # Before the oldest decision that has not come to its end there is nothing left to do.
+                await self._queue.trim(first)
+            for one in lost:
+                if one.action_type in self._handlers and one.decision_id not in self._under_way:
+                    _logger.warning("decision=%s nobody has begun it, and no entry of the queue brings it; taking it up", one.decision_id)
+                    named = Envelope(event_id=one.decision_id, sequence_number=one.sequence_number)
+                    named.decision.action_type = one.action_type
+                    await self._consumer.bring(f"{one.sequence_number}-0", partial(self._carry_out, named, from_queue=False))
 
 
 def retry_pause_ms(policy: RetryPolicy, attempts: int, decision_id: str) -> float:

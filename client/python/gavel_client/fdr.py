@@ -7,26 +7,30 @@ without a trace in the log. The server derives the same again and refuses any di
 
 It never gives an execution up: while the server is away it waits, and what the server refuses is logged as an error, counted
 (`statistics.failed`) and left pending, to be met again. `work:executions` belongs to the reactor; whoever else wants executions
-subscribes to the log.
+subscribes to the log. Reports whose entry the queue has lost are read from the log (`lookout`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
 import grpc
-from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT
+from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT, EVENT_CATEGORY_EXECUTION_EVENT
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED
+from gavel.v1.projection_service_pb2 import PENDING_PHASE_AWAITING_FACTS, PendingDecision
 from gavel_rules.derivation import derive
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
 from gavel_client.client import GavelClient
 from gavel_client.consumer import Consumer, Statistics, Verdict
 from gavel_client.errors import GavelError
+from gavel_client.lookout import LOOK_INTERVAL_MS_DEFAULT, looks
 from gavel_client.work_queue import EXECUTIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
 
 GROUP: Final = "fdr"
@@ -46,12 +50,15 @@ class FactDerivationReactor:
         *,
         concurrency: int = CONCURRENCY_DEFAULT,
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
+        look_interval_ms: int = LOOK_INTERVAL_MS_DEFAULT,
     ) -> None:
         self._client = client
+        self._look_interval_ms = look_interval_ms
+        self._taken_up: set[tuple[str, int]] = set()  # decisions, each with its last event then
         self._rule_sets: dict[str, CompiledRuleSet] = {}  # by digest
         self._compiling = asyncio.Lock()
         queue = WorkQueue(redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms)
-        self._consumer = Consumer(queue, self._process, concurrency=concurrency)
+        self._consumer = Consumer(queue, self._process, concurrency=concurrency, chore=self._look_after_for_ever)
 
     @property
     def statistics(self) -> Statistics:
@@ -75,6 +82,45 @@ class FactDerivationReactor:
             await self._consumer.persist(self._client.publish_event, fact)
             _logger.debug("execution=%s fact=%s rule=%s", execution.event_id, fact.event_id, fact.fact.derivation_rule_id)
         return Verdict.DELETE
+
+    async def _look_after_for_ever(self) -> None:
+        """Again and again: derive the facts of what is finally reported and waits for them."""
+        async for _, lost in looks(self._client, self._consumer, PENDING_PHASE_AWAITING_FACTS, self._look_interval_ms):
+            # What was derived, and waits all the same, waits for somebody else's facts, or for a person.
+            self._taken_up &= {(one.decision_id, one.last_sequence_number) for one in lost}
+            for one in lost:
+                if (one.decision_id, one.last_sequence_number) not in self._taken_up:
+                    self._taken_up.add((one.decision_id, one.last_sequence_number))
+                    await self._consumer.bring(f"{one.last_sequence_number}-0", partial(self._take_up, one))
+
+    async def _take_up(self, decision: PendingDecision) -> Verdict:
+        """Publish the facts of every report of a decision; those that the log has stay as they are."""
+        try:
+            async for execution in self._reports(decision):
+                _logger.warning("execution=%s its facts are missing, and no entry of the queue brings it", execution.event_id)
+                await self._process(execution)
+        except Exception:
+            self._taken_up.discard((decision.decision_id, decision.last_sequence_number))
+            raise
+        return Verdict.LEAVE
+
+    async def _reports(self, decision: PendingDecision) -> AsyncIterator[Envelope]:
+        page_token = ""
+        while True:
+            page = await self._consumer.persist(
+                self._client.list_events,
+                categories=[EVENT_CATEGORY_EXECUTION_EVENT],
+                trace_id=decision.trace_id,
+                from_sequence_number=decision.sequence_number,
+                to_sequence_number=decision.last_sequence_number,
+                page_token=page_token,
+            )
+            for execution in page.envelopes:
+                if execution.execution.decision_id == decision.decision_id and execution.execution.status != EXECUTION_STATUS_STARTED:
+                    yield execution
+            page_token = page.next_page_token
+            if not page_token:
+                return
 
     async def _rule_set(self, decision: Envelope) -> CompiledRuleSet | None:
         """Return the rule set that made a decision, compiled; None for a decision of Gavel's own."""

@@ -40,7 +40,13 @@ from gavel.v1.execution_service_pb2 import (
     ReportExecutionRequest,
     ReportExecutionResponse,
 )
-from gavel.v1.projection_service_pb2 import ListPendingDecisionsRequest, ListPendingDecisionsResponse, PendingDecision
+from gavel.v1.projection_service_pb2 import (
+    PENDING_PHASE_APPROVED,
+    PENDING_PHASE_EXECUTING,
+    ListPendingDecisionsRequest,
+    ListPendingDecisionsResponse,
+    PendingDecision,
+)
 from gavel_client.values import to_struct
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import MethodDescriptor
@@ -278,9 +284,17 @@ class FakeExecutions:
 
     def pending(self, _: ListPendingDecisionsRequest) -> ListPendingDecisionsResponse:
         """See the contract."""
-        numbers = sorted(known.envelope.sequence_number for known in self.decisions.values() if not known.ended)
+        pending = sorted((known for known in self.decisions.values() if not known.ended), key=lambda known: known.envelope.sequence_number)
         head = max((known.envelope.sequence_number for known in self.decisions.values()), default=0)
-        decisions = [PendingDecision(sequence_number=number) for number in numbers[:1]]
+        decisions = [
+            PendingDecision(
+                decision_id=known.envelope.event_id,
+                sequence_number=known.envelope.sequence_number,
+                action_type=known.envelope.decision.action_type,
+                phase=PENDING_PHASE_EXECUTING if known.attempt else PENDING_PHASE_APPROVED,
+            )
+            for known in pending
+        ]
         return ListPendingDecisionsResponse(decisions=decisions, projection_version=head)
 
     def event(self, request: GetEventRequest) -> GetEventResponse | RefusedError:

@@ -525,7 +525,7 @@ async def test_queue_of_another_log_is_left_alone(executions: FakeExecutions, qu
     other.event_id = other.decision.decision_id = str(uuid.uuid4())
     executions.add(approved(7, bus)).ended = True
     await queue.add(other)
-    executor = make(succeed, trim_interval_ms=1)
+    executor = make(succeed, look_interval_ms=1)
     async with running(executor):
         await until(lambda: executor.statistics.failed >= 2)
     assert ["7-0"] == await queue.ids()
@@ -564,10 +564,113 @@ async def test_trim(executions: FakeExecutions, queue: Queue, make: Make, bus: s
         await queue.add(approved(number, bus, action_type=ACTION if number == 2 else "mail.send"))
     executions.decisions[approved(1, bus).event_id].ended = True
     executions.decisions[approved(4, bus).event_id].ended = True
-    async with running(make(succeed, trim_interval_ms=5)):
+    async with running(make(succeed, look_interval_ms=5)):
         await until_equal(queue.ids, ["3-0", "4-0"])
         executions.decisions[approved(3, bus).event_id].ended = True
         await until_equal(queue.ids, [])
+
+
+async def test_what_the_queue_has_lost_is_taken_up(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """A decision that nobody has begun and that is in no queue is carried out all the same, if there is a handler for it."""
+    executions.add(approved(7, bus))
+    executions.add(approved(8, bus, action_type="mail.send"))
+    executor = make(succeed, look_interval_ms=5)
+    async with running(executor):
+        await until(lambda: outcomes(executions) == [(1, EXECUTION_STATUS_SUCCESS)])
+        await until(lambda: executor.statistics.processed == 1)
+    assert not executions.decisions[approved(8, bus).event_id].attempt
+    assert [] == await queue.ids()
+
+
+async def test_what_is_under_way_is_not_taken_up(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """What an executor of another group has begun, and what this one is at work on, is left alone, however often it is seen."""
+    elsewhere = executions.add(approved(6, bus))
+    elsewhere.attempt, elsewhere.running, elsewhere.lease_until = 1, True, time.monotonic() + 60
+    executions.add(approved(7, bus))
+    go_on = asyncio.Event()
+    begun = 0
+
+    async def slow(_: ExecutionContext) -> HandlerResult:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        return HandlerResult.success()
+
+    server = executions.server
+    async with running(make(slow, look_interval_ms=2)):
+        await until(lambda: begun == 1)
+        looks = len(server.requests["ListPendingDecisions"])
+        await until(lambda: len(server.requests["ListPendingDecisions"]) > looks + 5)
+        go_on.set()
+        await until(lambda: len(executions.reports) == 1)
+    assert (1, 1) == (begun, len(server.requests["BeginExecution"]))
+
+
+async def test_an_entry_that_turns_up_after_all(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """An entry of what has been taken up already is no second start: it leaves the queue when its decision is over."""
+    executions.add(approved(7, bus))
+    go_on = asyncio.Event()
+
+    async def slow(_: ExecutionContext) -> HandlerResult:
+        await go_on.wait()
+        return HandlerResult.success()
+
+    executor = make(slow, look_interval_ms=2)
+    async with running(executor):
+        await until(lambda: executions.decisions[approved(7, bus).event_id].running)
+        await queue.add(approved(7, bus))
+        await until(lambda: executor.statistics.processed >= 1)
+        assert ["7-0"] == await queue.ids()
+        go_on.set()
+        await until_equal(queue.ids, [])
+    assert [(1, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
+
+
+async def test_nothing_is_taken_up_before_the_queue_is_read(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """While the queue has more than this executor can do, what waits is in it: the server is not asked to begin it out of turn."""
+    for number in range(1, 6):
+        executions.add(approved(number, bus))
+        await queue.add(approved(number, bus))
+    order: list[str] = []
+
+    async def note(context: ExecutionContext) -> HandlerResult:
+        order.append(context.idempotency_key)
+        looks = len(executions.server.requests["ListPendingDecisions"])
+        await until(lambda: len(executions.server.requests["ListPendingDecisions"]) > looks + 2)
+        return HandlerResult.success()
+
+    await carry_out(make(note, look_interval_ms=2, concurrency=1), queue)
+    assert [approved(number, bus).event_id for number in range(1, 6)] == order
+
+
+async def test_what_is_taken_up_touches_no_queue_of_another_log(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """Where server and Redis do not belong together, an entry with the number of what is taken up is somebody else's."""
+    other = approved(7, bus)
+    other.event_id = other.decision.decision_id = str(uuid.uuid4())
+    executions.add(approved(7, bus))
+    await queue.add(other)
+    executor = make(succeed, look_interval_ms=2)
+    async with running(executor):
+        await until(lambda: executor.statistics.failed >= 1)
+        await until(lambda: outcomes(executions) == [(1, EXECUTION_STATUS_SUCCESS)])
+    assert ["7-0"] == await queue.ids()
+
+
+async def test_a_stop_waits_for_what_was_taken_up(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """What no entry has brought gets the same grace when the executor stops, and is reported."""
+    executions.add(approved(7, bus))
+    go_on = asyncio.Event()
+
+    async def slow(_: ExecutionContext) -> HandlerResult:
+        await go_on.wait()
+        return HandlerResult.success()
+
+    executor = make(slow, look_interval_ms=2)
+    async with running(executor):
+        await until(lambda: executions.decisions[approved(7, bus).event_id].running)
+        executor.stop()
+        go_on.set()
+    assert [(1, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
 
 
 async def test_report_is_sent_once_in_effect(server: FakeServer, executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:

@@ -12,7 +12,13 @@ import pytest
 from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse, ListEventsResponse
-from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS, Execution, ExecutionStatus
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_FAILED, EXECUTION_STATUS_STARTED, EXECUTION_STATUS_SUCCESS, Execution, ExecutionStatus
+from gavel.v1.projection_service_pb2 import (
+    PENDING_PHASE_AWAITING_FACTS,
+    PENDING_PHASE_EXECUTING,
+    ListPendingDecisionsResponse,
+    PendingDecision,
+)
 from gavel.v1.rule_set_service_pb2 import GetRuleSetResponse
 from gavel_client.client import GavelClient
 from gavel_client.fdr import FactDerivationReactor
@@ -77,6 +83,38 @@ async def test_facts_are_published(server: FakeServer, queue: Queue, reactor: Fa
     assert list(facts) == [request.envelope for request in server.requests["PublishEvent"]]
     assert [decision.event_id] == [request.event_id for request in server.requests["GetEvent"]]
     assert (1, 0) == (reactor.statistics.processed, reactor.statistics.failed)
+
+
+async def test_reports_that_the_queue_has_lost(server: FakeServer, queue: Queue, client: GavelClient, redis_url: str, bus: str) -> None:
+    """The reports of a decision that waits for facts are read from the log and derived, once, though it may go on waiting."""
+    decision = approved(7, bus)
+    failed, done = executed(decision, 9, EXECUTION_STATUS_FAILED), executed(decision, 12)
+    other = executed(approved(5, bus), 10)
+    waiting = PendingDecision(
+        decision_id=decision.event_id,
+        sequence_number=7,
+        last_sequence_number=12,
+        trace_id=decision.trace_id,
+        phase=PENDING_PHASE_AWAITING_FACTS,
+    )
+    begun = PendingDecision(decision_id=other.execution.decision_id, sequence_number=5, phase=PENDING_PHASE_EXECUTING)
+    server.answers["ListPendingDecisions"] = lambda _: ListPendingDecisionsResponse(decisions=[begun, waiting])
+    server.answers["GetEvent"] = lambda _: GetEventResponse(envelope=decision)
+    pages = [[executed(decision, 8, EXECUTION_STATUS_STARTED), failed, other], [done]]
+    server.script(
+        "ListEvents", *(ListEventsResponse(envelopes=page, next_page_token=token) for page, token in zip(pages, ("2", ""), strict=True))
+    )
+    reactor = FactDerivationReactor(client, redis_url, look_interval_ms=2)
+    async with running(reactor):
+        await until(lambda: reactor.statistics.processed == 1)
+        looks = len(server.requests["ListPendingDecisions"])
+        await until(lambda: len(server.requests["ListPendingDecisions"]) > looks + 3)
+    facts = [fact for report in (failed, done) for fact in derive(report, decision, None)]
+    assert facts == [request.envelope for request in server.requests["PublishEvent"]]
+    first, second = server.requests["ListEvents"]
+    assert (decision.trace_id, 7, 12) == (first.trace_id, first.from_sequence_number, first.to_sequence_number)
+    assert ("", "2") == (first.page_token, second.page_token)
+    assert 1 == reactor.statistics.processed
 
 
 async def test_started_derives_nothing(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:

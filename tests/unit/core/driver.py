@@ -370,10 +370,19 @@ def _ended(decision_id: str, state: State, events: Mapping[str, Envelope]) -> Re
     decision = events.get(decision_id)
     if decision is None or not decision.HasField("decision"):
         return References()
+    decision = _approval(decision, events)
     for reason_code in (reasons.EXPIRED, reasons.REVOKED):
-        if derived_event_id(decision_id, decision.sequence_number, reason_code.lower()) in events:
+        if derived_event_id(decision.event_id, decision.sequence_number, reason_code.lower()) in events:
             return References(decision=decision, ending=reason_code)
     return References(decision=decision)
+
+
+def _approval(decision: Envelope, events: Mapping[str, Envelope]) -> Envelope:
+    """The approval that a grant is about, or the decision itself."""
+    review = events.get(decision.decision.previous_decision_id)
+    approval = events.get(review.decision.previous_decision_id) if review is not None else None
+    granted = decision.decision.outcome == decision_pb2.OUTCOME_APPROVED and not decision.decision.compensates_decision_id
+    return approval if granted and approval is not None else decision
 
 
 def copied(command: Command) -> Command:

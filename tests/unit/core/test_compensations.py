@@ -368,7 +368,7 @@ def test_a_person_gives_it_up() -> None:
 
 
 def late_and_compensated(core: Core) -> tuple[Envelope, Envelope, Envelope]:
-    """A first attempt lapses, a second one is half done, then the first reports: its compensation, its report, the review."""
+    """A first attempt lapses, a second one is half done, then the first reports: the compensation, the report, the review of the first."""
     approval = core.approve()
     first = core.start(approval, lease_ms=1_000)
     core.pass_time(1_000)
@@ -376,15 +376,17 @@ def late_and_compensated(core: Core) -> tuple[Envelope, Envelope, Envelope]:
         core.start(approval, OTHER_EXECUTOR), PARTIAL, OTHER_EXECUTOR, result=python_to_value({"refunded": 20}).struct_value
     )
     compensation = compensation_of(core, report)
+    review = core.events[-1]
+    assert (reasons.EXECUTION_ABANDONED, REVIEW) == (review.decision.reason_code, review.decision.outcome)
     core.report(first, SUCCESS)
-    return compensation, report, core.events[-1]
+    assert [review.event_id] == list(core.state.reviews)
+    return compensation, report, review
 
 
 def test_a_late_report_beside_a_compensation() -> None:
     """A superseded attempt of what is being compensated calls a person; the compensation goes on, and has the key until both are done."""
     core = Core(sagas())
     compensation, report, review = late_and_compensated(core)
-    assert reasons.LATE_EXECUTION_REPORT == review.decision.reason_code
     core.derive(report)
     core.derive(core.report(core.start(compensation), SUCCESS))
     assert compensation.event_id == holder(core)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
@@ -12,6 +13,7 @@ from gavel_rules.commands import Fault, Recorded, References, RenewExecution, Re
 from gavel_rules.decider import handle
 from gavel_rules.events import derived_event_id
 from gavel_server.idempotency import same_content
+from gavel_server.views import pending_decision
 
 from tests.unit.core.driver import EXECUTOR, FAILED, OTHER_EXECUTOR, PARTIAL, SUBJECT, SUCCESS, TIMEOUT, Core, copied, document
 
@@ -112,6 +114,40 @@ def test_reports_after_the_end_say_how_it_ended() -> None:
     assert "it has been revoked" in core.fault(RenewExecution(revoked.event_id, "exec_000000000000", EXECUTOR, 1_000)).message
     refused = core.propose([])
     assert "nothing to carry out: it is REJECTED" in core.fault(RenewExecution(refused.event_id, "x", EXECUTOR, 1_000)).message
+
+
+@pytest.mark.parametrize("end", ["carried out", "revoked"])
+def test_every_grant_names_the_decision(end: str) -> None:
+    """The id of an earlier grant is answered as the approval's is, while the decision goes on and after its end."""
+    core = once()
+    approval, review = failed(core)
+    grants = []
+    for _ in range(2):
+        grants.append(core.resolve(review, APPROVE))
+        core.derive(core.report(core.start(grants[-1]), FAILED))
+        review = review_of(core)
+        assert {reasons.UNDER_REVIEW} == {core.refuse_start(one).reason_code for one in (approval, *grants)}
+    grants.append(core.resolve(review, APPROVE))
+    started = core.start(grants[0], OTHER_EXECUTOR)
+    assert (approval.event_id, 4) == (started.execution.decision_id, started.execution.attempt)
+    assert {reasons.ALREADY_RUNNING} == {core.refuse_start(one).reason_code for one in (approval, *grants)}
+    core.derive(core.report(started, SUCCESS if end == "carried out" else FAILED, OTHER_EXECUTOR))
+    if end == "revoked":
+        core.resolve(review_of(core), REJECT)
+    assert ({}, {}) == (core.state.decisions, core.state.grants)
+    expected = reasons.ALREADY_FINISHED if end == "carried out" else reasons.REVOKED
+    assert {expected} == {core.refuse_start(one).reason_code for one in (approval, *grants)}
+    core.prove()
+
+
+def test_until_when_a_grant_may_be_begun() -> None:
+    """The projection shows the time of the grant, not that of the approval, which is long over."""
+    core = once()
+    approval, review = failed(core)
+    assert approval.decision.valid_until == pending_decision(core.state.decisions[approval.event_id]).valid_until
+    grant = core.resolve(review, APPROVE)
+    assert approval.decision.valid_until != grant.decision.valid_until
+    assert grant.decision.valid_until == pending_decision(core.state.decisions[approval.event_id]).valid_until
 
 
 def test_the_granted_attempt_is_the_last() -> None:
@@ -230,7 +266,7 @@ def test_a_report_after_the_grant() -> None:
 
 
 def test_a_report_after_the_end() -> None:
-    """A late report of what a person has ended is kept while its facts are awaited, and nobody is called again."""
+    """A late report of what a person has ended is kept and calls them again: they have not known what it says; its facts still come."""
     core = Core(document(retry={"max_attempts": 2, "human_takeover_after_ms": TAKEOVER_MS}))
     approval = core.approve()
     first = core.start(approval)
@@ -238,9 +274,11 @@ def test_a_report_after_the_end() -> None:
     report = core.report(core.start(approval, OTHER_EXECUTOR), PARTIAL, OTHER_EXECUTOR)
     core.resolve(review_of(core), REJECT)
     assert "LateExecutionReport" == core.report(first, SUCCESS).event_name
-    assert {} == core.state.reviews
+    assert reasons.LATE_EXECUTION_REPORT == review_of(core).decision.reason_code
+    assert {SUBJECT: approval.event_id} == core.state.holds
     core.derive(report)
-    assert {} == core.state.decisions
+    core.resolve(review_of(core), REJECT)
+    assert ({}, {}) == (core.state.decisions, core.state.holds)
     core.prove()
 
 

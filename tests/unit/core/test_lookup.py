@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel_rules.evidence import cited
 from gavel_server.log import Entry, Head, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.lookup import Known, Lookup
 
-from tests.unit.core.driver import BUS, START_MS, SUCCESS, Core, document, event_id
+from tests.unit.core.driver import BUS, FAILED, START_MS, SUCCESS, Core, document, event_id
 from tests.unit.core.story import told
 
 
@@ -53,6 +54,21 @@ async def test_only_the_first_decision_of_a_proposal_is_its_answer() -> None:
     known = lookup.known(approval.decision.proposal_id)
     assert known is not None
     assert approval.sequence_number == known.decision_sequence_number
+
+
+async def test_a_grant_is_about_its_approval() -> None:
+    """A person's grant of one more attempt leads to the approval; whatever else was decided is what it is about itself."""
+    core = Core(document(retry={"max_attempts": 1}))
+    approval = core.approve()
+    core.report(core.start(approval), FAILED)
+    review = core.events[-1]
+    grant = core.resolve(review, REVIEW_VERDICT_APPROVE)
+    asked = core.propose(
+        [core.observe("order.score", 0.95, evidence=core.tool_result("t2"), trace_id="t2", subject="order/2")], subject="order/2"
+    )
+    lookup = Lookup(await log_of(core))
+    for decision, expected in ((grant, approval), (approval, approval), (review, review), (asked, asked)):
+        assert expected.event_id == (await lookup.approval(decision, core.now_ms)).event_id
 
 
 async def test_what_may_be_cited() -> None:

@@ -137,7 +137,9 @@ class ExecutionRefusal(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     reason_code: _builtins.str
-    """STALE_FACT, FACT_SUPERSEDED, EXPIRED, ALREADY_RUNNING, ALREADY_FINISHED, NOT_APPROVED, UNDER_REVIEW or RETRY_FACTS_CHANGED."""
+    """STALE_FACT, FACT_SUPERSEDED, EXPIRED, REVOKED, ALREADY_RUNNING, ALREADY_FINISHED, NOT_APPROVED, UNDER_REVIEW or
+    RETRY_FACTS_CHANGED.
+    """
     message: _builtins.str
     """For people."""
     retry_after_ms: _builtins.int

@@ -415,7 +415,7 @@ class PendingDecision(_message.Message):
 
     @_builtins.property
     def valid_until(self) -> _timestamp_pb2.Timestamp:
-        """The last moment to start it. Unset for a compensation."""
+        """The last moment to start it; while a person has granted one more attempt, that of the grant. Unset for a compensation without one."""
 
     def __init__(
         self,
