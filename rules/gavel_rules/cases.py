@@ -26,7 +26,8 @@ from gavel_rules.constraints import Budget, Constraints, Domain, negated, soluti
 from gavel_rules.lowering import Conjunction, Formula, lower
 from gavel_rules.probing import Question, flips, moments_to_ask, numbers_to_ask
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
-from gavel_rules.samples import VALUES_MAX, Hints, Reference, Sampler, hints_of, near, plain, resolved, unique
+from gavel_rules.sample_hints import Hints, Reference, hints_of
+from gavel_rules.samples import VALUES_MAX, Sampler, near, plain, resolved, unique
 from gavel_rules.values import INTEGER_MAX, size_of
 from gavel_rules.vocabulary import ValueType
 

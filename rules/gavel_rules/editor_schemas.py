@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from gavel_rules.parts import RuleSetPart
-from gavel_rules.suite import CasePart
+from gavel_rules.suite_parts import CasePart
 
 SchemaName = Literal["rule-set", "test"]
 

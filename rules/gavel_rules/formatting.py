@@ -29,7 +29,8 @@ from gavel_rules.document import DocumentError
 from gavel_rules.errors import GavelRulesError
 from gavel_rules.parts import ActionPart, FactPart, RetryPart, RulePart, RuleSetPart
 from gavel_rules.source import Messages, Source
-from gavel_rules.suite import SUITE_KEYS, TABLE_KEYS, CasePart, EarlierCase, ExpectCase, FactCase, HintCase
+from gavel_rules.suite import SUITE_KEYS, TABLE_KEYS
+from gavel_rules.suite_parts import CasePart, EarlierCase, ExpectCase, FactCase, HintCase
 
 # Lines are as long as their author made them: a rule or a row on a line is read as one.
 _LINE_LENGTH_MAX: Final = 1 << 20

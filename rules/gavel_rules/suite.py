@@ -11,184 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from gavel_rules import limits
 from gavel_rules.document import DocumentError, code_of_mistake
-from gavel_rules.parts import DURATION_MS_MAX, REJECTION_LIMIT_MAX, ActionType, FactKey, Milliseconds
 from gavel_rules.schema import suggestion
 from gavel_rules.source import Messages, Path, Source
-from gavel_rules.values import INTEGER_MAX, problems
+from gavel_rules.suite_parts import (
+    CasePart,
+    EarlierCase,
+    ExpectCase,
+    FactCase,
+    HintCase,
+    ProducerCase,
+    ProposalCase,
+    TraceCase,
+    VersionBindingCase,
+)
+from gavel_rules.values import problems
 
 CASES_MAX: Final = 10_000
-EARLIER_MAX: Final = 32
-NOW_DEFAULT: Final = "2026-01-01T12:00:00Z"
-SUBJECT_DEFAULT: Final = "subject/1"
 SUITE_KEYS: Final = ("gavel", "tests", "description", "defaults", "cases", "tables")
 TABLE_KEYS: Final = ("name", "columns", "rows")
 SUITE_SUFFIXES: Final = ("_test.yaml", "_test.yml", "_test.json")
-
-Subject = Annotated[str, StringConstraints(pattern=f"^{limits.SUBJECT}$")]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\n]*$")]
-SourceName = Annotated[str, StringConstraints(pattern=f"^{limits.PRODUCER_ID}$")]
-Share = Annotated[float, Field(ge=0, le=1)]
-Text = Annotated[str, StringConstraints(max_length=limits.TEXT_BYTES_MAX // 4)]
-Version = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]*$", max_length=limits.VERSION_LENGTH_MAX)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-class FactCase(_Part):
-    """One piece of evidence in the log. A bare value stands for {value: …}; null: it is not there."""
-
-    value: Any = None
-    """What it says."""
-    age_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
-    """How old it is at `now`, in milliseconds: it is recorded that long before."""
-    key: FactKey | None = None
-    """The fact's key. Default: that of the declared fact of this name."""
-    subject: Subject | None = None
-    """Whose fact, "type/id". Default: the subject that the declaration asks about."""
-    source: SourceName | None = None
-    """Who says so. Default: a source that the declaration accepts."""
-    tier: Annotated[int, Field(ge=1, le=3)] | None = None
-    """1: a FACT. 2: an OBSERVATION with its tool result. 3: one without. Default: the declaration's min_trust."""
-    max_age_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 0
-    """The limit that a FACT sets for itself, in milliseconds; 0: none."""
-    retracted: bool = False
-    """The source takes the key back: a FACT of value null."""
-
-
-class ProducerCase(_Part):
-    """Who proposes: an agent."""
-
-    id: SourceName = "agent"
-    """Its name."""
-    version: Version = ""
-    """Its version."""
-
-
-class ProposalCase(_Part):
-    """What the agent says of its own proposal."""
-
-    risk: Share = 0.0
-    """From 0 to 1."""
-    cost: Annotated[float, Field(ge=0, le=INTEGER_MAX)] = 0.0
-    """In a unit that the rule set knows."""
-    confidence: Share = 1.0
-    """From 0 to 1."""
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
-    """Larger is more urgent."""
-    expected_outcome: Text = ""
-    """Free text."""
-    max_fact_age_ms: Milliseconds = DURATION_MS_MAX
-    """No older evidence may be used, in milliseconds."""
-    required_facts: Annotated[list[FactKey], Field(max_length=limits.REQUIRED_FACTS_MAX)] = []
-    """Keys that the proposal wants present besides those declared."""
-
-
-class TraceCase(_Part):
-    """What the trace has been through."""
-
-    consecutive_rejections: Annotated[int, Field(ge=0, le=REJECTION_LIMIT_MAX)] = 0
-    """So many proposals that cite nothing are made before this one, and refused."""
-
-
-class VersionBindingCase(_Part):
-    """The versions that the proposal was made with."""
-
-    execution_version: Version = ""
-    """Of the code that ran."""
-    planner_version: Version = ""
-    """Of the planner."""
-    tool_registry_version: Version = ""
-    """Of the set of tools."""
-    schema_version: Version = ""
-    """Of the schema of the producer's own state."""
-
-
-class EarlierCase(_Part):
-    """A proposal made just before, in a trace of its own. It patches the case's: what it does not say is as there."""
-
-    action: ActionType | None = None
-    """The action's type."""
-    subject: Subject = SUBJECT_DEFAULT
-    """What it is about."""
-    producer: ProducerCase = ProducerCase()
-    """Who proposes."""
-    params: dict[str, Any] = {}
-    """The action's parameters."""
-    proposal: ProposalCase = ProposalCase()
-    """What the agent says of it."""
-
-
-class HintCase(_Part):
-    """A row of the retry hint. What it does not name is not compared."""
-
-    key: FactKey
-    """The fact's key."""
-    state: Literal["MISSING", "STALE", "TIER_TOO_LOW", "SOURCE_NOT_ACCEPTED", "SUPERSEDED", "WRONG_TYPE"] | None = None
-    """What is wrong with it."""
-    subject: Subject | None = None
-    """Whose fact."""
-    sources: list[SourceName] | None = None
-    """Accepted sources, in any order."""
-
-
-class ExpectCase(_Part):
-    """What must be decided. What is not named is not compared."""
-
-    outcome: Literal["APPROVED", "REJECTED", "NEEDS_HUMAN_REVIEW"]
-    """What it comes to."""
-    reason_code: Annotated[str, StringConstraints(pattern=r"^([A-Z][A-Z0-9_]{0,127})?$")] | None = None
-    """The rule's, or one of Gavel's own. "": none."""
-    rule_id: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """The rule that decides. "": none."""
-    matched: list[str] | None = None
-    """Ids of all rules that match, in any order."""
-    hint: list[HintCase] | None = None
-    """All rows of the retry hint, in any order; an empty list: none."""
-    warnings: list[str] | None = None
-    """Codes of all warnings, in any order."""
-    terminal: bool | None = None
-    """Whether no proposal can succeed as things stand."""
-    conflict_key: str | None = None
-    """What the approval holds alone."""
-
-
-class CasePart(_Part):
-    """One case: a proposal, the evidence in the log, and what must be decided."""
-
-    description: Text = ""
-    """For people."""
-    now: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,3})?Z$")] = NOW_DEFAULT
-    """The time of the decision, RFC 3339 in UTC; quote it in YAML."""
-    action: ActionType | None = None
-    """The action's type. Default: the rule set's only one."""
-    subject: Subject = SUBJECT_DEFAULT
-    """What the proposal is about, "type/id"."""
-    producer: ProducerCase = ProducerCase()
-    """Who proposes."""
-    params: dict[str, Any] = {}
-    """The action's parameters."""
-    proposal: ProposalCase = ProposalCase()
-    """What the agent says of its own proposal."""
-    trace: TraceCase = TraceCase()
-    """What the trace has been through."""
-    version_binding: VersionBindingCase = VersionBindingCase()
-    """The versions that the proposal was made with."""
-    facts: dict[str, FactCase] = {}
-    """The evidence, by the names that the action declares, or by any name with a key."""
-    cites: list[str] | None = None
-    """Names of the facts that the proposal cites. Default: all of them."""
-    earlier: Annotated[list[EarlierCase], Field(max_length=EARLIER_MAX)] = []
-    """Proposals made just before this one."""
-    expect: ExpectCase
-    """What must be decided."""
 
 
 class SuiteCase(NamedTuple):

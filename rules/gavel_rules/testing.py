@@ -45,7 +45,8 @@ from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.projection import State
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, FactDeclaration
 from gavel_rules.schema import suggestion
-from gavel_rules.suite import EarlierCase, ExpectCase, FactCase, HintCase, Suite, SuiteCase, mistaken
+from gavel_rules.suite import Suite, SuiteCase, mistaken
+from gavel_rules.suite_parts import EarlierCase, ExpectCase, FactCase, HintCase
 from gavel_rules.values import python_to_value
 
 SOURCE_DEFAULT: Final = "test-source"

@@ -9,16 +9,8 @@ from typing import Any, Final
 
 import pytest
 from gavel_rules.ruleset import DocumentError
-from gavel_rules.suite import (
-    CasePart,
-    ExpectCase,
-    FactCase,
-    ProducerCase,
-    ProposalCase,
-    Suite,
-    TraceCase,
-    read_suite,
-)
+from gavel_rules.suite import Suite, read_suite
+from gavel_rules.suite_parts import CasePart, ExpectCase, FactCase, ProducerCase, ProposalCase, TraceCase
 
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs/rule-tests.md").read_text(encoding="utf-8")

@@ -7,7 +7,8 @@ import re
 import pytest
 from gavel_rules.cases import WORK_MAX
 from gavel_rules.constraints import Budget
-from gavel_rules.samples import VALUE_SIZE_MAX, Hints, Sampler, hints_of, matching
+from gavel_rules.sample_hints import Hints, hints_of
+from gavel_rules.samples import VALUE_SIZE_MAX, Sampler, matching
 from gavel_rules.values import size_of
 
 
