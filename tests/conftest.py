@@ -15,8 +15,13 @@ import gavel_rules
 import pytest
 import pytest_asyncio
 from gavel_server.embedded import EmbeddedRedis
+from hypothesis import HealthCheck, settings
 
 ROOT: Final = Path(__file__).parents[1]
+
+# On a busy machine any example may take long to make and to run: that is no failure of what is tested.
+settings.register_profile("gavel", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("gavel")
 
 
 def pytest_sessionstart() -> None:

@@ -11,7 +11,12 @@ from typing import Any
 import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
 
-WAIT_S = 20.0
+# How long the tests wait for what must come, each time: it bounds how long a failure takes, and a slow machine never reaches it.
+WAIT_S = 100.0
+# Of a consumer's `min_idle_ms`: so soon that a test can wait for what was left to come back, and so late that it never does.
+# Between the two, a machine that pauses for a moment would have entries taken over that are being worked on.
+SHORT_MS = 60
+LONG_MS = 600_000
 
 
 @dataclass

@@ -22,6 +22,7 @@ from gavel_client import GavelClient, GavelError, SyncGavelClient, Violation, ca
 from gavel_client.backoff import Backoff
 
 from tests.unit.client.fake_server import METHODS, FakeServer, refused
+from tests.unit.client.redis_helpers import WAIT_S
 
 AGENT = Producer(type=PRODUCER_TYPE_AGENT, id="agent-1")
 
@@ -302,10 +303,10 @@ async def test_leaving_a_stream_cancels_it(server: FakeServer, client: GavelClie
     server.answers["SubscribeEvents"] = endless
     stream = client.subscribe_events()
     waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.wait_for(called.wait(), 10)
+    await asyncio.wait_for(called.wait(), WAIT_S)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.wait_for(cancelled.wait(), 10)
+    await asyncio.wait_for(cancelled.wait(), WAIT_S)
 
 
 async def test_unix_socket(backoff: Backoff, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -27,7 +27,7 @@ from gavel_rules.derivation import derive
 from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
 from tests.unit.client.fake_server import FakeServer, approved, refused
-from tests.unit.client.redis_helpers import Queue, until, until_equal
+from tests.unit.client.redis_helpers import LONG_MS, SHORT_MS, WAIT_S, Queue, until, until_equal
 
 GROUP = "fdr"
 
@@ -41,8 +41,14 @@ async def queue(redis_url: str, bus: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 def reactor(client: GavelClient, redis_url: str) -> FactDerivationReactor:
-    """A reactor on the test's bus."""
-    return FactDerivationReactor(client, redis_url, min_idle_ms=60)
+    """A reactor on the test's bus. What it leaves pending does not come back to it."""
+    return FactDerivationReactor(client, redis_url, min_idle_ms=LONG_MS)
+
+
+@pytest.fixture
+def soon_again(client: GavelClient, redis_url: str) -> FactDerivationReactor:
+    """A reactor that meets again what it has left pending."""
+    return FactDerivationReactor(client, redis_url, min_idle_ms=SHORT_MS)
 
 
 @asynccontextmanager
@@ -53,7 +59,7 @@ async def running(reactor: FactDerivationReactor) -> AsyncIterator[None]:
         yield
     finally:
         reactor.stop()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, WAIT_S)
 
 
 def executed(decision: Envelope, sequence_number: int, status: ExecutionStatus.ValueType = EXECUTION_STATUS_SUCCESS) -> Envelope:
@@ -139,7 +145,7 @@ async def test_server_that_is_away(server: FakeServer, queue: Queue, reactor: Fa
 
 
 async def test_what_cannot_heal_is_never_dropped(
-    server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str, caplog: pytest.LogCaptureFixture
+    server: FakeServer, queue: Queue, soon_again: FactDerivationReactor, bus: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A fact that the server refuses is logged as an error, counted, and left pending to be met again; others are derived."""
     bad, good = approved(7, bus), approved(8, bus)
@@ -149,8 +155,8 @@ async def test_what_cannot_heal_is_never_dropped(
         refused(grpc.StatusCode.FAILED_PRECONDITION, "DERIVATION_MISMATCH") if request.envelope.fact.decision_id == bad.event_id else None
     )
     await queue.add(executed(bad, 9), executed(good, 10))
-    async with running(reactor):
-        await until(lambda: reactor.statistics.failed >= 2)
+    async with running(soon_again):
+        await until(lambda: soon_again.statistics.failed >= 2)
         await until_equal(queue.ids, ["9-0"])
     assert 1 == await queue.pending(GROUP)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
@@ -178,12 +184,12 @@ async def test_forgotten_decision_is_found_in_its_trace(server: FakeServer, queu
     assert [decision.event_id] == [request.envelope.fact.decision_id for request in server.requests["PublishEvent"]]
 
 
-async def test_unknown_decision_is_never_dropped(server: FakeServer, queue: Queue, reactor: FactDerivationReactor, bus: str) -> None:
+async def test_unknown_decision_is_never_dropped(server: FakeServer, queue: Queue, soon_again: FactDerivationReactor, bus: str) -> None:
     """An execution whose decision is nowhere to be found is counted and left pending."""
     server.answers["GetEvent"] = lambda _: refused(grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND")
     await queue.add(executed(approved(7, bus), 9))
-    async with running(reactor):
-        await until(lambda: reactor.statistics.failed >= 2)
+    async with running(soon_again):
+        await until(lambda: soon_again.statistics.failed >= 2)
     assert ["9-0"] == await queue.ids()
 
 

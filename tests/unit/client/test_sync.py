@@ -20,6 +20,7 @@ from gavel_client import GavelError, SyncGavelClient, proposal_envelope
 from gavel_client.backoff import Backoff
 
 from tests.unit.client.fake_server import METHODS, FakeServer, refused, status_metadata
+from tests.unit.client.redis_helpers import WAIT_S
 
 
 def proposal(subject: str = "order/1") -> Envelope:
@@ -71,7 +72,7 @@ def test_submit(channel: Any, client: SyncGavelClient, thread: ThreadPoolExecuto
     calling: Future[SubmitProposalResponse] = thread.submit(client.submit_proposal, envelope)
     decided = SubmitProposalResponse(decision=Envelope(decision=Decision(outcome=OUTCOME_APPROVED)))
     request = answer(channel, "SubmitProposal", decided)
-    assert decided == calling.result(10)
+    assert decided == calling.result(WAIT_S)
     assert ("orders", envelope) == (request.bus, request.envelope)
 
 
@@ -82,7 +83,7 @@ def test_tried_again_with_the_same_event(channel: Any, client: SyncGavelClient, 
     calling = thread.submit(client.submit_proposal, envelope)
     first = refuse(channel, "SubmitProposal", grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", retry_after_ms=1)
     second = answer(channel, "SubmitProposal", SubmitProposalResponse())
-    calling.result(10)
+    calling.result(WAIT_S)
     assert first.envelope.event_id
     assert first == second
 
@@ -98,7 +99,7 @@ def test_error(channel: Any, client: SyncGavelClient, thread: ThreadPoolExecutor
         violations=[("envelope.proposal.risk", "is 1.5")],
     )
     with pytest.raises(GavelError) as raised:
-        calling.result(10)
+        calling.result(WAIT_S)
     assert (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST") == (raised.value.code, raised.value.reason)
     assert (("envelope.proposal.risk", "is 1.5"),) == raised.value.violations
 

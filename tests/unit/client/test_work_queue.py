@@ -14,31 +14,23 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_client import consumer as consumers
 from gavel_client.backoff import Backoff
 from gavel_client.consumer import Consumer, ConsumerStoppedError, Verdict
 from gavel_client.errors import GavelError, WorkQueueError
 from gavel_client.work_queue import DECISIONS, START, WorkQueue
 from gavel_server.embedded import EmbeddedRedis
 
-from tests.unit.client.redis_helpers import Queue, until, until_equal
-
-MIN_IDLE_MS = 60
-
-
-@pytest.fixture
-async def queue(redis_url: str, bus: str) -> AsyncIterator[Queue]:
-    """The decisions queue of the test's bus, as the server and an operator see it."""
-    async with Queue.open(redis_url, bus, DECISIONS) as opened:
-        yield opened
+from tests.unit.client.redis_helpers import LONG_MS, SHORT_MS, WAIT_S, Queue, until, until_equal
 
 
 @pytest.fixture
 async def member(redis_url: str, bus: str, backoff: Backoff) -> AsyncIterator[Callable[..., WorkQueue]]:
-    """Makes members of a group on the decisions queue."""
+    """Makes members of a group on the decisions queue. What they leave comes back only if a test says when."""
     made: list[WorkQueue] = []
 
-    def make(group: str = "g") -> WorkQueue:
-        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=MIN_IDLE_MS, backoff=backoff))
+    def make(group: str = "g", min_idle_ms: int = LONG_MS) -> WorkQueue:
+        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff))
         return made[-1]
 
     yield make
@@ -101,7 +93,6 @@ async def test_claim_takes_over_what_is_idle(queue: Queue, member: Callable[...,
     await queue.add(Envelope(sequence_number=1), Envelope(sequence_number=2))
     silent, heir = member(), member()
     assert [1, 2] == await drain(silent)
-    heir.min_idle_ms = 60_000
     assert (START, None) == await heir.claim(START)
     heir.min_idle_ms = 0
     cursor, entry = await heir.claim(START)
@@ -238,7 +229,7 @@ async def test_left_pending_comes_back(queue: Queue, member: Callable[..., WorkQ
         assert isinstance(outcome, Verdict)
         return outcome
 
-    consumer = Consumer(member(), process, concurrency=1)
+    consumer = Consumer(member(min_idle_ms=SHORT_MS), process, concurrency=1)
     async with running(consumer):
         await until(lambda: not outcomes)
     assert [] == await queue.ids()
@@ -333,16 +324,23 @@ async def test_work_in_progress_is_kept(queue: Queue, member: Callable[..., Work
         rows = await queue.redis.xpending_range(queue.key, "g", "-", "+", 1)
         return int(rows[0]["time_since_delivered"]) if rows else 0
 
-    async with running(Consumer(member(), process, concurrency=4)):
-        await asyncio.wait_for(begun.wait(), 10)
+    async with running(Consumer(member(min_idle_ms=SHORT_MS), process, concurrency=4)):
+        await asyncio.wait_for(begun.wait(), WAIT_S)
         for _ in range(3):
             before = await idle_ms()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 while (now := await idle_ms()) >= before:
                     before = now
         go_on.set()
 
 
+@pytest.fixture
+def patient_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopping consumer has all the time that it needs to read out what is under way to it, and to leave its group."""
+    monkeypatch.setattr(consumers, "BLOCK_MS", WAIT_S * 1000)
+
+
+@pytest.mark.usefixtures("patient_stop")
 async def test_stop_waits_for_what_is_under_way(queue: Queue, member: Callable[..., WorkQueue]) -> None:
     """After a stop what is under way ends; then the consumer leaves its group."""
     await queue.add(Envelope(sequence_number=1))
@@ -355,16 +353,17 @@ async def test_stop_waits_for_what_is_under_way(queue: Queue, member: Callable[.
 
     consumer = Consumer(member(), process, concurrency=4)
     task = asyncio.create_task(consumer.run())
-    await asyncio.wait_for(begun.wait(), 10)
+    await asyncio.wait_for(begun.wait(), WAIT_S)
     consumer.stop()
     await asyncio.sleep(0.05)
     assert not task.done()
     go_on.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, WAIT_S)
     assert [] == await queue.ids()
     assert [] == await queue.consumers("g")
 
 
+@pytest.mark.usefixtures("patient_stop")
 async def test_stop_hands_on_what_comes_meanwhile(queue: Queue, member: Callable[..., WorkQueue]) -> None:
     """An entry that a stopping consumer still receives is not begun, and another member gets it at once."""
     seen: list[int] = []
@@ -378,9 +377,8 @@ async def test_stop_hands_on_what_comes_meanwhile(queue: Queue, member: Callable
 
     await queue.add(Envelope(sequence_number=1))
     stopping, other = member(), member()
-    stopping.min_idle_ms = other.min_idle_ms = 60_000
     async with running(consumer := Consumer(stopping, process, concurrency=4)):
-        await asyncio.wait_for(seen_one.wait(), 10)
+        await asyncio.wait_for(seen_one.wait(), WAIT_S)
         consumer.stop()
         await queue.add(Envelope(sequence_number=2))
         go_on.set()
@@ -401,7 +399,7 @@ async def test_stop_ends_waiting(queue: Queue, member: Callable[..., WorkQueue])
 
     consumer = Consumer(member(), process, concurrency=1)
     async with running(consumer):
-        await asyncio.wait_for(resting.wait(), 10)
+        await asyncio.wait_for(resting.wait(), WAIT_S)
     assert 1 == await queue.pending("g")
     assert 0 == consumer.statistics.failed
     with pytest.raises(ConsumerStoppedError):
@@ -423,7 +421,7 @@ async def test_stop_cancels_after_the_grace(queue: Queue, member: Callable[..., 
 
     consumer = Consumer(member(), process, concurrency=1, stop_grace_ms=1)
     async with running(consumer):
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), WAIT_S)
     assert cancelled.is_set()
     assert 1 == await queue.pending("g")
 
@@ -438,7 +436,7 @@ async def test_run_ends_when_the_queue_cannot_be_used(queue: Queue, member: Call
         return Verdict.DELETE
 
     with pytest.raises(WorkQueueError, match="cannot be used"):
-        await asyncio.wait_for(Consumer(member(), process, concurrency=1).run(), 10)
+        await asyncio.wait_for(Consumer(member(), process, concurrency=1).run(), WAIT_S)
 
 
 async def test_persist_waits_for_the_server(member: Callable[..., WorkQueue], backoff: Backoff) -> None:
@@ -505,9 +503,9 @@ async def test_redis_is_killed_and_comes_back(tmp_path: Path, bus: str, backoff:
             done.append(envelope.sequence_number)
             return Verdict.DELETE
 
-        own = WorkQueue(server.url, queue=DECISIONS, group="g", bus=bus, min_idle_ms=60_000, backoff=backoff)
+        own = WorkQueue(server.url, queue=DECISIONS, group="g", bus=bus, min_idle_ms=LONG_MS, backoff=backoff)
         async with running(Consumer(own, process, concurrency=2)):
-            await asyncio.wait_for(begun.wait(), 10)
+            await asyncio.wait_for(begun.wait(), WAIT_S)
             assert server.process_id is not None
             os.kill(server.process_id, signal.SIGKILL)
             await server.wait()
