@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from gavel_client import GavelClient
+from gavel_client import GavelClient, backoff
 from gavel_server.embedded import EmbeddedRedis
 
 from tests.e2e.world import Server, open_bus, serving
+
+
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients try no call again: what a test wants to hear is the first refusal, whatever pause the server advises."""
+    monkeypatch.setattr(backoff, "TRIES_MAX", 1)
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,8 @@ from tests.e2e.in_process import sequencer_on
 from tests.e2e.ledger import Ledger
 from tests.e2e.world import DEPOT, Server, rule_set
 
-# Shorter than the pause that is advised when a clock is off: then a client does not try again.
-IMPATIENT_MS = 900
+# How often a test that has to be quick begins anew.
+TRIES_MAX = 20
 
 
 class HostAhead(GuardedClock):
@@ -50,13 +50,14 @@ def some_fact() -> Envelope:
     return fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")
 
 
+@pytest.mark.usefixtures("one_try")
 async def test_a_log_from_the_future_is_not_written_to(pair: tuple[Server, Server], redis_url: str, bus: str) -> None:
-    """After a host whose clock is 10 s ahead has written, servers whose clock is right refuse writes with CLOCK_SKEW, and read."""
-    async with sequencer_on(redis_url, bus, HostAhead(10_000)) as ahead:
+    """After a host whose clock is an hour ahead has written, servers whose clock is right refuse writes with CLOCK_SKEW, and read."""
+    async with sequencer_on(redis_url, bus, HostAhead(3_600_000)) as ahead:
         await ahead.execute(deployment())
     async with pair[0].client(bus) as client:
         with pytest.raises(GavelError) as refused:
-            await client.publish_event(some_fact(), timeout_ms=IMPATIENT_MS)
+            await client.publish_event(some_fact())
         assert (grpc.StatusCode.UNAVAILABLE, "CLOCK_SKEW") == (refused.value.code, refused.value.reason)
         assert refused.value.retry_after_ms
         status = await client.get_status()
@@ -68,15 +69,19 @@ async def test_a_log_from_the_future_is_not_written_to(pair: tuple[Server, Serve
 
 async def test_time_never_goes_back(pair: tuple[Server, Server], redis_url: str, bus: str) -> None:
     """A server whose clock is a little behind the log's last event writes, and records no earlier time than that event's."""
-    async with sequencer_on(redis_url, bus, HostAhead(3_000)) as ahead:
-        await ahead.execute(deployment())
-    async with pair[0].client(bus) as client:
-        published = (await client.publish_event(some_fact())).envelope
-    last = (await Ledger.read(redis_url, bus)).events[1]
+    for number in range(TRIES_MAX):
+        name = f"{bus}-{number}"
+        async with sequencer_on(redis_url, name, HostAhead(4_000)) as ahead:
+            await ahead.execute(deployment())
+        async with pair[0].client(name) as client:
+            published = (await client.publish_event(some_fact())).envelope
+        last = (await Ledger.read(redis_url, name)).events[1]
+        if wall_clock_ms() < last.recorded_at.ToMilliseconds():
+            break  # it was published before that moment had come; a busy machine may take longer
     assert (3, last.recorded_at) == (published.sequence_number, published.recorded_at)
 
 
-@pytest.mark.parametrize("off_ms", [-2_000, 2_000], ids=["behind", "ahead"])
+@pytest.mark.parametrize("off_ms", [-60_000, 60_000], ids=["behind", "ahead"])
 async def test_a_clock_that_differs_from_the_stores_does_not_write(redis_url: str, bus: str, off_ms: int) -> None:
     """A host more than a second off its Redis's clock notices at its start, and refuses to write to a bus that it serves."""
     async with sequencer_on(redis_url, bus, GuardedClock()):

@@ -41,8 +41,6 @@ PROPOSALS = 10_000
 BATCH = 250
 # What Redis keeps its append-only file as: up to version 6.2 a file, later a directory.
 APPEND_ONLY = ("appendonly.aof", "appendonlydir")
-# Shorter than the pause that a server advises which needs an operator: then a client does not try again.
-IMPATIENT_MS = 4_900
 
 
 @pytest.fixture
@@ -143,17 +141,17 @@ async def refuses_to_write(server: Server, client: GavelClient) -> None:
     fact = next(event for event in before.of("fact") if event.fact.key == "parcel.status")
     (approval,) = [event for event in before.of("decision") if event.decision.outcome == decision_pb2.OUTCOME_APPROVED]
     writes: list[Awaitable[object]] = [
-        client.submit_proposal(proposal(fact), timeout_ms=IMPATIENT_MS),
-        client.publish_event(Envelope(subject=fact.subject, producer=fact.producer, fact=fact.fact), timeout_ms=IMPATIENT_MS),
-        client.begin_execution(approval.event_id, producer=COURIER, timeout_ms=IMPATIENT_MS),
-        client.deploy_rule_set(rule_set(version=2), timeout_ms=IMPATIENT_MS),
-        client.deactivate_rule_set(POLICY, timeout_ms=IMPATIENT_MS),
+        client.submit_proposal(proposal(fact)),
+        client.publish_event(Envelope(subject=fact.subject, producer=fact.producer, fact=fact.fact)),
+        client.begin_execution(approval.event_id, producer=COURIER),
+        client.deploy_rule_set(rule_set(version=2)),
+        client.deactivate_rule_set(POLICY),
     ]
     for write in writes:
         with pytest.raises(GavelError) as refused:
             await write
         assert (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED") == (refused.value.code, refused.value.reason), refused.value
-    (result,) = (await client.batch_submit_proposals([proposal(fact)], timeout_ms=IMPATIENT_MS)).results
+    (result,) = (await client.batch_submit_proposals([proposal(fact)])).results
     assert "LOG_REGRESSED" == GavelError.from_status(result.error).reason
     status = await client.get_status()
     assert not status.writable
@@ -180,6 +178,7 @@ async def wrote_and_lost(server: Server, tmp_path: Path) -> None:
     copy_log(tmp_path / "older", server.data)
 
 
+@pytest.mark.usefixtures("one_try")
 async def test_a_log_that_lost_events_is_not_written_to(server: Server, tmp_path: Path) -> None:
     """A server whose log is older than what it acknowledged serves reads and refuses writes, and does so after every restart."""
     with serving(server):
@@ -191,6 +190,7 @@ async def test_a_log_that_lost_events_is_not_written_to(server: Server, tmp_path
             assert 0 == await asyncio.to_thread(server.terminate)
 
 
+@pytest.mark.usefixtures("one_try")
 async def test_a_log_with_another_history_is_not_written_to(server: Server, tmp_path: Path) -> None:
     """A log that has grown again after a loss, beyond what was acknowledged, is known by its hash; removing the checkpoint accepts it."""
     with serving(server):
@@ -207,6 +207,7 @@ async def test_a_log_with_another_history_is_not_written_to(server: Server, tmp_
             await refuses_to_write(server, client)
 
 
+@pytest.mark.usefixtures("one_try")
 async def test_a_log_that_loses_events_under_a_running_server(server: Server, tmp_path: Path) -> None:
     """When Redis comes back with an older log while the server runs, the server notices and writes no more."""
     with serving(server):

@@ -289,24 +289,38 @@ async def test_the_deadline_ends_a_slow_provider(client: GavelClient) -> None:
     assert ["E_TIMEOUT"] == answers
 
 
-class RunningClock(Clock):
-    """The time as it is."""
+class HeldClock(Clock):
+    """Time that stands still until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._let_go_at_s: float | None = None
+
+    def let_go(self) -> None:
+        """Let time pass."""
+        self._let_go_at_s = time.monotonic()
 
     def __call__(self) -> int:
         """Return the time, in milliseconds since the epoch."""
-        return time.time_ns() // 1_000_000
+        return self.now_ms + (0 if self._let_go_at_s is None else int((time.monotonic() - self._let_go_at_s) * 1000))
 
 
 async def test_a_conflict_is_waited_out_with_one_rejection() -> None:
     """While another approval holds the key the loop only looks, which counts for nothing; once it has lapsed, one proposal is enough."""
-    async with running_world(clock=RunningClock()) as world:
+    clock = HeldClock()
+    async with running_world(clock=clock) as world:
         await world.activate(RULES.replace("decision_ttl_ms: 60000", "decision_ttl_ms: 1000"))
         client = GavelClient(world.channel)
         sources = Sources(client)
         assert (await ProposalLoop(client, sources.providers).run(draft())).approved
         (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
         loop = ProposalLoop(client, sources.providers, backoff_initial_ms=5, backoff_maximum_ms=20)
-        result = await loop.run(draft(based_on_events=[reference(status)]))
+        before = await world.head()
+        running = asyncio.create_task(loop.run(draft(based_on_events=[reference(status)])))
+        while await world.head() == before:  # noqa: ASYNC110  # until the rejection the approval must not lapse
+            await asyncio.sleep(0.001)
+        clock.let_go()
+        result = await running
         assert (StopReason.APPROVED, ["CONFLICTING_DECISION", ""]) == (result.reason, codes(result)), result.detail
         assert result.rounds[0].paused_ms > 0
 

@@ -153,7 +153,7 @@ async def test_simulations_count_as_replays(world: World, monkeypatch: pytest.Mo
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.01)
 
-    assert (await asyncio.wait_for(served(), 20))[-1].HasField("summary")
+    assert (await asyncio.wait_for(served(), 100))[-1].HasField("summary")
     monkeypatch.setattr("gavel_server.services.replay.REPLAYS_MAX", 0)
     assert (await refusal(simulated(world))).reason == "QUEUE_FULL"
 

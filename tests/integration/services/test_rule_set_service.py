@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -472,25 +473,42 @@ async def test_no_document_is_deployed_that_engines_answer_differently(monkeypat
     assert grpc.StatusCode.INVALID_ARGUMENT == caught.value.code
 
 
-def workers() -> list[int]:
-    """The process ids of this process's compiler children."""
-    children = [child for task in Path("/proc/self/task").glob("*/children") for child in task.read_text(encoding="ascii").split()]
-    return [int(child) for child in children if b"gavel_server.compile_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+def stop_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the compiler's children stop themselves before they begin, and go on when they are told: none can be done too early."""
+    program = "import os, signal, sys; os.kill(os.getpid(), signal.SIGSTOP); import gavel_server.compile_worker as w; sys.exit(w.main())"
+    monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-P", "-c", program))
 
 
-async def worker() -> int:
-    """Wait for this process's compiler child, and return its process id."""
-    while not (found := workers()):  # noqa: ASYNC110  # a process table sets no event
+def workers(state: str = "") -> list[int]:
+    """The process ids of this process's compiler children, all or those in a state: "T" is stopped."""
+    found = []
+    for task in Path("/proc/self/task").glob("*/children"):
+        for child in task.read_text(encoding="ascii").split():
+            with suppress(FileNotFoundError):  # gone in the meantime
+                is_worker = b"gavel_server.compile_worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+                if is_worker and f"\nState:\t{state}" in Path(f"/proc/{child}/status").read_text(encoding="ascii"):
+                    found.append(int(child))
+    return found
+
+
+async def stopped(count: int = 1) -> list[int]:
+    """Wait for so many compiler children of this process that have stopped, and return their process ids."""
+    while len(found := workers("T")) < count:  # noqa: ASYNC110  # a process table sets no event
         await asyncio.sleep(0.001)
-    return found[0]
+    return found
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV, signal.SIGXCPU])
-async def test_deployment_whose_child_is_killed(world: World, sent: signal.Signals) -> None:
+async def test_deployment_whose_child_is_killed(world: World, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals) -> None:
     """A deployment whose compiler is killed is refused as COMPILE_LIMIT_EXCEEDED and leaves nothing; the server goes on."""
-    deploying = asyncio.create_task(refusal(deploy(world)))
-    os.kill(await worker(), sent)
-    heard = await deploying
+    with monkeypatch.context() as patched:
+        stop_children(patched)
+        deploying = asyncio.create_task(refusal(deploy(world)))
+        (child,) = await stopped()
+        os.kill(child, sent)
+        with suppress(ProcessLookupError):  # SIGKILL does not wait for it
+            os.kill(child, signal.SIGCONT)
+        heard = await deploying
 
     assert (heard.code, heard.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_LIMIT_EXCEEDED")
     assert sent.name in heard.message
@@ -498,38 +516,32 @@ async def test_deployment_whose_child_is_killed(world: World, sent: signal.Signa
     assert await deploy(world) == 2
 
 
-async def test_compiler_that_hangs() -> None:
+async def test_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that hangs, here because it is stopped, is given up at the time limit and is gone; the next one compiles."""
-    compiling = Compiler(time_limit_ms=3_000)
-    checking = asyncio.create_task(compiling.check(RULE_SET))
-    child = await worker()
-    os.kill(child, signal.SIGSTOP)
-
-    with pytest.raises(ServiceError, match="took longer than 3000 ms") as caught:
-        await checking
+    with monkeypatch.context() as patched:
+        stop_children(patched)
+        with pytest.raises(ServiceError, match="took longer than 500 ms") as caught:
+            await Compiler(time_limit_ms=500).check(RULE_SET)
 
     assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert child not in workers()
+    assert [] == workers("T")
     assert (await Compiler().check(RULE_SET)).valid
 
 
-async def test_callers_that_hang_up_make_no_room() -> None:
+async def test_callers_that_hang_up_make_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child of a caller that has hung up counts until it is gone: nobody gets more children than may compile at once."""
-    compiling = Compiler()
-    checking = [asyncio.create_task(compiling.check(RULE_SET)) for _ in range(compiler.COMPILES_MAX)]
-    children: set[int] = set()
-    while len(children) < compiler.COMPILES_MAX:
-        for child in set(workers()) - children:
-            os.kill(child, signal.SIGSTOP)
-            children.add(child)
-        await asyncio.sleep(0.001)
+    compiling = Compiler(time_limit_ms=100_000)
+    with monkeypatch.context() as patched:
+        stop_children(patched)
+        checking = [asyncio.create_task(compiling.check(RULE_SET)) for _ in range(compiler.COMPILES_MAX)]
+        children = await stopped(compiler.COMPILES_MAX)
     for task in checking:
         task.cancel()
     await asyncio.gather(*checking, return_exceptions=True)
     another = asyncio.create_task(compiling.check(RULE_SET))
     await asyncio.sleep(0.3)
 
-    assert set(workers()) == children
+    assert set(workers()) == set(children)
     for child in children:
         os.kill(child, signal.SIGCONT)
     assert (await another).valid
