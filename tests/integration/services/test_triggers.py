@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gavel.v1.common_pb2 import EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT, EVENT_CATEGORY_FACT_EVENT
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client import Firing, GavelClient, PositionFile, Trigger, TriggerSubscription, fact_envelope
+from gavel_client import Firing, GavelClient, PositionFile, Trigger, TriggerSubscription, fact_envelope, trigger_subscription
 from gavel_client.values import from_struct
 
 from tests.integration.services.world import AGENT, ORDERS, World
@@ -82,14 +82,26 @@ async def test_what_matches_wakes_the_agent_and_is_recorded(client: GavelClient,
     assert [f"agent/{AGENT.id}"] * 2 == [event.subject for event in fired]
 
 
-async def test_history_is_gathered_by_windows_and_answered_by_priority(client: GavelClient, tmp_path: Path) -> None:
+async def test_history_is_gathered_by_windows_and_answered_by_priority(
+    client: GavelClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What lies in the log already is gathered like what comes; the more urgent trigger is answered first."""
     created = [await create(client, f"order/{number}") for number in range(5)]
     triggers = [Trigger("all", subjects=("order/*",), window_ms=300), Trigger("last", subjects=("order/4",), window_ms=300, priority=1)]
     woken = Woken(2)
-    await subscription(client, triggers, woken, tmp_path / "p").run()
+    gathering = subscription(client, triggers, woken, tmp_path / "p")
+    moments = [0.0]
+
+    def now_ms() -> float:
+        """The time, which stands still until everything is gathered."""
+        if gathering._windows.waiting == len(created) + 1:
+            moments[0] = 1_000.0
+        return moments[0]
+
+    monkeypatch.setattr(trigger_subscription, "_now_ms", now_ms)
+    await gathering.run()
     numbers = [event.sequence_number for event in created]
-    assert sorted([("all", numbers), ("last", numbers[4:])]) == sorted(woken.firings)
+    assert [("last", numbers[4:]), ("all", numbers)] == woken.firings
 
 
 async def test_a_restart_goes_on_where_it_was(client: GavelClient, tmp_path: Path) -> None:
