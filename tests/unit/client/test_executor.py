@@ -29,7 +29,7 @@ from gavel_client.values import from_struct
 
 from tests.unit.client.executors import ACTION, GROUP, Make, carry_out, outcomes, running, succeed
 from tests.unit.client.fake_server import FakeExecutions, FakeServer, approved, refused
-from tests.unit.client.redis_helpers import Queue, until, until_equal
+from tests.unit.client.redis_helpers import SHORT_MS, Queue, until, until_equal
 
 
 async def test_success(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
@@ -312,7 +312,7 @@ async def test_refused_report_is_loud(
         return refused(grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
 
     server.answers["ReportExecution"] = refuse
-    await carry_out(make(succeed), queue)
+    await carry_out(make(succeed, min_idle_ms=SHORT_MS), queue)
     assert "the report EXECUTION_STATUS_SUCCESS was refused: FAILED_PRECONDITION WRONG_STATE" in caplog.text
 
 
