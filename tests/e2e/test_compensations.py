@@ -11,6 +11,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 from gavel.v1.projection_service_pb2 import PENDING_PHASE_APPROVED, PENDING_PHASE_AWAITING_FACTS, PENDING_PHASE_UNDER_REVIEW
 from gavel_client import GavelClient, execution_envelope, new_event_id
+from gavel_client.fdr import FactDerivationReactor
 from gavel_client.values import from_struct
 
 from tests.e2e.cli.programs import gavel
@@ -123,6 +124,32 @@ async def test_a_compensation_whose_entry_is_lost(
     attempts = {(event.execution.decision_id, event.execution.attempt) for event in started}
     assert 4 == len({decision_id for decision_id, _ in attempts}) == len(attempts)
     await prove(first)
+
+
+async def test_a_report_whose_entry_is_lost(tmp_path: Path) -> None:
+    """Both work queues are deleted before anybody has read them: the report's facts are derived from the log, and the key comes free."""
+    server = Server(tmp_path / "gavel", options=["--no-fdr"])
+    with serving(server):
+        async with server.client() as client:
+            await open_bus(client, SAGA)
+            approval = await approve(client, SUBJECT)
+            await client.report_execution(half_done(approval, await start(client, approval)))
+            async with redis.asyncio.Redis.from_url(server.redis_url) as store:
+                assert 2 == await store.delete("gavel:{default}:work:decisions", "gavel:{default}:work:executions")
+            reactor = FactDerivationReactor(client, server.redis_url, look_interval_ms=100)
+            running = asyncio.create_task(reactor.run())
+            try:
+                with executor("recalls", server, server.redis_url, "default", "courier", tmp_path / "courier.log", lease_ms=LONG_MS):
+                    await seen(client, lambda event: event.fact.key == "parcel.back_from")
+                    await nothing_is_left(client)
+            finally:
+                reactor.stop()
+                await running
+            derived = [event.fact.key for event in await events_of(client) if event.fact.decision_id]
+            statuses = ["execution.parcel.send.status", f"execution.{RECALL}.status"]
+            assert sorted(["parcel.back_from", *statuses]) == sorted(derived)
+            await approve(client, SUBJECT)
+            await prove(client)
 
 
 async def test_two_servers_know_of_it(unopened: Clients) -> None:

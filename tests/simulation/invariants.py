@@ -141,6 +141,7 @@ def approvals_rest_on_what_held(events: Sequence[Envelope]) -> Iterator[str]:
     """The status that an approval pins is the latest accepted, of the right type, and was fresh when it was decided."""
     latest: dict[tuple[str, str], Envelope] = {}  # by subject and source
     proposals = {event.event_id: event for event in events if event.HasField("proposal")}
+    approvals, of_review = _approvals(events), _reviews_of_executions(events)
     for event in events:
         if event.fact.key == STATUS["key"] and event.producer.id in STATUS["sources"]:
             known = latest.get((event.subject, event.producer.id))
@@ -148,7 +149,8 @@ def approvals_rest_on_what_held(events: Sequence[Envelope]) -> Iterator[str]:
                 latest[event.subject, event.producer.id] = event
         if not event.HasField("decision") or event.decision.outcome != APPROVED or "refunds" not in event.decision.active_policy_ids:
             continue
-        if not event.decision.compensates_decision_id:  # which rests on none
+        approval = approvals[of_review.get(event.decision.previous_decision_id, event.event_id)]
+        if not approval.decision.compensates_decision_id:  # which rests on none, nor does a grant of one more attempt of it
             yield from _problems_of_approval(event, proposals[event.decision.proposal_id], latest)
 
 

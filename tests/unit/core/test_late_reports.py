@@ -289,6 +289,21 @@ def test_undoing_what_made_it_be_forgotten() -> None:
     assert before == core.state.digest()
 
 
+def test_a_granted_attempt_waits_for_a_lease_that_still_runs() -> None:
+    """A person who is called while an attempt runs may grant another one; it begins when nobody can be at work any more."""
+    core = patient()
+    approval, first, second = taken_over(core)
+    core.report(first, SUCCESS)
+    core.pass_time(400)
+    grant = core.resolve(core.events[-1], APPROVE)
+    refusals = [core.refuse_start(one) for one in (grant, approval)]
+    assert [(reasons.ALREADY_RUNNING, 600)] * 2 == [(refusal.reason_code, refusal.retry_after_ms) for refusal in refusals]
+    core.pass_time(600)
+    assert 3 == core.start(grant).execution.attempt
+    assert "LateExecutionReport" == core.report(second, SUCCESS, OTHER_EXECUTOR).event_name
+    core.prove()
+
+
 # What ends without their word
 
 
