@@ -1,16 +1,18 @@
-"""What the tests of a rule set have tried: which rules decided, and which parts of their conditions came out both ways.
+"""What the tests of a rule set have tried: which rules decided, which parts of their conditions came out both ways, what follows.
 
 A rule is covered when it has decided a case: one that only matched beneath another rule could be anything. A condition's
 branches are the operands of its logic, down to where there is no `&&`, `||` or `!` any more; each has two outcomes, true and
-false. Only cases that reached the rules count: conditions that nobody asked have shown nothing.
+false. Only cases that reached the rules count: conditions that nobody asked have shown nothing. A derivation is covered when it
+has given a fact, a compensation when it has been approved; whether the one or the other may fail is for a case to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from gavel_rules import reasons
+from gavel_rules.case_bus import CarriedOut
 from gavel_rules.explanation import branches
 from gavel_rules.ruleset import CompiledRuleSet
 from gavel_rules.testing import CaseResult
@@ -37,6 +39,14 @@ class RuleCoverage(NamedTuple):
     branches: tuple[BranchCoverage, ...]
 
 
+class ConsequenceCoverage(NamedTuple):
+    """How often what follows from a report came about, and how often its expressions gave nothing."""
+
+    name: str  # "derivation ID" or "compensation of ACTION"
+    made: int
+    failed: int
+
+
 class Share(NamedTuple):
     """So many of so many."""
 
@@ -60,6 +70,9 @@ class Coverage:
         }
         self._matched = dict.fromkeys(self._rules, 0)
         self._decided = dict.fromkeys(self._rules, 0)
+        names = [*(_derivation(rule.id) for rule in rule_set.derivations), *_compensations(rule_set)]
+        self._made = dict.fromkeys(names, 0)
+        self._failed = dict.fromkeys(names, 0)
 
     def add(self, results: Iterable[CaseResult]) -> None:
         """Count what these cases tried."""
@@ -68,6 +81,8 @@ class Coverage:
             codes = {decision.reason_code, *(warning.code for warning in decision.warnings)}
             if decision.rule_matches or codes & _ASKED:
                 self._add(result)
+            if result.carried_out is not None:
+                self._add_consequences(result.action, result.carried_out)
 
     def _add(self, result: CaseResult) -> None:
         for explanation in result.explanations:
@@ -78,6 +93,24 @@ class Coverage:
             for term in explanation.terms:
                 if term.expression in counts and term.value in ("true", "false"):
                     counts[term.expression][term.value == "false"] += 1
+
+    def _add_consequences(self, action: str, carried_out: CarriedOut) -> None:
+        for fact in carried_out.facts:
+            self._made[_derivation(fact.derivation_rule_id)] += 1
+        for rule_id in carried_out.failed:
+            self._failed[_derivation(rule_id)] += 1
+        if carried_out.compensation is not None:
+            self._made[_compensation(action)] += 1
+        if carried_out.review == reasons.COMPENSATION_INVALID:
+            self._failed[_compensation(action)] += 1
+
+    def consequences(self) -> list[ConsequenceCoverage]:
+        """Return what was tried of every derivation and compensation."""
+        return [ConsequenceCoverage(name, made, self._failed[name]) for name, made in self._made.items()]
+
+    def of_consequences(self) -> Share:
+        """Return how many derivations and compensations came about in a case."""
+        return Share(sum(count > 0 for count in self._made.values()), len(self._made))
 
     def rules(self) -> list[RuleCoverage]:
         """Return what was tried of every rule, by action and falling priority."""
@@ -100,3 +133,17 @@ class Coverage:
         """Return how many outcomes of the conditions' branches were seen."""
         counts = [count for of_rule in self._rules.values() for outcomes in of_rule.values() for count in outcomes]
         return Share(sum(count > 0 for count in counts), len(counts))
+
+
+def _derivation(rule_id: str) -> str:
+    return f"derivation {rule_id}"
+
+
+def _compensation(action: str) -> str:
+    return f"compensation of {action}"
+
+
+def _compensations(rule_set: CompiledRuleSet) -> Iterator[str]:
+    for action in rule_set.actions.values():
+        if action.compensation is not None:
+            yield _compensation(action.action_type)

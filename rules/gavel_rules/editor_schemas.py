@@ -8,7 +8,7 @@ types of conditions and everything else that takes more than a look at one place
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any, Final, Literal
 
@@ -22,7 +22,7 @@ SchemaName = Literal["rule-set", "test"]
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _TITLES: Final[Mapping[SchemaName, str]] = {"rule-set": "Gavel rule set", "test": "Tests of a Gavel rule set"}
 # Parts that stand whole in a list: nothing patches them, so nothing in them may be left out.
-_WHOLE: Final = frozenset({"HintCase"})
+_WHOLE: Final = frozenset({"HintCase", "DerivedCase"})
 _BARE: Final[list[dict[str, Any]]] = [{"type": name} for name in ("string", "number", "boolean", "array", "null")]
 
 
@@ -108,17 +108,21 @@ _ROWS: Final[dict[str, Any]] = {
 
 
 def _columns(case: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    names = ["name"]
-    for name, field in case["properties"].items():
-        names.append(name)
-        reference = field["anyOf"][0].get("$ref", "").removeprefix("#/$defs/")
-        names.extend(f"{name}.{inner}" for inner in parts.get(reference, {}).get("properties", ()))
-    known = {"enum": names}
+    known = {"enum": ["name", *_dotted(case, parts)]}
     return {
         "type": "array",
         "description": "What each cell of a row says, like params.amount or expect.outcome.",
-        "items": {"type": "string", "anyOf": [known, {"pattern": r"^(params|facts)\..+$"}]},
+        "items": {"type": "string", "anyOf": [known, {"pattern": r"^(params|facts|execution\.result|expect\.compensation\.params)\..+$"}]},
     }
+
+
+def _dotted(part: dict[str, Any], parts: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of a part's keys, and dotted those of the parts below it."""
+    for name, field in part["properties"].items():
+        yield name
+        reference = field["anyOf"][0].get("$ref", "").removeprefix("#/$defs/")
+        if reference:
+            yield from (f"{name}.{inner}" for inner in _dotted(parts[reference], parts))
 
 
 def _of(model: type[BaseModel]) -> dict[str, Any]:

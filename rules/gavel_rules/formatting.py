@@ -30,7 +30,17 @@ from gavel_rules.errors import GavelRulesError
 from gavel_rules.parts import ActionPart, FactPart, RetryPart, RulePart, RuleSetPart
 from gavel_rules.source import Messages, Source
 from gavel_rules.suite import SUITE_KEYS, TABLE_KEYS
-from gavel_rules.suite_parts import CasePart, EarlierCase, ExpectCase, FactCase, HintCase
+from gavel_rules.suite_parts import (
+    CasePart,
+    CompensationCase,
+    DerivedCase,
+    EarlierCase,
+    ErrorCase,
+    ExecutionCase,
+    ExpectCase,
+    FactCase,
+    HintCase,
+)
 
 # Lines are as long as their author made them: a rule or a row on a line is read as one.
 _LINE_LENGTH_MAX: Final = 1 << 20
@@ -228,10 +238,15 @@ def _keys(model: type[BaseModel]) -> _Order:
     return tuple(model.model_fields)
 
 
+_EXECUTION: Final = _Shape(_keys(ExecutionCase), {"error": _Shape(_keys(ErrorCase))})
 _CASE_BELOW: Final[Mapping[str, _Shape]] = {
     "facts": _Shape((), every=_Shape(_keys(FactCase))),
-    "expect": _Shape(_keys(ExpectCase), {"hint": _Shape(_keys(HintCase))}),
-    "earlier": _Shape(_keys(EarlierCase)),
+    "execution": _EXECUTION,
+    "expect": _Shape(
+        _keys(ExpectCase),
+        {"hint": _Shape(_keys(HintCase)), "derived": _Shape(_keys(DerivedCase)), "compensation": _Shape(_keys(CompensationCase))},
+    ),
+    "earlier": _Shape(_keys(EarlierCase), {"execution": _EXECUTION}),
 }
 _CASE_KEYS: Final = ("name", *_keys(CasePart))
 _SUITE: Final = _Shape(

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from types import NoneType
+from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from gavel_rules.document import DocumentError, code_of_mistake
 from gavel_rules.schema import suggestion
@@ -21,13 +23,8 @@ from gavel_rules.source import Messages, Path, Source
 from gavel_rules.suite_parts import (
     CasePart,
     EarlierCase,
+    ExecutionCase,
     ExpectCase,
-    FactCase,
-    HintCase,
-    ProducerCase,
-    ProposalCase,
-    TraceCase,
-    VersionBindingCase,
 )
 from gavel_rules.values import problems
 
@@ -51,10 +48,11 @@ class SuiteCase(NamedTuple):
         return instant_ms(self.part.now)
 
     def origin(self, path: Path) -> Path:
-        """Return where in the document a part of the case was written, or the nearest part around it."""
+        """Return where in the document a part of the case was written; of what nobody wrote, where it would stand."""
+        within: Path = ()  # of a list, which is taken over as it is
         while path and path not in self.origins:
-            path = path[:-1]
-        return self.origins.get(path, self.path)
+            path, within = path[:-1], (path[-1], *within)
+        return (*self.origins.get(path, self.path), *within)
 
     def says(self, path: Path) -> bool:
         """Whether the case itself, and not only what it inherits, says something of a part."""
@@ -222,16 +220,17 @@ class _Reading:
         steps = tuple(column.split("."))
         if steps == ("name",):
             return steps
-        known = sorted({"name", *CasePart.model_fields})
-        model: type[BaseModel] | None = CasePart
+        part: object = CasePart
         for depth, step in enumerate(steps):
-            if model is None:
+            fields = _fields(part)
+            if not fields:
                 break
-            if step not in model.model_fields:
-                names = known if depth == 0 else sorted(f"{'.'.join(steps[:depth])}.{name}" for name in model.model_fields)
+            if step not in fields:
+                before = ".".join((*steps[:depth], ""))
+                names = sorted(before + name for name in (fields if depth else {"name", *fields}))
                 self._add(path, "unknown-column", f"a case has no {column}", suggestion(".".join(steps[: depth + 1]), names))
                 return ()
-            model = _PARTS.get(step) if depth == 0 else None
+            part = _below(part, step)
         return steps
 
     def _finish(self, name: object, merged: _Merged, path: Path, place: Path) -> None:
@@ -276,9 +275,33 @@ class _Reading:
             self._add(case.origin(("params",)), "out-of-range", f"{path} {problem}", "no event can carry it")
         for index, name in enumerate(part.cites or ()):
             if name not in part.facts:
-                place = case.origin(("cites",))
-                self._add((*place, index), "unknown-name", f"the case has no fact {name}", suggestion(name, sorted(part.facts)))
+                self._add(
+                    case.origin(("cites", index)), "unknown-name", f"the case has no fact {name}", suggestion(name, sorted(part.facts))
+                )
+        self._check_execution(case)
         return len(self._messages) == before
+
+    def _check_execution(self, case: SuiteCase) -> None:
+        """Report an execution of what is not approved, and expectations of what follows a report where there is none."""
+        part = case.part
+        executions: list[tuple[Path, ExecutionCase | None]] = [(("execution",), part.execution)]
+        executions += [(("earlier", index, "execution"), earlier.execution) for index, earlier in enumerate(part.earlier)]
+        for path, execution in executions:
+            for at, problem in problems(execution.result, "execution.result") if execution is not None else ():
+                self._add(case.origin((*path, "result")), "out-of-range", f"{at} {problem}", "no event can carry it")
+        if part.execution is not None and part.expect.outcome != "APPROVED":
+            message = f"only an approval is carried out, and {part.expect.outcome} is expected"
+            self._add(case.origin(("execution",)), "not-carried-out", message, "take execution away, or expect APPROVED")
+        for index, row in enumerate(part.expect.derived or ()):
+            if not isinstance(row.value, str | bool | int | float | None):
+                message = f"expect.derived.{index}.value: input should be a string, a number or a boolean"
+                self._add(
+                    case.origin(("expect", "derived", index, "value")), "wrong-type", message, "nothing else is ever derived", value=True
+                )
+        for name in ("derived", "compensation", "review"):
+            if part.execution is None and getattr(part.expect, name) is not None:
+                message = f"expect.{name} is about a report, and the case has none"
+                self._add(case.origin(("expect", name)), "not-carried-out", message, "say under execution how it is reported")
 
     def _report(self, kind: str, found: tuple[str | int, ...], message: str, case: SuiteCase) -> None:
         """Report what pydantic found wrong with a merged case where its author wrote it."""
@@ -318,13 +341,6 @@ class _Reading:
         self._messages.add(place, code, message, hint)
 
 
-_PARTS: Final[Mapping[str, type[BaseModel]]] = {
-    "producer": ProducerCase,
-    "proposal": ProposalCase,
-    "trace": TraceCase,
-    "version_binding": VersionBindingCase,
-    "expect": ExpectCase,
-}
 _WRITING: Final = {
     "now": 'write it in UTC, quoted, like "2026-01-31T12:00:00Z"',
     "subject": "write it like order/123",
@@ -337,20 +353,27 @@ _NO_CASE: Final = CasePart(expect=ExpectCase(outcome="REJECTED"))
 
 def _keys_beside(path: Path) -> list[str]:
     """Return the keys that a case takes where `path` names one that it does not."""
-    match [str(step) for step in path[:-1]]:
-        case []:
-            model: type[BaseModel] = CasePart
-        case [part]:
-            model = _PARTS[part]
-        case ["facts", _]:
-            model = FactCase
-        case ["earlier", _]:
-            model = EarlierCase
-        case ["earlier", _, part]:
-            model = _PARTS[part]
-        case _:
-            model = HintCase
-    return sorted(model.model_fields)
+    part: object = CasePart
+    for step in path[:-1]:
+        part = _below(part, str(step))
+    return sorted(_fields(part))
+
+
+def _below(part: object, step: str) -> object:
+    """Return the type of what stands under a key of a part, or of the items where `part` is a type of lists or mappings."""
+    fields = _fields(part)
+    if not fields:
+        return get_args(part)[-1]
+    annotation: object = fields[step].annotation
+    # Of what may be None only the other is meant.
+    return (
+        next((one for one in get_args(annotation) if one is not NoneType), annotation) if NoneType in get_args(annotation) else annotation
+    )
+
+
+def _fields(part: object) -> Mapping[str, FieldInfo]:
+    """Return the fields of a part; none of a type that is no part."""
+    return part.model_fields if isinstance(part, type) and issubclass(part, BaseModel) else {}
 
 
 def _apply(merged: _Merged, path: tuple[str, ...], item: object, origin: Path) -> None:
@@ -383,7 +406,8 @@ def _with_earlier(merged: _Merged) -> _Merged:
     patches = data.get("earlier")
     if not isinstance(patches, list):
         return merged
-    shared = {name: data[name] for name in EarlierCase.model_fields if name in data}
+    # How the case itself is carried out says nothing of those before it.
+    shared = {name: data[name] for name in EarlierCase.model_fields if name in data and name != "execution"}
     full: list[object] = []
     for index, patch in enumerate(patches):
         earlier: _Merged = (_copied(shared), {})

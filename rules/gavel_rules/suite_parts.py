@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from gavel_rules import limits
-from gavel_rules.parts import DURATION_MS_MAX, REJECTION_LIMIT_MAX, ActionType, FactKey, Milliseconds
+from gavel_rules.parts import ATTEMPTS_MAX, DURATION_MS_MAX, REJECTION_LIMIT_MAX, ActionType, FactKey, Milliseconds
 from gavel_rules.values import INTEGER_MAX
 
 EARLIER_MAX: Final = 32
@@ -19,6 +19,7 @@ NOW_DEFAULT: Final = "2026-01-01T12:00:00Z"
 SUBJECT_DEFAULT: Final = "subject/1"
 
 Subject = Annotated[str, StringConstraints(pattern=f"^{limits.SUBJECT}$")]
+ReasonCode = Annotated[str, StringConstraints(pattern=r"^([A-Z][A-Z0-9_]{0,127})?$")]
 SourceName = Annotated[str, StringConstraints(pattern=f"^{limits.PRODUCER_ID}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, StringConstraints(max_length=limits.TEXT_BYTES_MAX // 4)]
@@ -98,6 +99,32 @@ class VersionBindingCase(_Part):
     """Of the schema of the producer's own state."""
 
 
+class ErrorCase(_Part):
+    """What went wrong, as the executor says it."""
+
+    code: Text = ""
+    """For programs."""
+    message: Text = ""
+    """For people."""
+
+
+class ExecutionCase(_Part):
+    """How an executor reports what became of the approval. It begins at once, and reports at once."""
+
+    status: Literal["SUCCESS", "FAILED", "PARTIAL", "TIMEOUT", "ABORTED"]
+    """How the attempt ended."""
+    attempt: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] = 1
+    """Which attempt it is; those before it have FAILED."""
+    reason_code: ReasonCode = ""
+    """Why it was given up, as the executor says it."""
+    result: dict[str, Any] = {}
+    """What came of it."""
+    error: ErrorCase = ErrorCase()
+    """What went wrong."""
+    completed_steps: Annotated[list[Text], Field(max_length=limits.COMPLETED_STEPS_MAX)] = []
+    """What was done of it."""
+
+
 class EarlierCase(_Part):
     """A proposal made just before, in a trace of its own. It patches the case's: what it does not say is as there."""
 
@@ -111,6 +138,8 @@ class EarlierCase(_Part):
     """The action's parameters."""
     proposal: ProposalCase = ProposalCase()
     """What the agent says of it."""
+    execution: ExecutionCase | None = None
+    """How its execution is reported; the facts that follow are in the log. Default: nobody carries it out."""
 
 
 class HintCase(_Part):
@@ -126,12 +155,30 @@ class HintCase(_Part):
     """Accepted sources, in any order."""
 
 
+class DerivedCase(_Part):
+    """A fact that the rule set derives. Without a value it may be any."""
+
+    key: FactKey
+    """The fact's key."""
+    value: Annotated[Any, WithJsonSchema({"type": ["string", "number", "boolean", "null"]})] = None
+    """What it says: a string, a number or a boolean."""
+
+
+class CompensationCase(_Part):
+    """What makes good what was half done. What it does not name is not compared."""
+
+    action: Annotated[str, StringConstraints(pattern=f"^({limits.DOTTED_NAME})?$", max_length=limits.ACTION_TYPE_LENGTH_MAX)]
+    """The action's type. "": nothing is compensated."""
+    params: dict[str, Any] | None = None
+    """All its params."""
+
+
 class ExpectCase(_Part):
     """What must be decided. What is not named is not compared."""
 
     outcome: Literal["APPROVED", "REJECTED", "NEEDS_HUMAN_REVIEW"]
     """What it comes to."""
-    reason_code: Annotated[str, StringConstraints(pattern=r"^([A-Z][A-Z0-9_]{0,127})?$")] | None = None
+    reason_code: ReasonCode | None = None
     """The rule's, or one of Gavel's own. "": none."""
     rule_id: Annotated[str, StringConstraints(max_length=128)] | None = None
     """The rule that decides. "": none."""
@@ -145,6 +192,12 @@ class ExpectCase(_Part):
     """Whether no proposal can succeed as things stand."""
     conflict_key: str | None = None
     """What the approval holds alone."""
+    derived: list[DerivedCase] | None = None
+    """All facts that the rule set derives from the report, in any order; an empty list: none."""
+    compensation: CompensationCase | None = None
+    """What is approved to make good what was half done."""
+    review: ReasonCode | None = None
+    """Why a person is called after the report. "": nobody is."""
 
 
 class CasePart(_Part):
@@ -174,5 +227,7 @@ class CasePart(_Part):
     """Names of the facts that the proposal cites. Default: all of them."""
     earlier: Annotated[list[EarlierCase], Field(max_length=EARLIER_MAX)] = []
     """Proposals made just before this one."""
+    execution: ExecutionCase | None = None
+    """How an executor reports what became of the approval. Default: nobody carries it out."""
     expect: ExpectCase
     """What must be decided."""

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gavel_rules.analysis import analyse
+from gavel_rules.case_bus import RefusedError
 from gavel_rules.ruleset import CompiledRuleSet, DocumentError, DocumentMessage, compile_rule_set
 from gavel_rules.suite import SUITE_SUFFIXES, Suite, read_suite
-from gavel_rules.testing import RefusedError, check_suite
+from gavel_rules.testing import check_suite
 
 from gavel_server.cli import output
 from gavel_server.cli.documents import STANDARD_INPUT, read_document, read_rule_set

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel_rules.coverage import Coverage
 from gavel_rules.ruleset import DocumentMessage
 from gavel_rules.testing import CaseResult
 
 from gavel_server.cli import author_files
 from gavel_server.cli.author_files import Checked, Invalid
-from gavel_server.cli.describe import printable, short, verdict_line
+from gavel_server.cli.describe import printable, short, value_text, verdict_line
 
 
 class SuiteRun(NamedTuple):
@@ -72,7 +73,21 @@ def failure_lines(result: CaseResult, file: str) -> list[str]:
     """Return what people need to know of a failed case: where it stands, what differs, what was decided."""
     head = f"{file}:{result.line}:{result.column}: failed: {printable(result.case.name)}"
     differences = [f"  {one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences]
-    return [head, *differences, f"  decided: {verdict_line(result.decision)}"]
+    return [head, *differences, f"  decided: {verdict_line(result.decision)}", *(f"  {line}" for line in consequence_lines(result))]
+
+
+def consequence_lines(result: CaseResult) -> Iterator[str]:
+    """Yield what followed from the report of a case's execution, if it has one."""
+    carried_out = result.carried_out
+    if carried_out is None:
+        return
+    yield f"carried out: {short(ExecutionStatus, carried_out.report.execution.status)}"
+    for fact in carried_out.facts:
+        yield f"derived: {fact.key} = {value_text(fact.value)}"
+    for rule_id in carried_out.failed:
+        yield f"derivation {rule_id} gives no fact: its expression errs, or gives no string, number or boolean"
+    if carried_out.decision is not None:
+        yield f"decided then: {verdict_line(carried_out.decision)}"
 
 
 def explanation_lines(result: CaseResult) -> Iterator[str]:
@@ -89,9 +104,11 @@ def explanation_lines(result: CaseResult) -> Iterator[str]:
 def coverage_lines(file: str, coverage: Coverage, *, full: bool) -> Iterator[str]:
     """Yield how much of a rule set was tried, and what was not; with `full`, every rule and every part of its condition."""
     rules, branches = coverage.of_rules(), coverage.of_branches()
+    consequences = coverage.of_consequences()
+    after = f", derivations and compensations {consequences.seen} of {consequences.total} ({consequences.percent} %)"
     yield (
         f"{file}: rules {rules.seen} of {rules.total} ({rules.percent} %), "
-        f"outcomes of conditions {branches.seen} of {branches.total} ({branches.percent} %)"
+        f"outcomes of conditions {branches.seen} of {branches.total} ({branches.percent} %)" + (after if consequences.total else "")
     )
     for rule in coverage.rules():
         missing = [
@@ -106,6 +123,11 @@ def coverage_lines(file: str, coverage: Coverage, *, full: bool) -> Iterator[str
         if not rule.decided:
             yield f"  {rule.rule_id} never decided"
         yield from missing
+    for one in coverage.consequences():
+        if full:
+            yield f"  {one.name}: made {one.made}, failed {one.failed}"
+        if not one.made:
+            yield f"  {one.name}: no case reports what it is made of"
 
 
 def as_json(run: TestRun) -> dict[str, Any]:
@@ -175,6 +197,7 @@ def _case(result: CaseResult) -> dict[str, Any]:
         "reason_code": result.decision.reason_code,
         "rule_id": result.decision.rule_id,
         "differences": [difference._asdict() for difference in result.differences],
+        "consequences": list(consequence_lines(result)),
     }
 
 
@@ -183,6 +206,7 @@ def _coverage(file: str, coverage: Coverage) -> dict[str, Any]:
         "rule_set_file": file,
         "rules_percent": coverage.of_rules().percent,
         "conditions_percent": coverage.of_branches().percent,
+        "consequences_percent": coverage.of_consequences().percent,
         "rules": [
             {
                 "action": rule.action,
@@ -193,6 +217,7 @@ def _coverage(file: str, coverage: Coverage) -> dict[str, Any]:
             }
             for rule in coverage.rules()
         ],
+        "consequences": [one._asdict() for one in coverage.consequences()],
     }
 
 
@@ -209,7 +234,9 @@ def _counted(number: int, noun: str) -> str:
 
 
 def below(run: TestRun, percent_min: int) -> Sequence[str]:
-    """Return the rule sets whose coverage of rules or of conditions is less than this."""
+    """Return the rule sets of whose rules, conditions or consequences less than this is covered."""
     return [
-        file for file, coverage in run.coverage.items() if min(coverage.of_rules().percent, coverage.of_branches().percent) < percent_min
+        file
+        for file, coverage in run.coverage.items()
+        if min(coverage.of_rules().percent, coverage.of_branches().percent, coverage.of_consequences().percent) < percent_min
     ]

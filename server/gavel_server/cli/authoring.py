@@ -50,7 +50,13 @@ def run_tests(
     coverage: Annotated[bool, typer.Option("--coverage", help="Show what the cases tried of every rule and its condition.")] = False,
     min_coverage: Annotated[
         int,
-        typer.Option("--min-coverage", min=0, max=100, metavar="PERCENT", help="Fail if less of a rule set is tried, rules or conditions."),
+        typer.Option(
+            "--min-coverage",
+            min=0,
+            max=100,
+            metavar="PERCENT",
+            help="Fail if less of a rule set is tried: rules, conditions, or what follows.",
+        ),
     ] = 0,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML, too.")] = None,
     as_json: AsJson = False,
@@ -133,7 +139,7 @@ def explain(
     """
     from gavel.v1.arbitration_service_pb2 import PreflightResponse
 
-    from gavel_server.cli import output
+    from gavel_server.cli import author_reports, output
     from gavel_server.cli.proposing import print_decision, print_explanations
 
     result = _explained(file, proposal, case)
@@ -141,6 +147,8 @@ def explain(
         output.print_json(PreflightResponse(decision=result.decision, explanations=result.explanations))
         return
     print_decision(result.decision, [("case", result.case.name)])
+    for line in author_reports.consequence_lines(result):
+        output.say(line)
     print_explanations(list(result.explanations))
 
 

@@ -1,8 +1,9 @@
-"""Rule sets with one literal changed: what a suite that is worth its name must notice.
+"""Rule sets with one thing changed: what a suite that is worth its name must notice.
 
-Every literal of every condition, and of the variables that conditions use, is changed by the least step that means something: a
-number by one in its last written place, up and down; a date and time by a second, a length of time by one of its units, an offset
-by an hour; any other string by a letter at its end; true for false.
+Every literal of every condition, of the variables that conditions use, and of what derivations and compensations are made of, is
+changed by the least step that means something: a number by one in its last written place, up and down; a date and time by a
+second, a length of time by one of its units, an offset by an hour; any other string by a letter at its end; true for false.
+Derivations and compensations are also made otherwise, and taken away.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER: Final = re.compile(r"-?(?:0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
 _TEXT: Final = re.compile(r"""[rR]?(?:'''[\s\S]*?'''|\"{3}[\s\S]*?\"{3}|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 _LENGTH_OF_TIME: Final = re.compile(r"([0-9]+)((?:h|m|s|ms)[0-9hms]*)")
+# What Gavel makes, which no suite can name.
+_IDS: Final = re.compile(r"decision\.(?:decision_id|proposal_id)|execution\.execution_id")
 _OFFSET: Final = re.compile(r"([+-])([0-9]{2})(:[0-9]{2})")
 
 
@@ -46,6 +49,44 @@ def mutations(data: dict[str, Any]) -> Iterator[Mutation]:
         for changed, change in _changes(rule["when"]):
             rules = [{**one, "when": changed} if one["id"] == rule["id"] else one for one in alone["rules"]]
             yield Mutation({**alone, "rules": rules}, rule["action"], rule["id"], f"rule {rule['id']}: {change}")
+    yield from _of_derivations(data)
+    yield from _of_compensations(data)
+
+
+def _of_derivations(data: dict[str, Any]) -> Iterator[Mutation]:
+    for derivation in data.get("derivations", ()):
+        action = derivation["on"]["action"]
+        alone = _only(data, action)
+        others: list[tuple[list[dict[str, Any]], str]] = [
+            ([], "taken away"),
+            ([{**derivation, "key": f"{derivation['key']}.x"}], "another key"),
+        ]
+        others += [([{**derivation, "value": changed}], change) for changed, change in _other_values(derivation["value"])]
+        for other, change in others:
+            derivations = [kept for one in alone["derivations"] for kept in (other if one == derivation else [one])]
+            yield Mutation({**alone, "derivations": derivations}, action, "", f"derivation {derivation['id']}: {change}")
+
+
+def _of_compensations(data: dict[str, Any]) -> Iterator[Mutation]:
+    for action, part in data["actions"].items():
+        if "compensation" not in part:
+            continue
+        # The whole document: the action that compensates may be declared in it.
+        declared = part["compensation"]
+        others = [({**declared, "action": f"{declared['action']}.x"}, "another action"), (None, "taken away")]
+        for name, text in declared.get("params", {}).items():
+            for changed, change in _other_values(text):
+                others.append(({**declared, "params": {**declared["params"], name: changed}}, f"{name}: {change}"))
+        for other, change in others:
+            changed_part = {**part, "compensation": other} if other else {name: part[name] for name in part if name != "compensation"}
+            yield Mutation({**data, "actions": {**data["actions"], action: changed_part}}, "", "", f"compensation of {action}: {change}")
+
+
+def _other_values(text: str) -> Iterator[tuple[str, str]]:
+    """Yield an expression over reports with a literal changed, and made to give something else altogether."""
+    yield from _changes(text)
+    if _IDS.search(text) is None:
+        yield '"x"', "another value"
 
 
 def unchanged(data: dict[str, Any]) -> Iterator[Mutation]:
@@ -55,7 +96,10 @@ def unchanged(data: dict[str, Any]) -> Iterator[Mutation]:
 
 
 def survives(mutation: Mutation, suite: Suite) -> bool:
-    """Whether no case of the suite fails on the mutation. What does not compile could never be deployed, and does not survive."""
+    """Whether no case of the suite fails on the mutation.
+
+    What does not compile could never be deployed, and what the suite does not fit could not be tested: neither survives.
+    """
     try:
         rule_set = compile_rule_set(json.dumps(mutation.data))
     except DocumentError:
@@ -63,7 +107,10 @@ def survives(mutation: Mutation, suite: Suite) -> bool:
     cases = [case for case in suite.cases if mutation.action in ("", case.part.action or mutation.action)]
     # Those that this rule decides are the first to notice.
     cases.sort(key=lambda case: case.part.expect.rule_id != mutation.rule_id)
-    return all(result.passed for result in run_cases(suite._replace(cases=tuple(cases)), rule_set, explained=False))
+    try:
+        return all(result.passed for result in run_cases(suite._replace(cases=tuple(cases)), rule_set, explained=False))
+    except DocumentError:
+        return False
 
 
 def _only(data: dict[str, Any], action: str) -> dict[str, Any]:

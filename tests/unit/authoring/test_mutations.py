@@ -49,6 +49,35 @@ def test_a_loose_suite_is_found_out() -> None:
     assert [] == [name for name, one in changes.items() if survives(one, tight)]
 
 
+def test_what_follows_a_report_is_changed_too() -> None:
+    """A suite that only asks whether there is a fact or a compensation does not notice another value; one that names it does."""
+    action: dict[str, Any] = {"compensation": {"action": "refund.reverse", "params": {"amount": "params.amount / 2.0"}}}
+    data = json.loads(document(rules=[{"id": "all", "when": "true", "effect": "approve"}], **action))
+    on = {"action": "refund.create", "status": "SUCCESS"}
+    data["derivations"] = [{"id": "half", "version": 1, "on": on, "key": "order.half", "value": "params.amount / 4.0"}]
+    changes = {mutation.change: mutation for mutation in mutations(data) if not mutation.rule_id}
+
+    def surviving(derived: dict[str, Any], compensation: dict[str, Any]) -> list[str]:
+        cases = [
+            {"name": status, "execution": {"status": status}, "expect": {"outcome": "APPROVED", **expected}}
+            for status, expected in (("SUCCESS", {"derived": [derived]}), ("PARTIAL", {"compensation": compensation}))
+        ]
+        defaults = {"params": {"amount": 8}, "facts": {"status": "sent"}}
+        suite = read_suite(json.dumps({"gavel": "v1", "tests": "rules.json", "defaults": defaults, "cases": cases}))
+        return [name for name, one in changes.items() if survives(one, suite)]
+
+    assert [
+        "derivation half: 4.0 to 4.1",
+        "derivation half: 4.0 to 3.9",
+        "derivation half: another value",
+        "compensation of refund.create: amount: 2.0 to 2.1",
+        "compensation of refund.create: amount: 2.0 to 1.9",
+        "compensation of refund.create: amount: another value",
+    ] == surviving({"key": "order.half"}, {"action": "refund.reverse"})
+    assert [] == surviving({"key": "order.half", "value": 2}, {"action": "refund.reverse", "params": {"amount": 4}})
+    assert {"derivation half: taken away", "derivation half: another key", "compensation of refund.create: taken away"} < changes.keys()
+
+
 def test_what_literals_are_changed_to() -> None:
     """Every kind of literal has its least change; names, operators and what a macro unfolds to have none."""
     condition = (

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 from gavel_rules.ruleset import DocumentError
 from gavel_rules.suite import Suite, read_suite
-from gavel_rules.suite_parts import CasePart, ExpectCase, FactCase, ProducerCase, ProposalCase, TraceCase
+from gavel_rules.suite_parts import CasePart, ExecutionCase, ExpectCase, FactCase, ProducerCase, ProposalCase, TraceCase
 
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs/rule-tests.md").read_text(encoding="utf-8")
@@ -119,7 +119,7 @@ def test_mistakes(old: str, new: str, expected: str) -> None:
     [
         ("{age_ms: 60001}", "{age: 60001}", "did you mean age_ms?"),
         ("- {key: order.status, state", "- {key: order.status, stat", "did you mean state?"),
-        ("    facts: {order_total: null}", "    earlier: [{expect: {}}]", "known: action, params, producer, proposal, subject"),
+        ("    facts: {order_total: null}", "    earlier: [{now: x}]", "known: action, execution, params, producer, proposal, subject"),
     ],
 )
 def test_the_keys_that_are_meant(old: str, new: str, meant: str) -> None:
@@ -154,7 +154,7 @@ def test_suite_without_cases() -> None:
     assert ["1:1: wrong-type: a test suite is a mapping"] == mistakes("[]")
 
 
-@pytest.mark.parametrize("model", [CasePart, ProposalCase, FactCase, ExpectCase], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", [CasePart, ProposalCase, FactCase, ExecutionCase, ExpectCase], ids=lambda model: model.__name__)
 def test_keys_are_documented(model: Any) -> None:
     """Every key of a case stands in a table of the page."""
     cells = [line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| `")]
