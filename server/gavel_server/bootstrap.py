@@ -40,7 +40,7 @@ from gavel_server.config import Settings, is_local
 from gavel_server.embedded import EmbeddedRedis
 from gavel_server.errors import ServiceError
 from gavel_server.front.keeper import FrontKeeper
-from gavel_server.log.redis import RedisLog
+from gavel_server.log.redis import RedisLog, RedisTails
 from gavel_server.sequencer import Sequencer
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.boundary import Guard, Plain
@@ -52,6 +52,7 @@ from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
 from gavel_server.surface import NAMES, SERVICES
 from gavel_server.transport import STOP_GRACE_SECONDS, bind, make_server
+from gavel_server.watching import Watch
 
 # gRPC cuts off what reaches a server that stops, with CANCELLED. So callers whose last answer has just gone out are still told
 # that it is shutting down; the pause that they are advised (RETRY_AFTER_MS_DEFAULT) is longer than this, and then it is gone.
@@ -113,10 +114,16 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     checkpoint = _checkpoint(settings)
     reactors = _Reactors(redis_url) if settings.fdr else None
 
+    try:
+        tails = RedisTails(redis_url)
+    except ValueError as error:
+        raise ServeError(f"{error} (--redis, GAVEL_REDIS)") from error
+    watch = Watch(tails)
+
     async def open_bus(name: str) -> Sequencer:
-        sequencer = await open_sequencer(settings, redis_url, name, clock, checkpoint)
+        sequencer = await open_sequencer(settings, redis_url, name, clock, checkpoint, watch)
         if reactors is not None:
-            reactors.start(name)
+            sequencer.replica.on_execution = reactors.start(name)
         return sequencer
 
     buses = Buses(open_bus)
@@ -146,6 +153,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     await server.stop(STOP_GRACE_SECONDS)
     for sequencer in buses.all():
         await sequencer.log.close()
+    await tails.close()
     _log.info("server.stopped")
 
 
@@ -203,7 +211,12 @@ def _say_ready(settings: Settings, address: str) -> None:
 
 
 async def open_sequencer(
-    settings: Settings, redis_url: str, bus: str, clock: GuardedClock, checkpoint: Checkpoint | None = None
+    settings: Settings,
+    redis_url: str,
+    bus: str,
+    clock: GuardedClock,
+    checkpoint: Checkpoint | None = None,
+    watch: Watch | None = None,
 ) -> Sequencer:
     """Connect to a bus's log and begin to serve it. Raises ServeError, ServiceError, LogError."""
     try:
@@ -221,6 +234,7 @@ async def open_sequencer(
         cross_check=settings.cross_check_of_new_bus,
         idempotency_window_ms=settings.idempotency_window_ms,
         checkpoint=checkpoint,
+        watch=watch,
     )
     try:
         await _check_durability(log, settings)
@@ -304,11 +318,13 @@ class _Reactors:
         self.target = ""
         self._running: list[tuple[FactDerivationReactor, asyncio.Task[None], GavelClient]] = []
 
-    def start(self, bus: str) -> None:
-        """Derive the facts of a bus from now on."""
+    def start(self, bus: str) -> Callable[[], None]:
+        """Derive the facts of a bus from now on; return what to call whenever an execution has been recorded."""
+        news = asyncio.Event()
         client = GavelClient(self.target, bus=bus)
-        reactor = FactDerivationReactor(client, self._redis_url)
+        reactor = FactDerivationReactor(client, self._redis_url, news=news)
         self._running.append((reactor, asyncio.create_task(self._run(reactor, bus)), client))
+        return news.set
 
     async def _run(self, reactor: FactDerivationReactor, bus: str) -> None:
         try:

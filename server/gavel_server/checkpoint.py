@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from gavel_server.log import Head
@@ -37,12 +38,12 @@ class Checkpoint:
         """Return the last event of a bus that was acknowledged before this process began, or None."""
         return self._heads.get(bus)
 
-    async def save(self, bus: str, head: Head) -> None:
-        """Record that everything up to `head` is acknowledged. Does nothing if that is recorded. Raises OSError."""
+    async def save(self, heads_of_buses: Mapping[str, Head]) -> None:
+        """Record that everything up to these heads is acknowledged. Does nothing if that is recorded. Raises OSError."""
         async with self._writing:
-            if self._heads.get(bus) == head:
+            heads = {**self._heads, **heads_of_buses}
+            if heads == self._heads:
                 return
-            heads = {**self._heads, bus: head}
             content = {name: [known.sequence_number, known.chain_hash.hex()] for name, known in sorted(heads.items())}
             await asyncio.to_thread(self._write, json.dumps(content) + "\n")
             self._heads = heads

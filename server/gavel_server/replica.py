@@ -15,12 +15,12 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.chain import chain
-from gavel_rules.events import ARBITER_VERSION, DECISION
+from gavel_rules.events import ARBITER_VERSION, DECISION, EXECUTION
 from gavel_rules.projection import State
 
 from gavel_server import metrics
 from gavel_server.checkpoint import Checkpoint
-from gavel_server.clock import SKEW_CHECK_INTERVAL_SECONDS, GuardedClock
+from gavel_server.clock import GuardedClock
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.protocol import empty_head
@@ -28,9 +28,6 @@ from gavel_server.lookup import Lookup
 from gavel_server.planning import Plan
 from gavel_server.precompiling import Precompiler
 from gavel_server.waiting import WaitingRoom
-
-POLL_INTERVAL_SECONDS: Final = 0.05
-CHECKPOINT_INTERVAL_SECONDS: Final = 1.0
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -51,7 +48,8 @@ class Replica:
         self.closing = False
         self._trouble_for_good = False
         self._astray = False  # whether the log is no longer what was followed here: then nothing more of it is applied
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
+        self.on_execution: Callable[[], None] | None = None  # hears that the log has one more report, or start, of an execution
         self._followers: list[tuple[int, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
@@ -70,7 +68,7 @@ class Replica:
     async def load(self) -> None:
         """Read the log from its start, and compare it with what was acknowledged before a restart. Raises LogError."""
         head = await self.log.head()
-        seen = self._checkpoint.load(self.bus) if self._checkpoint else None
+        seen = self.checkpoint.load(self.bus) if self.checkpoint else None
         if seen is not None and not await self._has(seen):
             self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, seen))
         await self._read_on(head)
@@ -106,6 +104,8 @@ class Replica:
             self.lookup.note_all(decided.envelopes, decided.entries)
             metrics.committed(self.bus, decided.envelopes)
             self.wake_followers()
+            if self.on_execution is not None and any(entry.work == "executions" for entry in decided.entries):
+                self.on_execution()
 
     async def _has(self, head: Head) -> bool:
         """Return whether the log has this event, with this chain hash."""
@@ -142,34 +142,22 @@ class Replica:
         self.head = Head(record.sequence_number, chain_hash)
         if self.waiting and envelope.event_category == DECISION:
             self.waiting.hear(envelope, record)
+        if self.on_execution is not None and envelope.event_category == EXECUTION:
+            self.on_execution()
 
-    async def watch(self, wake: Callable[[], None]) -> None:
-        """Look at the log's head and clock now and then, for ever; `wake` the sequencer if there is something to do."""
-        loop = asyncio.get_running_loop()
-        next_clock = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
-        next_checkpoint = loop.time() + CHECKPOINT_INTERVAL_SECONDS
-        seen = self.head
-        while True:
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            busy, seen = self.head != seen, self.head
-            metrics.HEAD.labels(self.bus).set(self.head.sequence_number)
-            metrics.WRITABLE.labels(self.bus).set(self.unwritable() is None)
-            metrics.WAITING_CALLERS.labels(self.bus).set(self.waiting.count)
-            metrics.OPEN_CONTESTS.labels(self.bus).set(len(self.state.contests))
-            try:
-                if not busy and not self.state.tentative and not self._astray and await self._has_moved():
-                    self.behind = True
-                    wake()
-                if loop.time() >= next_clock:
-                    next_clock = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
-                    await self.observe_clock()
-                if loop.time() >= next_checkpoint:
-                    next_checkpoint = loop.time() + CHECKPOINT_INTERVAL_SECONDS
-                    await self.save_checkpoint()
-            except Exception:  # noqa: BLE001  # without this task an idle server would see nothing of what others write
-                _LOG.exception("watch.failed", bus=self.bus)
+    # Looking after it: see `watching`
 
-    async def _has_moved(self) -> bool:
+    def may_look(self) -> bool:
+        """Whether to look at the log makes sense now: the state is the log's, and the log still the one that was followed."""
+        return not self.state.tentative and not self._astray
+
+    @property
+    def is_waiting_for_log(self) -> bool:
+        """Whether the log was away: to read on clears that."""
+        return self.trouble is not None and not self._trouble_for_good
+
+    async def has_moved(self) -> bool:
+        """Look at the log thoroughly; return whether there is something to read on for."""
         known = self.head
         try:
             head = await self.log.head()
@@ -177,8 +165,7 @@ class Replica:
             self.take_log_error(error)
             return False
         # A log that came back is read on from where this process is, which also clears the trouble.
-        came_back = self.trouble is not None and not self._trouble_for_good
-        return came_back or (head != known and known == self.head and not self.state.tentative)
+        return self.is_waiting_for_log or (head != known and known == self.head and not self.state.tentative)
 
     async def observe_clock(self) -> None:
         """Compare this host's clock with the store's."""
@@ -190,11 +177,16 @@ class Replica:
             return
         self.clock.observe(store_ms, sent_ms, self.clock.now_ms())
 
+    def acknowledged(self) -> Head | None:
+        """Return the last event that a checkpoint may hold this server to, or None."""
+        return self.head if self.head.sequence_number and not self._astray else None
+
     async def save_checkpoint(self) -> None:
-        """Note what is acknowledged. A disk that is full must not stop the bus: it is said, and tried again."""
-        if self._checkpoint is not None and self.head.sequence_number and not self._astray:
+        """Note what is acknowledged, at the end. A disk that is full must not keep the bus from stopping: it is said."""
+        head = self.acknowledged()
+        if self.checkpoint is not None and head is not None:
             try:
-                await self._checkpoint.save(self.bus, self.head)
+                await self.checkpoint.save({self.bus: head})
             except OSError as error:
                 _LOG.error("checkpoint.not_written", bus=self.bus, problem=error.strerror)
 

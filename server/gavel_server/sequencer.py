@@ -39,6 +39,7 @@ from gavel_server.lookup import Known, Lookup
 from gavel_server.planning import Completed, Done, Pending, Plan, Planning, outcome, plan, records
 from gavel_server.preparation import command_envelope, prepare
 from gavel_server.replica import Replica
+from gavel_server.watching import Watch
 
 QUEUE_COMMANDS_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -49,8 +50,6 @@ SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
 # After a bug, so that one that repeats itself leaves time for others.
 FAILURE_PAUSE_SECONDS: Final = 0.25
-# A sleep follows the monotonic clock, timers the wall clock, which may be set meanwhile.
-TIMER_SLEEP_SECONDS_MAX: Final = 1.0
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -70,10 +69,13 @@ class Sequencer:
         cross_check: CrossCheck,
         idempotency_window_ms: int,
         checkpoint: Checkpoint | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        """`watch` keeps several buses up to date; without it this one has its own."""
         self.bus = log.bus
         self.log = log
         self.replica = Replica(log, clock, checkpoint)
+        self._watch = watch or Watch()
         self._opening = OpenBus(new_event_id(), cross_check, idempotency_window_ms)
         self._queue: deque[Pending] = deque()
         self._queued_bytes = 0
@@ -81,7 +83,7 @@ class Sequencer:
         self._flight: Flight | None = None
         self._deciding: list[Pending] = []
         self._readers: list[asyncio.Future[None]] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._running: asyncio.Task[None] | None = None
 
     # Life
 
@@ -104,17 +106,17 @@ class Sequencer:
             if landing is Landing.FAILED and error is not None:
                 raise error
             await replica.load()
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(replica.watch(self._gathering.wake))]
+        self._running = asyncio.create_task(self._run())
+        self._watch.add(replica, self._gathering.wake)
 
     async def stop(self) -> None:
         """Commit what is queued, answer it, and end. Commands that come later are refused."""
         self.replica.closing = True
         self._gathering.wake()
         self.replica.wake_followers()
-        if self._tasks:
-            await self._tasks[0]
-            self._tasks[1].cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._running is not None:
+            await self._running
+        await self._watch.remove(self.replica)
         self.replica.waiting.dismiss(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down")
         await self.replica.save_checkpoint()
         self._wake_readers()
@@ -253,7 +255,8 @@ class Sequencer:
             elif self.unwritable() is not None:
                 await self._gathering.sleep(UNWRITABLE_PAUSE_SECONDS)
             elif due_ms > self.now_ms():
-                await self._gathering.sleep(min((due_ms - self.now_ms()) / 1000, TIMER_SLEEP_SECONDS_MAX))
+                # By the monotonic clock. Should the wall clock be set meanwhile, `Watch` ends this.
+                await self._gathering.sleep((due_ms - self.now_ms()) / 1000)
         if not self.replica.closing:
             await self._gathering.linger(self._queue)
 

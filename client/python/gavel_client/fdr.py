@@ -41,7 +41,10 @@ _logger = logging.getLogger(__name__)
 
 
 class FactDerivationReactor:
-    """Derives the facts of `client.bus`, whose Redis `redis_url` names. `run` once; `stop` from anywhere in the same event loop."""
+    """Derives the facts of `client.bus`, whose Redis `redis_url` names. `run` once; `stop` from anywhere in the same event loop.
+
+    `news`, where given, is set by the server itself whenever an execution has been recorded; see WorkQueue.
+    """
 
     def __init__(
         self,
@@ -51,13 +54,15 @@ class FactDerivationReactor:
         concurrency: int = CONCURRENCY_DEFAULT,
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
         look_interval_ms: int = LOOK_INTERVAL_MS_DEFAULT,
+        news: asyncio.Event | None = None,
     ) -> None:
         self._client = client
         self._look_interval_ms = look_interval_ms
+        self._news = news
         self._taken_up: set[tuple[str, int]] = set()  # decisions, each with its last event then
         self._rule_sets: dict[str, CompiledRuleSet] = {}  # by digest
         self._compiling = asyncio.Lock()
-        queue = WorkQueue(redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms)
+        queue = WorkQueue(redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms, news=news)
         self._consumer = Consumer(queue, self._process, concurrency=concurrency, chore=self._look_after_for_ever)
 
     @property
@@ -72,6 +77,8 @@ class FactDerivationReactor:
     def stop(self) -> None:
         """Take no more executions; those under way end."""
         self._consumer.stop()
+        if self._news is not None:
+            self._news.set()
 
     async def _process(self, execution: Envelope) -> Verdict:
         """Publish the facts of one execution."""

@@ -47,6 +47,8 @@ EXECUTIONS: Final = "executions"
 MIN_IDLE_MS_DEFAULT: Final = 30_000
 # How long one read waits for an entry; also how long a stop may wait for a read.
 BLOCK_MS: Final = 200
+# How long who is told of new entries waits for that before it looks by itself.
+SILENCE_MS: Final = 10_000
 # Longer than any command takes, so that a connection to a host that vanished is noticed.
 COMMAND_TIMEOUT_S: Final = 10.0
 CLAIM_IDS_MAX: Final = 500
@@ -91,7 +93,8 @@ class WorkQueue:
     """One consumer's view of one work queue. Every method waits for Redis as long as it takes.
 
     `queue` is DECISIONS or EXECUTIONS; `group` the consumer group, made from the queue's start when missing. Consumers have
-    names of their own, so that two never share one.
+    names of their own, so that two never share one. `news`, where given, is set by somebody who knows whenever there may be a new
+    entry: then Redis is asked only after that, and many idle queues cost nothing.
     """
 
     def __init__(
@@ -103,7 +106,9 @@ class WorkQueue:
         bus: str = "",
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
         backoff: Backoff | None = None,
+        news: asyncio.Event | None = None,
     ) -> None:
+        self._news = news
         self.key = f"gavel:{{{bus or DEFAULT_BUS}}}:work:{queue}"
         self.group = group
         self.consumer = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
@@ -123,10 +128,24 @@ class WorkQueue:
             self._redis.set_response_callback(command, lambda response, **_: response)
 
     async def read(self) -> Entry | None:
-        """Return the next entry that the group has not delivered to anybody yet; None after BLOCK_MS without one."""
-        response = await self._run(
-            "XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", 1, "BLOCK", BLOCK_MS, "STREAMS", self.key, ">"
-        )
+        """Return the next entry that the group has not delivered to anybody yet.
+
+        None after BLOCK_MS without one; with `news`, once that is set again, or after SILENCE_MS.
+        """
+        if self._news is None:
+            return await self._next("BLOCK", BLOCK_MS)
+        self._news.clear()
+        entry = await self._next()
+        if entry is None:
+            try:
+                async with asyncio.timeout(SILENCE_MS / 1000):
+                    await self._news.wait()
+            except TimeoutError:
+                pass  # what nobody has told of: it is looked for as well
+        return entry
+
+    async def _next(self, *block: str | int) -> Entry | None:
+        response = await self._run("XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", 1, *block, "STREAMS", self.key, ">")
         if response is None:
             return None
         [[_, [item]]] = response

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -79,7 +79,7 @@ class RedisLog:
         self._acknowledge_replicas = acknowledge_replicas
         self._genesis = genesis_hash(bus)
         prefix = f"gavel:{{{bus}}}:"
-        self._log_key, self._head_key, self._ids_prefix = f"{prefix}log", f"{prefix}head", f"{prefix}ids:"
+        self._log_key, self._head_key, self._ids_prefix = _log_key(bus), f"{prefix}head", f"{prefix}ids:"
         self._work_keys = {queue: f"{prefix}work:{queue}" for queue in GROUP_OF_QUEUE}
         # Sent behind each append on its connection, because WAIT speaks of what its own connection wrote.
         self._wait_ms = timeout_ms if acknowledge_replicas else 0
@@ -381,6 +381,36 @@ class RedisLog:
         except (TypeError, ValueError, IndexError, AttributeError):
             pass  # said below, with the entry
         raise LogCorruptError(f"entry {row[0]!r} of {self._log_key} is not <number>-0 with fields e and h")
+
+
+class RedisTails:
+    """The ends of the logs of many buses in the Redis at `url`, asked about in one command."""
+
+    def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT) -> None:
+        self._wire = Wire(url, timeout_ms, 1)
+
+    async def moved(self, known: Mapping[str, int]) -> set[str]:
+        """Return the buses whose streams hold more than these numbers. Where Redis refuses to say, any may; raises LogUnavailableError."""
+        found: set[str] = set()
+        for buses in _chunks(list(known)):
+            keys = [_log_key(bus) for bus in buses]
+            ids = [f"{known[bus]}-0" for bus in buses]
+            (reply,) = await self._wire.ask(("XREAD", "COUNT", 1, "STREAMS", *keys, *ids))
+            if isinstance(reply, Exception):
+                # One key that is no stream spoils it for all: each log says for itself what is wrong with it.
+                found.update(buses)
+            elif reply is not None:
+                grown = {key.decode() for key, _ in reply}
+                found.update(bus for bus, key in zip(buses, keys, strict=True) if key in grown)
+        return found
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._wire.close()
+
+
+def _log_key(bus: str) -> str:
+    return f"gavel:{{{bus}}}:log"
 
 
 def _chunks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from gavel_server import replica as replica_module
+from gavel_server import watching
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.log import Head
 
@@ -24,7 +25,7 @@ async def test_buses_may_save_at_the_same_time(tmp_path: Path) -> None:
     checkpoint = Checkpoint(path)
     buses = [f"bus-{number}" for number in range(20)]
     for number in range(1, 6):
-        await asyncio.gather(*(checkpoint.save(bus, head(number)) for bus in buses))
+        await asyncio.gather(*(checkpoint.save({bus: head(number)}) for bus in buses))
     written = Checkpoint(path)
     assert {head(5)} == {written.load(bus) for bus in buses}
 
@@ -34,26 +35,26 @@ async def test_what_was_not_written_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "checkpoint.json"
     checkpoint = Checkpoint(path)
     with pytest.raises(FileNotFoundError):
-        await checkpoint.save("a", head(1))
+        await checkpoint.save({"a": head(1)})
     path.parent.mkdir()
-    await checkpoint.save("a", head(1))
+    await checkpoint.save({"a": head(1)})
     assert head(1) == Checkpoint(path).load("a")
 
 
 def test_a_disk_that_refuses_does_not_blind_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the checkpoint cannot be written a server still sees what others write; afterwards it is written, and it stops cleanly."""
-    monkeypatch.setattr(replica_module, "CHECKPOINT_INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(watching, "ROUND_INTERVAL_SECONDS", 0.05)
 
     class Refusing(Checkpoint):
         """A checkpoint on a disk that is full until told otherwise."""
 
         full = True
 
-        async def save(self, bus: str, head: Head) -> None:
+        async def save(self, heads_of_buses: Mapping[str, Head]) -> None:
             """Save, or not."""
             if self.full:
                 raise OSError(28, "No space left on device")
-            await super().save(bus, head)
+            await super().save(heads_of_buses)
 
     async def main() -> None:
         servers = Servers()

@@ -70,9 +70,9 @@ async def test_a_checkpoint_survives_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     first = Checkpoint(path)
     assert None is first.load("a")
-    await first.save("a", head(1))
-    await first.save("b", head(7))
-    await first.save("a", head(2))
+    await first.save({"a": head(1)})
+    await first.save({"b": head(7)})
+    await first.save({"a": head(2)})
     second = Checkpoint(path)
     assert [head(2), head(7), None] == [second.load(bus) for bus in ("a", "b", "c")]
 
@@ -81,9 +81,9 @@ async def test_what_is_loaded_is_from_before_this_process(tmp_path: Path) -> Non
     """Saving keeps one file, replaced as a whole, and writes only what changed."""
     path = tmp_path / "checkpoint.json"
     checkpoint = Checkpoint(path)
-    await checkpoint.save("a", head(1))
+    await checkpoint.save({"a": head(1)})
     written = path.stat()
-    await checkpoint.save("a", head(1))
+    await checkpoint.save({"a": head(1)})
     assert written == path.stat()
     assert ["checkpoint.json"] == os.listdir(tmp_path)
     assert {"a": [1, head(1).chain_hash.hex()]} == json.loads(path.read_text())
