@@ -104,13 +104,7 @@ def weigh(
     """
     proposal = envelope.proposal
     decision = Decision() if into is None else into
-    decision.arbiter_version = ARBITER_VERSION
-    decision.action_type = proposal.action_type
-    decision.params.CopyFrom(proposal.params)
-    set_timestamp(decision.evaluated_at, now_ms)
-    for action in actions:
-        decision.active_policy_ids.append(action.policy_id)
-        decision.active_rule_sets.add(policy_id=action.policy_id, version=action.version, digest=action.digest)
+    _begin(decision, envelope, now_ms, actions)
     if state.open_review(envelope.trace_id):
         _refuse(decision, reasons.UNDER_REVIEW, RetryHint())
     elif state.ended and state.is_ended(envelope.trace_id, proposal.action_type, envelope.subject, actions, now_ms):
@@ -121,6 +115,27 @@ def weigh(
     else:
         _judge_governed(decision, state, envelope, known, now_ms, judge, actions)
     return decision
+
+
+def leave_to_person(envelope: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> Decision:
+    """Return the decision on a proposal that cannot be judged and must be decided: a person has to look."""
+    decision = Decision()
+    _begin(decision, envelope, now_ms, actions)
+    _refuse(decision, reasons.NOT_JUDGED, RetryHint())
+    decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+    decision.conflict_key = envelope.proposal.contest.conflict_key
+    return decision
+
+
+def _begin(decision: Decision, envelope: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> None:
+    """Say in a decision what it is about, when it is made, and which rule sets are consulted."""
+    decision.arbiter_version = ARBITER_VERSION
+    decision.action_type = envelope.proposal.action_type
+    decision.params.CopyFrom(envelope.proposal.params)
+    set_timestamp(decision.evaluated_at, now_ms)
+    for action in actions:
+        decision.active_policy_ids.append(action.policy_id)
+        decision.active_rule_sets.add(policy_id=action.policy_id, version=action.version, digest=action.digest)
 
 
 def explain(state: State, envelope: Envelope, now_ms: int, governing: tuple[CompiledAction, ...] | None = None) -> list[RuleExplanation]:
@@ -301,7 +316,7 @@ def _versions_refuse(decision: Decision, envelope: Envelope, actions: tuple[Comp
     for message in messages:
         decision.warnings.add(code=reasons.VERSION_MISMATCH, message=message)
     if failed:
-        _refuse(decision, reasons.VERSION_MISMATCH, RetryHint())
+        _refuse(decision, reasons.VERSION_MISMATCH, RetryHint(retryable=True))
     return failed
 
 

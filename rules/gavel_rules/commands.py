@@ -6,7 +6,7 @@ Commands are imperative and frozen by convention; their envelopes are the decide
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -122,9 +122,14 @@ class DeactivateRuleSet:
 
 @dataclass(slots=True)
 class Tick:
-    """Let time pass: emit timers that are due until they have made `limit` events. A contest closes whole."""
+    """Let time pass: emit timers that are due until they have made `limit` events. A contest closes whole.
+
+    `unjudged` are candidates of a contest, by event_id, that are left to a person unasked: a replay knows of those that could not
+    be judged when it closed.
+    """
 
     limit: int
+    unjudged: frozenset[str] = frozenset()
 
 
 Command = (
@@ -213,8 +218,16 @@ class Nothing(NamedTuple):
 Answer = Recorded | Waiting | Started | NotStarted | RuleSetAt | Nothing | Fault
 
 
+class Failure(NamedTuple):
+    """A proposal that could not be judged, and why: a bug, or an engine that broke. A person was called; operators should hear of it."""
+
+    proposal_id: str
+    error: Exception
+
+
 class Handled(NamedTuple):
-    """What a command came to: the events to append, in order, and the answer once they are."""
+    """What a command came to: the events to append, in order, the answer once they are, and what went wrong on the way."""
 
     events: list[Envelope]
     answer: Answer
+    failures: Sequence[Failure] = ()

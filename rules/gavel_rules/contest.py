@@ -8,11 +8,15 @@ only who is better; of equals the earlier one wins.
 What a PROPOSAL enters stands in the PROPOSAL itself, with what its citations were found to be: the state follows from the
 events alone, and whoever closes the contest, after a restart or on another server, reads nothing again. A close is one
 timer: all its decisions are made in one go, which is why a contest is bounded.
+
+A close has no caller who could be told of a bug, and everything else on the bus waits behind it. So it always comes to an end:
+a candidate whose judgement fails is left to a person (NOT_JUDGED), and where the close itself fails all of them are. Which
+ones those are is no consequence of the log; it stands in the log, and a replay takes it from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from gavel.v1 import decision_pb2, error_pb2
@@ -21,17 +25,16 @@ from gavel.v1.diagnostic_pb2 import ShadowDifference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.proposal_pb2 import Proposal
 
-from gavel_rules import shadow
-from gavel_rules.arbitration import Judge, close_trace, count_rejection, fail, outrank, weigh
-from gavel_rules.commands import Fault, Waiting
+from gavel_rules import reasons, shadow
+from gavel_rules.arbitration import Judge, close_trace, count_rejection, leave_to_person, outrank, weigh
+from gavel_rules.commands import Failure, Fault, Waiting
 from gavel_rules.emission import Emission
-from gavel_rules.errors import GavelRulesError
 from gavel_rules.events import FACT, OBSERVATION, milliseconds, set_timestamp
 from gavel_rules.evidence import Cited
 from gavel_rules.first_decisions import record_first
 from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX
 from gavel_rules.projection import State, contest_name
-from gavel_rules.records import OpenContest
+from gavel_rules.records import OpenContest, Shadowing
 from gavel_rules.ruleset import CompiledAction
 
 
@@ -76,15 +79,29 @@ def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Map
     return Waiting(emission.record(envelope))
 
 
-def close(emission: Emission, contest: OpenContest, judge: Judge) -> None:
-    """Decide every candidate of a contest that is due, the winner first."""
+def close(emission: Emission, contest: OpenContest, judge: Judge, unjudged: Container[str] = ()) -> None:
+    """Decide every candidate of a contest that is due, the winner first. `unjudged`: those that a replay knows were not judged."""
+    state = emission.state
+    mark, made = state.mark(), len(emission.events)
+    try:
+        _close(emission, contest, judge, unjudged)
+    except Exception as error:  # noqa: BLE001  # a bug: it would come again with every command, and nothing would be decided any more
+        state.undo(mark)
+        del emission.events[made:]
+        emission.failures.extend(Failure(proposal_id, error) for proposal_id in contest.candidates)
+        _close(emission, contest, judge, contest.candidates)
+
+
+def _close(emission: Emission, contest: OpenContest, judge: Judge, unjudged: Container[str]) -> None:
     state = emission.state
     now_ms = emission.now_ms
     proposals = candidates(state, contest)
     governing = state.governing.get(contest.action_type, ())
-    ranked = rank(state, proposals, now_ms, judge, governing)
-    shadows = state.shadowing.get(contest.action_type, ()) if state.shadowing else ()
-    shadowed = [(one, _as_shadow(state, proposals, now_ms, judge, one.governing)) for one in shadows]
+    ranked = rank(state, proposals, now_ms, judge, governing, unjudged, emission.failures)
+    # Where nothing could be judged shadows are not asked either: least is done where most is broken.
+    is_any_judged = any(one.decision.reason_code != reasons.NOT_JUDGED for one in ranked)
+    shadows = state.shadowing.get(contest.action_type, ()) if state.shadowing and is_any_judged else ()
+    shadowed = [(one, _as_shadow(state, proposals, now_ms, judge, one)) for one in shadows]
     for proposal, decision in ranked:
         settle(decision, state, proposal, now_ms, governing)
         differences: list[ShadowDifference] = []
@@ -99,9 +116,20 @@ def candidates(state: State, contest: OpenContest) -> list[Envelope]:
     return [state.open_proposals[proposal_id] for proposal_id in contest.candidates]
 
 
-def rank(state: State, proposals: Sequence[Envelope], now_ms: int, judge: Judge, governing: tuple[CompiledAction, ...]) -> list[Ranked]:
-    """Return what each candidate comes to if the contest closes now: the best first, behind those that pass the others by age."""
-    judged = [Ranked(proposal, _weighed(state, proposal, now_ms, judge, governing)) for proposal in proposals]
+def rank(
+    state: State,
+    proposals: Sequence[Envelope],
+    now_ms: int,
+    judge: Judge,
+    governing: tuple[CompiledAction, ...],
+    unjudged: Container[str],
+    failures: list[Failure],
+) -> list[Ranked]:
+    """Return what each candidate comes to if the contest closes now: the best first, behind those that pass the others by age.
+
+    Those in `unjudged`, by event_id, are left to a person, and so are those whose judgement fails, which goes to `failures`.
+    """
+    judged = [Ranked(proposal, _weighed(state, proposal, now_ms, judge, governing, unjudged, failures)) for proposal in proposals]
     passing = [one for one in judged if one.decision.outcome == decision_pb2.OUTCOME_APPROVED]
     passing.sort(key=lambda one: (-_score(one), one.proposal.sequence_number))
     ranked = passing + [one for one in judged if one.decision.outcome != decision_pb2.OUTCOME_APPROVED]
@@ -141,14 +169,21 @@ def _is_repeated(waiting: Envelope, envelope: Envelope) -> bool:
     )
 
 
-def _weighed(state: State, proposal: Envelope, now_ms: int, judge: Judge, governing: tuple[CompiledAction, ...]) -> Decision:
-    decision = Decision()
-    try:
-        return weigh(state, proposal, _known(proposal), now_ms, judge, governing, decision)
-    except GavelRulesError as error:
-        # A close has no caller to hear of a broken engine, and it must come to an end: others wait behind it.
-        fail(decision, type(error).__name__)
-        return decision
+def _weighed(
+    state: State,
+    proposal: Envelope,
+    now_ms: int,
+    judge: Judge,
+    governing: tuple[CompiledAction, ...],
+    unjudged: Container[str],
+    failures: list[Failure],
+) -> Decision:
+    if proposal.event_id not in unjudged:
+        try:
+            return weigh(state, proposal, _known(proposal), now_ms, judge, governing)
+        except Exception as error:  # noqa: BLE001  # a broken engine or a bug: it costs this candidate, not those that wait with it
+            failures.append(Failure(proposal.event_id, error))
+    return leave_to_person(proposal, now_ms, governing)
 
 
 def _known(proposal: Envelope) -> dict[int, Cited]:
@@ -172,11 +207,14 @@ def _score(one: Ranked) -> float:
     return contest.candidates[0].score if contest.candidates else 0.0
 
 
-def _as_shadow(
-    state: State, proposals: Sequence[Envelope], now_ms: int, judge: Judge, governing: tuple[CompiledAction, ...]
-) -> dict[str, Decision]:
+def _as_shadow(state: State, proposals: Sequence[Envelope], now_ms: int, judge: Judge, watching: Shadowing) -> dict[str, Decision]:
     """Return what each candidate would come to under a shadow, by the proposal's event_id."""
+    if watching.disagrees:
+        return {proposal.event_id: shadow.failed() for proposal in proposals}
     try:
-        return {one.proposal.event_id: one.decision for one in rank(state, proposals, now_ms, judge, governing)}
+        ranked = rank(state, proposals, now_ms, judge, watching.governing, (), [])
+        return {
+            one.proposal.event_id: shadow.failed() if one.decision.reason_code == reasons.NOT_JUDGED else one.decision for one in ranked
+        }
     except Exception:  # noqa: BLE001  # a bug in an engine; it would cost the decisions that the shadow only watches
         return {proposal.event_id: shadow.failed() for proposal in proposals}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final, NamedTuple
 
 from gavel_rules.cel_library import TIME_FIELDS
@@ -68,6 +69,7 @@ class Shape(NamedTuple):
     element: Shape | None = None
     fields: Mapping[str, Field] | None = None
     keyed: bool = False
+    parts: Mapping[str, Shape] | None = None  # likewise, of a value that is at hand
 
 
 class _Flow(NamedTuple):
@@ -127,6 +129,40 @@ def cost_of(tree: Node, types: Mapping[str, ValueType]) -> Cost:
     return Cost(sum(walk.places.values()), offset, walk.elements, walk.map_offset)
 
 
+def elements_of(tree: Node, values: Mapping[str, object]) -> float:
+    """Return how many elements the macros of a checked tree go over at most, where its variables have these values: JSON in Python."""
+    walk = _Walk({}, {name: _measured(value) for name, value in values.items()})
+    walk.visit(tree, 1)
+    return walk.elements
+
+
+def _measured(value: object) -> Shape:
+    match value:
+        case str():
+            return Shape(len(value.encode(errors="surrogatepass")))
+        case list():
+            return _holding([_measured(item) for item in value], None, 0)
+        case dict():
+            parts = {str(name): _measured(item) for name, item in value.items()}
+            return _holding(list(parts.values()), parts, sum(len(name.encode(errors="surrogatepass")) for name in parts))
+    return _SCALAR
+
+
+def _holding(elements: list[Shape], parts: Mapping[str, Shape] | None, names_bytes: int) -> Shape:
+    """Return the shape of a list, or of a map with these parts."""
+    # Merging takes a while: of texts and numbers only the longest counts.
+    longest = Shape(max((one.text for one in elements), default=0))
+    own = len(elements) * (1 if parts is None else _KEYED)
+    return Shape(
+        names_bytes + sum(one.text for one in elements),
+        own + sum(one.items for one in elements),
+        len(elements),
+        reduce(_merged, [one for one in elements if one.items], longest),
+        keyed=parts is not None,
+        parts=parts,
+    )
+
+
 def advice(names: Mapping[str, ValueType]) -> str:
     """Return which bounds an author may declare of the variables that an expression reads; "" when all are there."""
     wanted = []
@@ -155,8 +191,9 @@ class _Local:
 class _Walk:
     """One walk over a checked tree."""
 
-    def __init__(self, types: Mapping[str, ValueType]) -> None:
+    def __init__(self, types: Mapping[str, ValueType], shapes: Mapping[str, Shape] | None = None) -> None:
         self._types = types
+        self._shapes = shapes or {}  # of variables whose values are at hand
         self._locals: list[tuple[str, _Local]] = []  # innermost last
         self._appended: list[list[_Flow]] = []
         self.places: dict[int, float] = {}
@@ -201,6 +238,8 @@ class _Walk:
                     min(every.items, flow.items * values.rereads),
                     min(every.length, flow.length * values.rereads),
                 )
+        if name in self._shapes:
+            return _flow(self._shapes[name], times)
         type_ = self._types.get(name)
         return _flow(shape_of(type_) if type_ is not None else _SCALAR, times)  # what is no variable is the name of a type
 
@@ -339,7 +378,9 @@ def _flow(shape: Shape, times: float) -> _Flow:
 def _part(whole: _Flow, name: str, times: float) -> _Flow:
     """Return the parts of some values that have a name, or any of their elements: together no larger than the values."""
     shape = whole.shape
-    if shape.fields is not None:
+    if shape.parts is not None and name:
+        part = shape.parts.get(name, _SCALAR)
+    elif shape.fields is not None:
         part = shape_of(shape.fields[name].type) if name in shape.fields else _ANYTHING
     elif shape.keyed and not name:
         part = _TEXT if shape.element is None else _merged(_TEXT, shape.element)  # a key, or what stands there

@@ -7,7 +7,7 @@ fails. `handle` is total: what cannot be carried out is a `Fault`, never an exce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
@@ -47,6 +47,7 @@ from gavel_rules.commands import (
 from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
 from gavel_rules.first_decisions import record_first
+from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
 from gavel_rules.projection import State
 from gavel_rules.publication import publish
 from gavel_rules.records import DeployedRuleSet, OpenContest
@@ -68,15 +69,19 @@ def handle(
     """
     emission = Emission(state, now_ms)
     if isinstance(command, Tick):
-        _emit_timers(emission, command.limit, engine)
-        return Handled(emission.events, Nothing())
-    _emit_timers(emission, _EVENTS_UNBOUNDED, engine)
+        _emit_timers(emission, command.limit, engine, command.unjudged)
+        return Handled(emission.events, Nothing(), emission.failures)
+    _emit_timers(emission, _EVENTS_UNBOUNDED, engine, ())
     answer = _HANDLERS[type(command)](emission, command, references, engine)
-    return Handled(emission.events, answer)
+    return Handled(emission.events, answer, emission.failures)
 
 
-def _emit_timers(emission: Emission, limit: int, engine: Engine.ValueType) -> None:
-    """Emit what falls due by now, by (due, sequence number): contests close, approvals expire, lapsed leases call a person."""
+def _emit_timers(emission: Emission, limit: int, engine: Engine.ValueType, unjudged: Container[str]) -> None:
+    """Emit what falls due by now, by (due, sequence number): contests close, approvals expire, lapsed leases call a person.
+
+    None of it may fail, for it would fail again with every command. A contest sees to that itself; the others evaluate nothing:
+    neither rules nor schemas nor anything that a producer sent.
+    """
     state = emission.state
     while len(emission.events) < limit:
         due = state.next_due(emission.now_ms)
@@ -84,7 +89,7 @@ def _emit_timers(emission: Emission, limit: int, engine: Engine.ValueType) -> No
             return
         if isinstance(due, OpenContest):
             # All candidates are asked in one way, that of the first decision.
-            contest.close(emission, due, judge(state, state.head + 1, engine))
+            contest.close(emission, due, judge(state, state.head + 1, engine), unjudged)
         else:
             execution.emit_timer(emission, due)
 
@@ -234,7 +239,11 @@ def _activate(emission: Emission, command: ActivateRuleSet, references: Referenc
     before = state.shadows.get(policy_id) if command.shadow else active
     if before is not None and before.version == version:
         return RuleSetAt(policy_id, version, deployed.digest, before.sequence_number)
-    fault = (_in_force_already(policy_id, version, active_version) if command.shadow else None) or _disagreement(state, deployed)
+    fault = (
+        (_in_force_already(policy_id, version, active_version) if command.shadow else None)
+        or _crowd(state, policy_id, deployed, command.shadow)
+        or _disagreement(state, deployed)
+    )
     if fault is not None:
         return fault
     activated = RuleSetActivated(
@@ -253,6 +262,21 @@ def _in_force_already(policy_id: str, version: int, active_version: int) -> Faul
         return None
     message = f"version {version} of rule set {policy_id} is in force: as a shadow it would decide the same; name another version"
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+
+
+def _crowd(state: State, policy_id: str, deployed: DeployedRuleSet, shadow: bool) -> Fault | None:
+    """Return a fault if too many rule sets would govern, or watch, an action of this one."""
+    for action_type in deployed.action_types:
+        governing = {action.policy_id for action in state.governing.get(action_type, ())} | {policy_id}
+        watching = {watching.policy_id for watching in state.shadowing.get(action_type, ())} | {policy_id}
+        if len(governing) > RULE_SETS_PER_ACTION_MAX:
+            problem = f"{RULE_SETS_PER_ACTION_MAX} other rule sets in force govern {action_type}, which is the limit"
+        elif shadow and len(watching) > SHADOWS_PER_ACTION_MAX:
+            problem = f"{SHADOWS_PER_ACTION_MAX} other shadows watch {action_type}, which is the limit"
+        else:
+            continue
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"rule set {policy_id}: {problem}; end one of them first")
+    return None
 
 
 def _disagreement(state: State, deployed: DeployedRuleSet) -> Fault | None:

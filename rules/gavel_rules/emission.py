@@ -6,7 +6,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.commands import Fault
+from gavel_rules.commands import Failure, Fault
 from gavel_rules.events import (
     AGENT_DIAGNOSTIC,
     ARBITRATOR_PRODUCER,
@@ -29,6 +29,7 @@ class Emission:
         self.state = state
         self.now_ms = now_ms
         self.events: list[Envelope] = []
+        self.failures: list[Failure] = []
 
     def record(self, envelope: Envelope) -> Envelope:
         """Give an event its place and time, apply it, and return it. An empty `occurred_at` means now."""

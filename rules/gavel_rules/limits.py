@@ -37,6 +37,11 @@ CONTEST_BYTES_MAX = 4 * 1024 * 1024
 # No longer than a silent trace is remembered.
 CONTEST_WINDOW_MS_MAX = 24 * 60 * 60 * 1000
 
+# Rule sets in force that govern one action together. Each of them is one more judgement of every proposal.
+RULE_SETS_PER_ACTION_MAX = 16
+# Shadows that watch one action, likewise.
+SHADOWS_PER_ACTION_MAX = 4
+
 LEASE_MS_DEFAULT = 30_000
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
@@ -46,6 +51,15 @@ CLOCK_AHEAD_MS_MAX = 5_000
 
 # A trace that has been silent for so long starts over: its count of rejections and its tool evidence lapse.
 TRACE_LAPSE_MS = 24 * 60 * 60 * 1000
+# What is remembered of a trace that never falls silent. At the limit the oldest goes where that can only make evidence count for
+# less, or a proposal be judged anew; where it could hide a contradiction, what comes is refused.
+TRACE_TOOL_CALLS_MAX = 4_096
+TRACE_TOOL_RESULTS_MAX = 4_096
+TRACE_ENDINGS_MAX = 1_024
+# Values of keys of subjects that observations have read in one tool result.
+READINGS_PER_RESULT_MAX = 4_096
+# Who has stated a key of a subject, for each trust tier. Each of them is looked at whenever a proposal needs the key.
+SOURCES_PER_KEY_MAX = 64
 
 # How long after the end of a decision an attempt of it that never reported may still do so: then a person looks at it again.
 LATE_REPORT_MS_MAX = 24 * 60 * 60 * 1000

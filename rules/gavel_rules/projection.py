@@ -23,12 +23,22 @@ from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
 from gavel_rules import derivation
+from gavel_rules.agreement import disagreements
 from gavel_rules.document import digest_of
 from gavel_rules.events import FACT, OBSERVATION, milliseconds
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.journal import Journal
-from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, LATE_REPORT_MS_MAX, TRACE_LAPSE_MS
-from gavel_rules.reasons import NO_FEASIBLE_PROPOSAL
+from gavel_rules.limits import (
+    IDEMPOTENCY_WINDOW_MS_DEFAULT,
+    LATE_REPORT_MS_MAX,
+    READINGS_PER_RESULT_MAX,
+    SOURCES_PER_KEY_MAX,
+    TRACE_ENDINGS_MAX,
+    TRACE_LAPSE_MS,
+    TRACE_TOOL_CALLS_MAX,
+    TRACE_TOOL_RESULTS_MAX,
+)
+from gavel_rules.reasons import INVALID_PARAMS, NO_ACTIVE_POLICY, NO_FEASIBLE_PROPOSAL, VERSION_MISMATCH
 from gavel_rules.records import (
     NO_REJECTIONS,
     ActiveRuleSet,
@@ -84,9 +94,9 @@ class State(Journal):
         self.reviews: dict[str, Review] = {}
         self.ended: dict[str, dict[str, Ended]] = {}  # by trace, then action and subject
         self.traces: dict[str, Trace] = {}
-        self.tool_calls: dict[str, dict[str, str]] = {}
+        self.tool_calls: dict[str, dict[str, int]] = {}  # by trace: execution_ids, with the number of the call
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
-        self.readings: dict[str, dict[str, Any]] = {}  # by tool result: what was read in it, by subject and key
+        self.readings: dict[str, dict[str, str]] = {}  # by tool result: what was read in it, by subject and key
         self.contradicted: dict[str, str] = {}  # by tool result: a subject and key of which it was read to say two things
         # (due_ms, sequence_number, decision_id), or of a contest the number of its first proposal and its name
         self._timers: SortedList = SortedList()
@@ -132,6 +142,28 @@ class State(Journal):
         if trace is None or _has_lapsed(trace, now_ms):
             return None
         return self.tool_results.get(trace_id, {}).get(event_id)
+
+    def has_room_for_result(self, trace_id: str, now_ms: int) -> bool:
+        """Whether a trace can take one more tool result: it has few enough, or has some to spare that nobody has read."""
+        results = self.tool_results.get(trace_id, _NO_RESULTS)
+        if len(results) < TRACE_TOOL_RESULTS_MAX or _has_lapsed(self.traces[trace_id], now_ms):
+            return True
+        return bool(self._spare_results(results))
+
+    def has_room_for_readings(self, evidence_ref: str, subject: str, keys: Iterable[str]) -> bool:
+        """Whether what an observation has read in a tool result can be remembered, so that another reading cannot contradict it unseen."""
+        of_evidence = self.readings.get(evidence_ref)
+        if of_evidence is None:
+            return True
+        return len(of_evidence) + len({_read(subject, key) for key in keys} - of_evidence.keys()) <= READINGS_PER_RESULT_MAX
+
+    def has_room_for_source(self, subject: str, key: str, trust_tier: int, source: str) -> bool:
+        """Whether a source may state a key of a subject at a tier: it has done so before, or few enough others have."""
+        candidates = self.evidence.get(subject, _NO_KEYS).get(key, ())
+        if len(candidates) < SOURCES_PER_KEY_MAX:
+            return True
+        known = [candidate.source for candidate in candidates if candidate.trust_tier == trust_tier]
+        return len(known) < SOURCES_PER_KEY_MAX or source in known
 
     def open_review(self, trace_id: str) -> str:
         """Return the decision_id of the trace's open review, or ""."""
@@ -298,7 +330,13 @@ class State(Journal):
         rests_on = (*((pin.key, pin.subject) for pin in decision.pinned_facts), *((one.key, one.subject) for one in decision.absent_facts))
         digests = tuple([rule_set.digest for rule_set in decision.active_rule_sets])
         ended = Ended(decision.decision_id, envelope.sequence_number, rests_on, digests, by_person)
-        self._put(self._inner(self.ended, envelope.trace_id), _what(decision.action_type, envelope.subject), ended)
+        of_trace = self._inner(self.ended, envelope.trace_id)
+        self._put(of_trace, _what(decision.action_type, envelope.subject), ended)
+        if len(of_trace) > TRACE_ENDINGS_MAX:
+            # What a person has rejected stays so. The rules can be asked again: they come to the same, or the facts have changed.
+            by_rules = {what: ended.sequence_number for what, ended in of_trace.items() if not ended.by_person}
+            if len(by_rules) > TRACE_ENDINGS_MAX:
+                self._drop_oldest(of_trace, by_rules, len(by_rules) // 4)
 
     def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
         decision = envelope.decision
@@ -378,6 +416,11 @@ class State(Journal):
             self._put_trace(trace_id, Trace(rejections, self.recorded_at_ms, review, refused))
         elif trace is not None:
             self._drop_trace(trace_id, trace)
+
+    def _drop_oldest(self, table: dict[str, Any], numbers: Mapping[str, int], count: int) -> None:
+        """Drop the `count` oldest by sequence number. Many at once: to look for them takes longer than to drop them."""
+        for name in sorted(numbers, key=numbers.__getitem__)[:count]:
+            self._drop(table, name)
 
     def _put_trace(self, trace_id: str, trace: Trace) -> None:
         old = self.traces.get(trace_id)
@@ -584,7 +627,7 @@ class State(Journal):
         for key in sorted(observation.extracted_fields):
             value = value_to_python(observation.extracted_fields[key])
             if of_evidence is not None:
-                self._note_reading(observation.evidence_ref, of_evidence, f"{envelope.subject} {key}", value)
+                self._note_reading(observation.evidence_ref, of_evidence, _read(envelope.subject, key), _as_read(value))
             self._put_candidate(
                 envelope.subject,
                 key,
@@ -610,11 +653,11 @@ class State(Journal):
                 ),
             )
 
-    def _note_reading(self, evidence_ref: str, of_evidence: dict[str, Any], what: str, value: Any) -> None:
+    def _note_reading(self, evidence_ref: str, of_evidence: dict[str, str], what: str, value: str) -> None:
         """Note what an observation, whoever made it, says that a tool result says (seeds 002 §4.6)."""
         if what not in of_evidence:
             self._put(of_evidence, what, value)
-        elif evidence_ref not in self.contradicted and not _same_value(of_evidence[what], value):
+        elif evidence_ref not in self.contradicted and of_evidence[what] != value:
             self._put(self.contradicted, evidence_ref, what)
 
     def _put_candidate(self, subject: str, key: str, candidate: Candidate) -> None:
@@ -631,17 +674,32 @@ class State(Journal):
         call = envelope.tool_call
         if call.execution_id:
             self._keep_trace(envelope.trace_id)
-            self._put(self._inner(self.tool_calls, envelope.trace_id), call.execution_id, call.tool_name)
+            calls = self._inner(self.tool_calls, envelope.trace_id)
+            if len(calls) >= TRACE_TOOL_CALLS_MAX:
+                # What observes a result of theirs from here on is inference.
+                self._drop_oldest(calls, calls, TRACE_TOOL_CALLS_MAX // 4)
+            self._put(calls, call.execution_id, envelope.sequence_number)
 
     def _apply_tool_result(self, envelope: Envelope) -> None:
         result = envelope.tool_result
         self._keep_trace(envelope.trace_id)
-        self._put(
-            self._inner(self.tool_results, envelope.trace_id),
-            envelope.event_id,
-            ToolEvidence(result.execution_id, result.tool_name, result.content_hash, result.is_error, self.recorded_at_ms),
-        )
+        results = self._inner(self.tool_results, envelope.trace_id)
+        if len(results) >= TRACE_TOOL_RESULTS_MAX:
+            for event_id in self._spare_results(results):
+                self._drop(results, event_id)
+                self._drop(self.readings, event_id)
+        number = envelope.sequence_number
+        evidence = ToolEvidence(result.execution_id, result.tool_name, result.content_hash, result.is_error, self.recorded_at_ms, number)
+        self._put(results, envelope.event_id, evidence)
         self._put(self.readings, envelope.event_id, {})
+
+    def _spare_results(self, results: Mapping[str, ToolEvidence]) -> list[str]:
+        """Return the older half of the results that nobody has read: without them an observation is inference, and hides nothing.
+
+        One that has been read is kept: it must show if somebody reads something else in it.
+        """
+        unread = [event_id for event_id in results if not self.readings.get(event_id)]
+        return sorted(unread, key=lambda event_id: results[event_id].sequence_number)[: len(unread) // 2]
 
     def _keep_trace(self, trace_id: str) -> None:
         if trace_id not in self.traces:
@@ -763,22 +821,39 @@ def _what(action_type: str, subject: str) -> str:
 
 
 def _refused(decision: Decision, proposal: Envelope) -> str:
-    """Return the fingerprint of a proposal that was rejected for lack of evidence or by policy; "" for any other outcome."""
-    if decision.outcome != decision_pb2.OUTCOME_REJECTED:
+    """Return the fingerprint of a proposal that was rejected for lack of evidence or by rules; "" for any other outcome.
+
+    Stages 3 to 5 do not count: as long as what they lack is lacking they refuse it again by themselves, and else it has not been
+    judged yet. Above all, versions are no part of the fingerprint, and who mends them does what he was told.
+    """
+    if decision.outcome != decision_pb2.OUTCOME_REJECTED or decision.reason_code in _BEFORE_JUDGEMENT:
         return ""
     return fingerprint(proposal) if refusal_class(decision.reason_code) in _OF_THE_PROPOSAL else ""
 
 
 _OF_THE_PROPOSAL: Final = (RefusalClass.EVIDENCE, RefusalClass.POLICY)
+_BEFORE_JUDGEMENT: Final = frozenset({NO_ACTIVE_POLICY, INVALID_PARAMS, VERSION_MISMATCH})
 
 
 def _without(attempts: tuple[int, ...], attempt: int) -> tuple[int, ...]:
     return tuple([other for other in attempts if other != attempt])
 
 
-def _same_value(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: a boolean is no number, whatever Python says."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def _read(subject: str, key: str) -> str:
+    """Name a key of a subject. A subject holds no space."""
+    return f"{subject} {key}"
+
+
+def _as_read(value: Any) -> str:
+    """Return what stands for a JSON value among readings: equal if the values are, and short. A boolean is no number."""
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= _READING_LENGTH_MAX else "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+# About as long as the hash that stands for what is longer.
+_READING_LENGTH_MAX: Final = 64
+_NO_RESULTS: Final[Mapping[str, ToolEvidence]] = {}
+_NO_KEYS: Final[Mapping[str, tuple[Candidate, ...]]] = {}
 
 
 def _has_lapsed(trace: Trace, now_ms: int) -> bool:
@@ -801,8 +876,10 @@ def _shadowing(in_force: Mapping[str, CompiledRuleSet], shadows: Mapping[str, Sh
         rule_set = shadow.rule_set
         governing = governing_actions({**in_force, policy_id: rule_set}.values())
         replaced = in_force[policy_id].actions if policy_id in in_force else {}
+        disagreeing = {found.action_type for found in disagreements(rule_set, in_force.values())}
         for action_type in sorted(rule_set.actions.keys() | replaced.keys()):
-            watching = Shadowing(policy_id, shadow.version, rule_set.digest, governing.get(action_type, ()))
+            actions = governing.get(action_type, ())
+            watching = Shadowing(policy_id, shadow.version, rule_set.digest, actions, action_type in disagreeing)
             shadowing[action_type] = (*shadowing.get(action_type, ()), watching)
     return shadowing
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from gavel.v1 import common_pb2, error_pb2
+from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.commands import Fault, Recorded
 from gavel_rules.derivation import derive, is_derived
 from gavel_rules.emission import Emission, ahead_fault
 from gavel_rules.events import milliseconds, set_timestamp
-from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
+from gavel_rules.limits import CLOCK_AHEAD_MS_MAX, READINGS_PER_RESULT_MAX, SOURCES_PER_KEY_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.projection import State
 from gavel_rules.records import ToolEvidence
 
@@ -37,10 +38,14 @@ def publish(emission: Emission, envelope: Envelope) -> Recorded | Fault:
     fault = emission.claim_fault(envelope)
     if fault is None:
         match envelope.WhichOneof("payload"):
+            case "fact" if is_derived(envelope.fact):
+                fault = _derivation_fault(emission.state, envelope)
             case "fact":
-                fault = _derivation_fault(emission.state, envelope) if is_derived(envelope.fact) else None
+                fault = _sources_fault(emission.state, envelope.subject, envelope.fact.key, TRUST_TIER_1_SYSTEM_FACT, envelope.producer.id)
             case "observation":
-                fault = _complete_observation(emission, envelope)
+                fault = _complete_observation(emission, envelope) or _readings_fault(emission.state, envelope)
+            case "tool_result":
+                fault = _result_fault(emission, envelope.trace_id)
     if fault is not None:
         return fault
     return Recorded(emission.record(envelope))
@@ -66,6 +71,42 @@ def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
             f"the fact is not what execution {execution.event_id} derives; differing: {', '.join(differing)}",
         )
     return None
+
+
+def _result_fault(emission: Emission, trace_id: str) -> Fault | None:
+    """Return a fault if the trace has as many tool results as can be remembered, and observations rest on all of them."""
+    if emission.state.has_room_for_result(trace_id, emission.now_ms):
+        return None
+    message = f"trace {trace_id} has {TRACE_TOOL_RESULTS_MAX} tool results that observations rest on; go on in a new trace"
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+
+
+def _readings_fault(state: State, envelope: Envelope) -> Fault | None:
+    """Return a fault if what an observation says could not be remembered, neither of its tool result nor of its source."""
+    observation = envelope.observation
+    fields = sorted(observation.extracted_fields)
+    if not state.has_room_for_readings(observation.evidence_ref, envelope.subject, fields):
+        message = f"{READINGS_PER_RESULT_MAX} values have been read in {observation.evidence_ref}; call the tool again for the rest"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    for key in fields:
+        fault = _sources_fault(state, envelope.subject, key, observation.trust_tier, observation.source_tool)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _sources_fault(state: State, subject: str, key: str, trust_tier: int, source: str) -> Fault | None:
+    """Return a fault if as many sources as can be remembered have stated a key of a subject at a tier, and this one is none of them.
+
+    None is forgotten for another one: what it said might have spoken against an approval.
+    """
+    if state.has_room_for_source(subject, key, trust_tier, source):
+        return None
+    message = (
+        f"{SOURCES_PER_KEY_MAX} other sources have stated {key} of {subject} at tier {trust_tier}, which is all there is room for; "
+        "state it as one of them, or have it stated at a better tier"
+    )
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
 
 
 def _complete_observation(emission: Emission, envelope: Envelope) -> Fault | None:

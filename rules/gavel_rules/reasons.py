@@ -25,6 +25,8 @@ EVALUATION_ERROR: Final = "EVALUATION_ERROR"
 ENGINE_DISAGREEMENT: Final = "ENGINE_DISAGREEMENT"
 OUTRANKED: Final = "OUTRANKED"
 REJECTION_LIMIT: Final = "REJECTION_LIMIT"
+# No stage gives it: what could not be judged at all when its contest closed, for Gavel itself failed.
+NOT_JUDGED: Final = "NOT_JUDGED"
 
 # Later decisions and executions.
 APPROVAL_EXPIRED: Final = "APPROVAL_EXPIRED"
@@ -45,6 +47,6 @@ REVIEW_REJECTED: Final = "REVIEW_REJECTED"
 REVOKED: Final = "REVOKED"
 
 # Reviews that no rule asked for: what a person approves in them is that the trace goes on, not an action.
-RELEASING: Final = frozenset({REJECTION_LIMIT, CONFLICTING_EVIDENCE})
+RELEASING: Final = frozenset({REJECTION_LIMIT, CONFLICTING_EVIDENCE, NOT_JUDGED})
 
 RESERVED: Final = frozenset(value for name, value in vars().copy().items() if name.isupper() and isinstance(value, str))

@@ -128,6 +128,7 @@ class ToolEvidence(NamedTuple):
     content_hash: str
     is_error: bool
     recorded_at_ms: int
+    sequence_number: int
 
 
 class Rejections(NamedTuple):
@@ -208,3 +209,4 @@ class Shadowing(NamedTuple):
     version: int
     digest: str
     governing: tuple[CompiledAction, ...]
+    disagrees: bool  # with a rule set in force about this action: then it could not govern, and has no say in it

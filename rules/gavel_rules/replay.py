@@ -25,7 +25,8 @@ from google.protobuf.json_format import Error as JsonFormatError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
-from gavel_rules import contest, reasons
+from gavel_rules import contest, reasons, shadow
+from gavel_rules.agreement import Disagreement, described, disagreements
 from gavel_rules.arbitration import arbitrate
 from gavel_rules.chain import chain, genesis_hash
 from gavel_rules.commands import (
@@ -47,11 +48,22 @@ from gavel_rules.commands import (
     Tick,
 )
 from gavel_rules.decider import handle, judge
-from gavel_rules.events import ARBITER_VERSION, CATEGORIES_OF_PRODUCER, GAVEL, PAYLOAD_OF_CATEGORY, SYSTEM_PRODUCER, milliseconds
+from gavel_rules.events import (
+    ARBITER_VERSION,
+    CATEGORIES_OF_PRODUCER,
+    GAVEL,
+    PAYLOAD_OF_CATEGORY,
+    SYSTEM_PRODUCER,
+    milliseconds,
+    set_timestamp,
+)
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.projection import State, governing_actions
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.shadow import same_verdict
+
+# The warning of a simulated decision that says why the candidate could not have been in force.
+DISAGREES: Final = "RULE_SETS_DISAGREE"
 
 
 class DamagedError(Exception):
@@ -214,7 +226,7 @@ class Recomputation:
         """Turn an input back into its command and handle it again; timers that are due come first."""
         self.state.commit()
         now_ms = milliseconds(recorded.recorded_at)
-        timers = handle(self.state, Tick(limit=1), now_ms=now_ms, engine=self._engine)
+        timers = handle(self.state, Tick(1, _unjudged(recorded)), now_ms=now_ms, engine=self._engine)
         if timers.events:
             self._input = timers.events[0]
             self._expected.extend(timers.events)
@@ -324,18 +336,31 @@ def _is_made(recorded: Envelope) -> bool:
     return recorded.HasField("agent_diagnostic") and recorded.producer == SYSTEM_PRODUCER and not _is_late_report(recorded)
 
 
+def _unjudged(recorded: Envelope) -> frozenset[str]:
+    """Return the candidates of a contest that could not be judged when it closed, as its first decision says."""
+    rows = recorded.decision.contest.candidates
+    return frozenset(row.proposal_id for row in rows if row.reason_code == reasons.NOT_JUDGED)
+
+
 def _is_late_report(recorded: Envelope) -> bool:
     return recorded.agent_diagnostic.WhichOneof("detail") == "late_execution"
 
 
 class Impact:
-    """What past proposals would have been decided under a candidate rule set, everything else exactly as it was."""
+    """What past proposals would have been decided under a candidate rule set, everything else exactly as it was.
+
+    Where it disagrees with a rule set then in force about an action that they share, it could not have been: its decision on such
+    a proposal is the EVALUATION_ERROR of a shadow, with the disagreement as warning.
+    """
 
     def __init__(self, bus: str, candidate: CompiledRuleSet) -> None:
         self.state = State(bus)
         self._candidate = candidate
         self._cited: dict[int, Cited] = {}
         self._simulated: dict[str, Decision] = {}
+        self._in_force: Mapping[str, tuple[CompiledAction, ...]] | None = None  # of the state, when the candidate was put beside it
+        self._governing: Mapping[str, tuple[CompiledAction, ...]] = {}
+        self._disagreements: dict[str, list[Disagreement]] = {}  # by action type
         self.decisions = 0
         self.replaced = 0  # of these: while a version of the same rule set was in force
 
@@ -357,15 +382,15 @@ class Impact:
 
     def _simulate(self, proposal: Envelope) -> None:
         state = self.state
-        governing = self._governing().get(proposal.proposal.action_type, ())
-        self._simulated[proposal.event_id] = arbitrate(
-            state,
-            proposal,
-            self._cited,
-            milliseconds(proposal.recorded_at),
-            judge(state, proposal.sequence_number + 1, decision_pb2.ENGINE_RETE),
-            governing,
-        )
+        self._put_in_force()
+        action_type = proposal.proposal.action_type
+        now_ms = milliseconds(proposal.recorded_at)
+        if action_type in self._disagreements:
+            self._simulated[proposal.event_id] = self._impossible(proposal, now_ms)
+            return
+        asking = judge(state, proposal.sequence_number + 1, decision_pb2.ENGINE_RETE)
+        governing = self._governing.get(action_type, ())
+        self._simulated[proposal.event_id] = arbitrate(state, proposal, self._cited, now_ms, asking, governing)
 
     def _simulate_contest(self, recorded: Envelope) -> None:
         """A contest closes with this decision: let its candidates compete under the candidate rule set."""
@@ -373,15 +398,36 @@ class Impact:
         waited_for = state.contest_of(recorded.decision.proposal_id)
         if waited_for is None:
             return
-        governing = self._governing().get(waited_for.action_type, ())
-        asking = judge(state, recorded.sequence_number, decision_pb2.ENGINE_RETE)
+        self._put_in_force()
         proposals = contest.candidates(state, waited_for)
-        for proposal, decision in contest.rank(state, proposals, milliseconds(recorded.recorded_at), asking, governing):
+        now_ms = milliseconds(recorded.recorded_at)
+        if waited_for.action_type in self._disagreements:
+            self._simulated.update((proposal.event_id, self._impossible(proposal, now_ms)) for proposal in proposals)
+            return
+        governing = self._governing.get(waited_for.action_type, ())
+        asking = judge(state, recorded.sequence_number, decision_pb2.ENGINE_RETE)
+        for proposal, decision in contest.rank(state, proposals, now_ms, asking, governing, (), []):
             self._simulated[proposal.event_id] = decision
 
-    def _governing(self) -> Mapping[str, tuple[CompiledAction, ...]]:
+    def _put_in_force(self) -> None:
+        """Put the candidate beside what is in force at this point of the log, or in place of the version of its rule set."""
+        if self._in_force is self.state.governing:
+            return
+        self._in_force = self.state.governing
         in_force = {policy_id: active.rule_set for policy_id, active in self.state.active.items()}
-        return governing_actions({**in_force, self._candidate.policy_id: self._candidate}.values())
+        self._disagreements = {}
+        for found in disagreements(self._candidate, in_force.values()):
+            self._disagreements.setdefault(found.action_type, []).append(found)
+        self._governing = governing_actions({**in_force, self._candidate.policy_id: self._candidate}.values())
+
+    def _impossible(self, proposal: Envelope, now_ms: int) -> Decision:
+        """Return what stands for a decision that the candidate could have had no say in: it disagrees about the action."""
+        decision = shadow.failed()
+        decision.action_type = proposal.proposal.action_type
+        decision.params.CopyFrom(proposal.proposal.params)
+        set_timestamp(decision.evaluated_at, now_ms)
+        decision.warnings.add(code=DISAGREES, message=described(self._disagreements[proposal.proposal.action_type]))
+        return decision
 
     def _difference(self, recorded: Envelope) -> ChangedDecision | None:
         self.decisions += 1
@@ -392,7 +438,7 @@ class Impact:
         simulated = self._simulated.pop(proposal_id)
         proposal = self.state.open_proposals[proposal_id]
         if proposal.proposal.HasField("contest"):
-            governing = self._governing().get(simulated.action_type, ())
+            governing = self._governing.get(simulated.action_type, ())
             contest.settle(simulated, self.state, proposal, milliseconds(recorded.recorded_at), governing)
         if same_verdict(recorded.decision, simulated):
             return None

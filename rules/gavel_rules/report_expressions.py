@@ -15,6 +15,7 @@ from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 
 from gavel_rules.case import Case, Reader
 from gavel_rules.conditions import Expression, presences, reads
+from gavel_rules.cost import ITERATIONS_MAX, cost_of, elements_of
 from gavel_rules.schema import ParamsSchema
 from gavel_rules.values import VALUE_DEPTH_MAX, struct_to_dict
 
@@ -40,6 +41,7 @@ class ReportExpression:
         of_case = [(name, type_) for name, type_ in read.items() if name.partition(".")[0] in ("params", "subject")]
         self._reader = Reader(of_case, presences(condition.tree))
         self._read = frozenset(read)
+        self._may_reach_limit = cost_of(condition.tree, environment.types).elements > ITERATIONS_MAX
 
     def scalar(self, execution: Envelope, decision: Envelope) -> str | float | bool:
         """Return the value for a report and its decision; NoValueError where it is no string, number or boolean."""
@@ -58,6 +60,9 @@ class ReportExpression:
         values = self._reader.values(Case(params, {}, 0.0, 0.0, 0.0, 0, "", decision.subject, "", "", "", 0, 0, 0, 0, 0))
         known = (*_of_execution(execution.execution), *_of_decision(decision.decision))
         values.update((name, item) for name, item in known if name in self._read)
+        if self._may_reach_limit and elements_of(self.expression.condition.tree, values) > ITERATIONS_MAX:
+            # The keys of a map have no order: whether what is sought is found before the library's limit would differ from time to time.
+            raise NoValueError
         try:
             answer = self._compiled.eval(data=values)
         except RuntimeError as error:  # among others: the limit of iterations

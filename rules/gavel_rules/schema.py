@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import jsonschema_rs
 
+from gavel_rules.errors import CaseError
 from gavel_rules.patterns import measure
 from gavel_rules.source import Path
 from gavel_rules.values import size_of
@@ -30,6 +31,8 @@ SMALL_SCHEMA_PARTS: Final = 100
 # What naming every single violation may take. The library copies what is wrong for each, and again for each choice that it tried.
 DETAIL_WORK_MAX: Final = 5_000
 TOO_LARGE: Final = "too-large"
+# The module that a panic of the library names as its own.
+_PANICS: Final = "pyo3_runtime"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 # What a keyword's value is: one schema, schemas by name, a list of schemas, or no schema.
@@ -112,8 +115,17 @@ class ParamsSchema:
 
         A property that is missing, or not allowed, is what the pointer names. Of large params only the properties at the top
         that do not fit are named, with the keyword `properties`, or ("", TOO_LARGE) where it is none of them by itself; so it is
-        for params that are too large to be checked at all.
+        for params that are too large to be checked at all. Raises CaseError where the library itself fails.
         """
+        try:
+            return self._looked_over(params)
+        except BaseException as error:
+            # The library's panics are no Exceptions: one would end what serves the whole bus.
+            if type(error).__module__ == _PANICS:
+                raise CaseError("the JSON Schema library failed on a proposal's params") from error
+            raise
+
+    def _looked_over(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
         if self.parts > SMALL_SCHEMA_PARTS and size_of(params) * self.parts > CHECK_WORK_MAX:
             return (("", TOO_LARGE),)
         if self._validator.is_valid(params):

@@ -44,7 +44,7 @@ def differences(
     found: list[ShadowDifference] = []
     for shadow in state.shadowing.get(proposal.proposal.action_type, ()):
         try:
-            shadowed = arbitrate(state, proposal, known, now_ms, judge, shadow.governing)
+            shadowed = failed() if shadow.disagrees else arbitrate(state, proposal, known, now_ms, judge, shadow.governing)
         except Exception:  # noqa: BLE001  # a bug in an engine; it would cost the decision that the shadow only watches
             shadowed = failed()
         found.extend(difference(shadow, decided, shadowed))
@@ -67,7 +67,7 @@ def difference(shadow: Shadowing, decided: Decision, shadowed: Decision) -> list
 
 
 def failed() -> Decision:
-    """Return what a shadow comes to that cannot be evaluated."""
+    """Return what a shadow comes to that cannot be evaluated, or that could not be in force: it disagrees about the action."""
     return Decision(
         outcome=decision_pb2.OUTCOME_REJECTED, reason_code=reasons.EVALUATION_ERROR, policy_id=GAVEL, policy_version=ARBITER_VERSION
     )

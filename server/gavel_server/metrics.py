@@ -1,13 +1,13 @@
 """What a server counts, for Prometheus. Served on an address of its own where `--metrics` gives one; never payloads.
 
-Two of them are alarms: a decision that the two engines disagreed on, and one whose rules erred. Neither should ever happen;
-both refuse the proposal, and somebody has to look.
+One of them is an alarm: it counts decisions that the two engines disagreed on, decisions whose rules erred, and proposals that
+could not be judged when their contest closed. None of it should ever happen, nothing of it approves, and somebody has to look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from gavel.v1.envelope_pb2 import Envelope
@@ -25,7 +25,10 @@ SHADOW_DIFFERENCES: Final = Counter(
     "gavel_shadow_differences", "Decisions that a shadow would have made otherwise, by its rule set.", ["bus", "policy_id"]
 )
 
-ALARMING: Final = frozenset({reasons.ENGINE_DISAGREEMENT, reasons.EVALUATION_ERROR})
+if TYPE_CHECKING:
+    from gavel_server.replica import Replica
+
+ALARMING: Final = frozenset({reasons.ENGINE_DISAGREEMENT, reasons.EVALUATION_ERROR, reasons.NOT_JUDGED})
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -34,6 +37,15 @@ def serve(listen: str) -> None:
     """Serve /metrics on HOST:PORT from a thread. Raises OSError if the address cannot be had."""
     host, _, port = listen.rpartition(":")
     start_http_server(int(port), addr=host.strip("[]"))
+
+
+def observe(replica: Replica) -> None:
+    """Show how a bus stands: called now and then."""
+    bus = replica.bus
+    HEAD.labels(bus).set(replica.head.sequence_number)
+    WRITABLE.labels(bus).set(replica.unwritable() is None)
+    WAITING_CALLERS.labels(bus).set(replica.waiting.count)
+    OPEN_CONTESTS.labels(bus).set(len(replica.state.contests))
 
 
 def committed(bus: str, envelopes: Iterable[Envelope]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 import structlog
@@ -16,6 +18,7 @@ from gavel_rules.commands import (
     NO_REFERENCES,
     Answer,
     Command,
+    Failure,
     Fault,
     Handled,
     Recorded,
@@ -35,6 +38,8 @@ from gavel_server.lookup import Lookup
 
 # Timers that one commit emits at most; more than that go ahead of the commands in commits of their own.
 TIMERS_PER_COMMIT: Final = 512
+# Of a failure, how many of the innermost calls the log names.
+FRAMES_LOGGED_MAX: Final = 8
 
 # What a decision may follow that answers it: a proposal, or a person's word.
 _DECIDED: Final = frozenset({PROPOSAL, FACT})
@@ -119,7 +124,9 @@ class Planning:
 
     def tick(self) -> None:
         """Let time pass: emit some of the timers that are due."""
-        self._record(handle(self._state, Tick(TIMERS_PER_COMMIT), now_ms=self._now_ms).events)
+        handled = handle(self._state, Tick(TIMERS_PER_COMMIT), now_ms=self._now_ms)
+        _say(handled.failures)
+        self._record(handled.events)
 
     def decide(self, pending: Pending) -> None:
         """Decide a command. `lookup` learns at once what later ones may cite, and forgets it if the state is undone."""
@@ -129,6 +136,8 @@ class Planning:
             for envelope in handled.events:
                 self._lookup.cite(envelope)
                 state.on_undo(partial(self._lookup.uncite, envelope.sequence_number))
+        if handled.failures:
+            _say(handled.failures)
         self._answers.append((pending, handled.answer))
         if pending.check_id:
             self._recorded_ids.update(envelope.event_id for envelope in handled.events)
@@ -160,6 +169,14 @@ class Planning:
                 work = "executions"
             self._entries.append(Entry(number, envelope_bytes, self._chain_hash, envelope.event_id, work, decided_by))  # type: ignore[arg-type]
         self._envelopes.extend(envelopes)
+
+
+def _say(failures: Iterable[Failure]) -> None:
+    """Log what could not be judged: the kind of error and where it came from. Its message may quote what agents sent, and stays out."""
+    for proposal_id, error in failures:
+        frames = traceback.extract_tb(error.__traceback__)[-FRAMES_LOGGED_MAX:]
+        where = [f"{PurePath(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
+        _LOG.error("judgement.failed", proposal_id=proposal_id, error=type(error).__name__, where=where)
 
 
 def records(decided: Plan) -> Iterator[tuple[Envelope, Record]]:

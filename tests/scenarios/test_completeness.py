@@ -19,9 +19,12 @@ def test_there_are_enough() -> None:
 
 
 def test_every_reason_code_has_a_scenario() -> None:
-    """No code that Gavel gives is left without a scenario that expects it, and no other code of Gavel's is expected."""
+    """No code that Gavel gives is left without a scenario that expects it, and no other code of Gavel's is expected.
+
+    NOT_JUDGED comes of a bug alone, which no scenario can hold; tests of the core break an engine for it.
+    """
     expected = {code for scenario in all_scenarios() for step in scenario.steps for code in _codes(step)}
-    assert set(reasons.RESERVED) == expected & reasons.RESERVED
+    assert set(reasons.RESERVED) - {reasons.NOT_JUDGED} == expected & reasons.RESERVED
 
 
 def test_every_gate_has_a_scenario() -> None:

@@ -52,6 +52,7 @@ class Checked(NamedTuple):
     warnings: tuple[DocumentMessage, ...] = ()
     digest: str = ""
     summary: str = ""
+    rule_set: CompiledRuleSet | None = None  # where the file holds one, and nothing is invalid
 
 
 def is_suite(name: str) -> bool:
@@ -156,7 +157,7 @@ def checked(file: str) -> Checked:
         return Checked(file, (rule_set,))
     summary = f"{rule_set.policy_id} version {rule_set.version} is valid, {rule_set.digest}"
     warnings = tuple(sorted((*rule_set.warnings, *analyse(rule_set))))
-    return Checked(file, (), warnings, rule_set.digest, summary)
+    return Checked(file, (), warnings, rule_set.digest, summary, rule_set)
 
 
 def lines(invalid: Iterable[Invalid]) -> Iterator[str]:

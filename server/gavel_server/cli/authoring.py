@@ -29,13 +29,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines."
 
 
 def lint(files: Files, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Check rule sets and their test suites without a server.
+    """Check rule sets and their test suites without a server, and whether rule sets that share an action agree on it.
 
     Every mistake is a line, file:line:column: code: message; exit status 2 if there is one. Warnings leave it at 0.
     """
-    from gavel_server.cli import author_files, author_reports, output
+    from gavel_server.cli import agreeing, author_files, author_reports, output
 
-    checked = [author_files.checked(file) for file in author_files.found(files)]
+    checked = agreeing.compared(author_files.checked(file) for file in author_files.found(files))
     if as_json:
         output.say(json.dumps({"files": [author_reports.checked_json(one) for one in checked]}, ensure_ascii=False, indent=2))
     else:

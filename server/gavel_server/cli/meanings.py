@@ -33,5 +33,6 @@ MEANINGS: Final[Mapping[str, str]] = {
     reasons.NO_RULE_MATCHED: "no rule approves it; gavel preflight --explain shows what each one says",
     reasons.EVALUATION_ERROR: "a rule's condition could not be computed; the rule set needs mending",
     reasons.ENGINE_DISAGREEMENT: "the two rule engines disagree, which is a fault of Gavel's; please report it with this event",
+    reasons.NOT_JUDGED: "Gavel failed when its contest closed; a person has to look, and operators at the server's log",
     reasons.REJECTION_LIMIT: "too many rejections in a row; a person has to look at this trace",
 }

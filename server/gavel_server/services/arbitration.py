@@ -207,7 +207,7 @@ class Arbitration:
                 continue
             try:
                 response.results.append(PreflightResult(decision=_would_decide(state, item, known, now_ms, None)))
-            except ServiceError as error:
+            except Exception as error:  # noqa: BLE001  # a bug or a broken engine costs one proposal, not those that are asked with it
                 response.results.append(PreflightResult(error=refused(f"{SERVICE}/BatchPreflight", error).status()))
         return response.SerializeToString()
 

@@ -28,6 +28,7 @@ from gavel.v1.rule_set_service_pb2 import (
     ValidateRuleSetRequest,
     ValidateRuleSetResponse,
 )
+from gavel_rules.agreement import described, disagreements
 from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetAt
 from gavel_rules.projection import State
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
@@ -134,6 +135,10 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
             raise invalid(violations)
         sequencer = await self._buses.get(request.bus)
         candidate = await self._compiler.compile(request.document)
+        in_force = (await sequencer.settled()).active
+        found = disagreements(candidate, (active.rule_set for active in in_force.values()))
+        if found:
+            raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, described(found))
         with self._replays.running():
             try:
                 responses = impact(sequencer.log, candidate, from_sequence_number=first, to_sequence_number=last)

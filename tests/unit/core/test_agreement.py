@@ -178,6 +178,32 @@ def test_shadows_bind_nobody() -> None:
     core.prove()
 
 
+@pytest.mark.parametrize("window_ms", [0, 1_000])
+def test_a_shadow_that_has_come_to_disagree_has_no_say(window_ms: int) -> None:
+    """While it could not be put in force its verdict is EVALUATION_ERROR, whatever its rules say; where it agrees again it is asked."""
+    team: dict[str, Any] = {"contest_window_ms": window_ms}
+    core = Core(document(rule_set="team", **team))
+    core.run(activation(core, freeze(**team), shadow=True))
+    newer = document(rule_set="team", version=2, conflict_key='"refunds"', **team)
+    assert isinstance(core.run(activation(core, newer)), RuleSetAt)
+    core.fact("company.frozen", True, subject="company/1")
+
+    def decided(trace_id: str) -> list[tuple[str, str]]:
+        proposal = core.proposal([core.fact("order.status", "delivered")], trace_id=trace_id)
+        before = len(core.events)
+        core.run(proposal)
+        core.tick(window_ms)
+        differences = [event.agent_diagnostic.shadow_difference for event in core.events[before:] if event.event_name == "ShadowDifference"]
+        return [(one.policy_id, one.shadowed.reason_code) for one in differences]
+
+    assert [("freeze", "EVALUATION_ERROR")] == decided("a")
+    core.tick(20_000)
+    core.fact("company.frozen", True, subject="company/1")
+    assert isinstance(core.run(ActivateRuleSet(core.new_id(), "team", 1, 2)), RuleSetAt)
+    assert [("freeze", "FROZEN")] == decided("b")
+    core.prove()
+
+
 def test_expected_versions_are_each_rule_sets_own() -> None:
     """0 expects that no version of this rule set is in force, whatever else governs its actions."""
     core = Core(TEAM)

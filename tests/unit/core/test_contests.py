@@ -14,6 +14,7 @@ from gavel_rules import reasons
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetAt, Tick, Waiting
 from gavel_rules.decider import handle
 from gavel_rules.errors import NetworkFaultError
+from gavel_rules.evidence import cited
 from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.limits import CONTEST_CANDIDATES_MAX
 from gavel_rules.network import Network
@@ -499,8 +500,71 @@ def test_the_impact_of_a_candidate_rule_set_on_past_contests() -> None:
     assert [(APPROVED, REJECTED), (REJECTED, APPROVED)] == found
 
 
-def test_a_broken_engine_does_not_keep_a_contest_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be judged when the window closes is refused; the others get their decisions."""
+@pytest.mark.parametrize("error", [NetworkFaultError("the engine is gone"), RuntimeError("a bug"), KeyError("another one")])
+def test_a_broken_engine_does_not_keep_a_contest_open(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """What cannot be judged when the window closes is left to a person; the others get their decisions; a replay knows of it."""
+    core = Core(contested())
+    fact = delivered(core)
+    first, second, third = (core.enter([fact], trace_id=f"t{priority}", priority=priority) for priority in (3, 1, 2))
+    match = Network.match
+    calls = 0
+
+    def broken(network: Network, text: str) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise error
+        return match(network, text)
+
+    monkeypatch.setattr(Network, "match", broken)
+    core.pass_time(WINDOW_MS)
+    mark = core.state.mark()
+    handled = handle(core.state, Tick(1), now_ms=core.now_ms)
+    assert [(first.event_id, error)] == list(handled.failures)
+    core.state.undo(mark)
+    calls = 0
+    core.tick()
+    assert [(REVIEW, "NOT_JUDGED"), (REJECTED, "OUTRANKED"), (APPROVED, "")] == [
+        verdict(core.decided(one)) for one in (first, second, third)
+    ]
+    assert ["", "", "NOT_JUDGED"] == [one.reason_code for one in core.decided(third).contest.candidates]
+    assert core.decided(first).decision_id == core.state.open_review("t3")
+    assert "gavel" == core.decided(first).policy_id
+    core.prove()
+
+
+@pytest.mark.parametrize("shadowed", [False, True])
+def test_a_close_that_fails_leaves_all_to_a_person(shadowed: bool) -> None:
+    """Where a close comes upon a bug after its candidates were judged, none of that stands: all are left to a person."""
+
+    class Failing(dict[str, Any]):
+        """Fails once, when something is put into it."""
+
+        failed = False
+
+        def __setitem__(self, key: str, value: Any) -> None:
+            super().__setitem__(key, value)
+            if not self.failed:
+                self.failed = True
+                raise RuntimeError("a bug")
+
+    core = Core(contested())
+    if shadowed:
+        other = contested(version=2, score="-double(proposal.priority)")
+        core.run(DeployRuleSet(core.new_id(), compiled(other), other))
+        assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None, shadow=True)), RuleSetAt)
+    fact = delivered(core)
+    waiting = [core.enter([fact], trace_id=f"t{priority}", priority=priority) for priority in (1, 2)]
+    core.state.holds = Failing(core.state.holds)
+    core.tick(WINDOW_MS)
+    assert [(REVIEW, "NOT_JUDGED")] * 2 == [verdict(core.decided(one)) for one in waiting]
+    assert ({}, {}) == (core.state.contests, core.state.holds)
+    assert 2 == len(core.state.reviews)
+    core.prove()
+
+
+def test_what_was_not_judged_is_released_by_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person who approves it approves no action, which no rule has looked at: the trace may propose again, and is judged."""
     core = Core(contested())
     fact = delivered(core)
     waiting = core.enter([fact])
@@ -508,9 +572,17 @@ def test_a_broken_engine_does_not_keep_a_contest_open(monkeypatch: pytest.Monkey
     def broken(network: Network, text: str) -> list[int]:
         raise NetworkFaultError("the engine is gone")
 
-    monkeypatch.setattr(Network, "match", broken)
+    with monkeypatch.context() as patch:
+        patch.setattr(Network, "match", broken)
+        core.tick(WINDOW_MS)
+    review = core.by_id[core.decided(waiting).decision_id]
+    assert reasons.UNDER_REVIEW == core.decide([fact]).reason_code
+    released = core.resolve(review, fact_pb2.REVIEW_VERDICT_APPROVE).decision
+    assert (REJECTED, "REVIEW_RELEASED") == verdict(released)
+    again = core.enter([fact])
     core.tick(WINDOW_MS)
-    assert (REJECTED, "EVALUATION_ERROR") == verdict(core.decided(waiting))
+    assert APPROVED == core.decided(again).outcome
+    core.prove()
 
 
 def test_a_preflight_that_fails_leaves_the_state_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,7 +599,7 @@ def test_a_preflight_that_fails_leaves_the_state_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(Network, "match", broken)
     asked = core.proposal([fact], trace_id="d").envelope
     with pytest.raises(RuntimeError):
-        _would_decide(core.state, asked, {}, core.now_ms + WINDOW_MS, None)
+        _would_decide(core.state, asked, {fact.sequence_number: cited(fact)}, core.now_ms + WINDOW_MS, None)
     assert (before, False) == (core.state.digest(), core.state.tentative)
 
 

@@ -48,6 +48,27 @@ def failed(core: Core) -> list[tuple[object, object]]:
 
 
 @pytest.mark.parametrize(
+    ("value", "sizes", "has_value"),
+    [
+        ("execution.result.a.exists(k, k == 'n0')", (10_000, 1), True),
+        ("execution.result.a.exists(k, k == 'n0')", (10_001, 1), False),
+        ("execution.result.a.exists(k, k == 'n0')", (1, 20_000), True),
+        ("execution.result.a.all(k, k != '')", (10_001, 1), False),
+        ("execution.result.a.exists(k, true) || execution.result.b.exists(k, true)", (6_000, 6_000), False),
+        ("size(execution.result.a) == 10001 && 'n7' in execution.result.a", (10_001, 1), True),
+    ],
+)
+def test_macros_over_very_many_keys_have_no_value(value: str, sizes: tuple[int, int], has_value: bool) -> None:
+    """Whether what is sought is found before the library's limit depends on the order of keys: so it is refused, before it is tried."""
+    core = Core(with_derivations(derivation(value)))
+    maps: list[dict[str, object]] = [{f"n{number}": 1 for number in range(size)} for size in sizes]
+    report = reported(core, result={"a": maps[0], "b": maps[1]})
+    facts = {STATUS_KEY: "SUCCESS", **({"order.refunded": True} if has_value else {})}
+    assert facts == facts_of(core, report)
+    assert ([] if has_value else [("refunded", 3.0)]) == failed(core)
+
+
+@pytest.mark.parametrize(
     ("value", "expected"),
     [
         ("execution.result.amount", 49.5),

@@ -72,6 +72,38 @@ def test_a_candidate_stands_in_for_the_rule_set_of_its_name() -> None:
     assert ["another", "refunds"] == list(found[0].simulated.active_policy_ids)
 
 
+def test_a_candidate_that_disagrees_could_not_have_been_in_force() -> None:
+    """Where it shares an action with a rule set then in force and wants it otherwise, the forecast says so, decision by decision."""
+    core = Core(document())
+    core.approve()
+    core.tick(10_000)
+    core.deactivate("refunds")
+    core.activate(document(rule_set="other", conflict_key="'refunds'"))
+    core.approve(trace_id="t2")
+    found, impact = changes(core, document(rule_set="another", conflict_key="'refunds'"))
+    assert 2 == impact.decisions
+    change, agreed = found
+    assert (APPROVED, "another") == (agreed.simulated.outcome, agreed.simulated.policy_id)
+    assert (REJECTED, "EVALUATION_ERROR") == (change.simulated.outcome, change.simulated.reason_code)
+    (warning,) = change.simulated.warnings
+    assert ("RULE_SETS_DISAGREE", True) == (warning.code, "conflict_key of action refund.create" in warning.message)
+    assert change.recorded == core.named("DecisionApproved")[0].decision
+
+
+def test_a_contest_under_a_candidate_that_disagrees() -> None:
+    """Of a contest that closed beside a rule set that wanted another window, every candidate is listed."""
+    core = Core(document(contest_window_ms=1_000))
+    status = core.fact("order.status", "delivered")
+    for trace_id in ("a", "b"):
+        core.enter([status], trace_id=trace_id)
+    core.tick(1_000)
+    found, impact = changes(core, document(rule_set="another"))
+    assert ([("RULE_SETS_DISAGREE",)] * 2, 2) == (
+        [tuple(warning.code for warning in change.simulated.warnings) for change in found],
+        impact.decisions,
+    )
+
+
 def test_a_forecast_reads_any_log() -> None:
     """Reviews, timers, executions and rule set changes are followed as they were."""
     found, impact = changes(told(), STORY)

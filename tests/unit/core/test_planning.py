@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.commands import BeginExecution, Command, Fault, PublishEvent, Recorded, References, SubmitProposal
+from gavel_rules.errors import NetworkFaultError
+from gavel_rules.network import Network
 from gavel_server.errors import ServiceError
 from gavel_server.log import Head, chain
 from gavel_server.log.memory import MemoryLog
 from gavel_server.lookup import Lookup
 from gavel_server.planning import TIMERS_PER_COMMIT, Completed, Pending, Plan, outcome, plan
+from structlog.testing import capture_logs
 
 from tests.unit.core.driver import (
     BUS,
@@ -102,6 +106,52 @@ def test_a_bug_in_one_command_leaves_nothing_behind() -> None:
     assert error_pb2.ERROR_REASON_INTERNAL == broken.reason
     assert isinstance(fine, Recorded)
     assert ["DecisionExpired", "FactRecorded"] == [envelope.event_name for envelope in decided.envelopes]
+
+
+def test_a_broken_engine_costs_one_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proposal on which an engine breaks is answered INTERNAL and leaves nothing behind; those of its batch are decided."""
+    core = Core(document(conflict_key="string(params.amount)"))
+    status = core.fact("order.status", "delivered")
+    match = Network.match
+    calls = 0
+
+    def broken(network: Network, text: str) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise NetworkFaultError("the engine is gone")
+        return match(network, text)
+
+    monkeypatch.setattr(Network, "match", broken)
+    decided = planned(core, *(core.proposal([status], amount=amount, trace_id=f"t{amount}") for amount in (1, 2, 3)))
+    answers = [answer for _, answer in decided.answers]
+    assert [Recorded, Fault, Recorded] == [type(answer) for answer in answers]
+    assert error_pb2.ERROR_REASON_INTERNAL == cast(Fault, answers[1]).reason
+    approved = [answer.envelope.decision.outcome for answer in answers if isinstance(answer, Recorded)]
+    assert [decision_pb2.OUTCOME_APPROVED] * 2 == approved
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_cannot_be_judged_is_logged_without_what_was_sent(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    """A contest that closes on a bug calls a person, with commands or without; the log names the error's kind and place, no text."""
+    core = Core(document(contest_window_ms=1_000))
+    waiting = core.enter([core.fact("order.status", "delivered")])
+
+    def broken(network: Network, text: str) -> list[int]:
+        raise ValueError(f"a secret: {text}")
+
+    monkeypatch.setattr(Network, "match", broken)
+    core.pass_time(1_000)
+    with capture_logs() as lines:
+        decided = planned(core, *([] if alone else [fact(core)]))
+    assert ["HumanReviewRequested"] == [envelope.event_name for envelope in decided.envelopes][:1]
+    assert "NOT_JUDGED" == decided.envelopes[0].decision.reason_code
+    (line,) = lines
+    assert ("judgement.failed", "error", waiting.event_id, "ValueError") == tuple(
+        line[name] for name in ("event", "log_level", "proposal_id", "error")
+    )
+    assert line["where"]
+    assert "secret" not in str(lines)
 
 
 def test_what_was_caused_by_a_refused_event_is_refused() -> None:

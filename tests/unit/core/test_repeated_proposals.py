@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gavel.v1 import decision_pb2
-from gavel.v1.common_pb2 import EventReference
+from gavel.v1.common_pb2 import EventReference, VersionBinding
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.fingerprint import fingerprint
@@ -16,7 +16,7 @@ from gavel_rules.limits import TRACE_LAPSE_MS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.core.driver import Core, document
+from tests.unit.core.driver import PARAMS, Core, document
 
 RULES: list[dict[str, Any]] = [
     {"id": "much", "when": "params.amount > 100.0", "effect": "reject", "reason_code": "TOO_MUCH"},
@@ -87,6 +87,38 @@ def test_a_conflict_may_be_tried_again(core: Core) -> None:
     assert [reasons.CONFLICTING_DECISION] * 2 == [core.decide([status]).reason_code for _ in range(2)]
     core.pass_time(10_000)
     assert decision_pb2.OUTCOME_APPROVED == core.decide([status]).outcome
+    core.prove()
+
+
+def test_what_was_not_judged_may_be_proposed_again() -> None:
+    """Who mends the versions, or comes back when a rule set governs or takes the params, did what he was told, and is judged."""
+    core = Core(document(action_type="refund.reverse"))
+    status = core.fact("order.status", "delivered")
+    assert reasons.NO_ACTIVE_POLICY == core.decide([status]).reason_code
+    core.activate(document(rules=RULES, rule_set="team", versions={"planner_version": "7"}))
+    assert [reasons.VERSION_MISMATCH] * 2 == [core.decide([status]).reason_code for _ in range(2)]
+    seven = VersionBinding(planner_version="7")
+    extra = {"amount": 50, "extra": 1}
+    assert reasons.INVALID_PARAMS == core.decide([status], params=extra, version_binding=seven).reason_code
+    core.activate(
+        document(
+            rules=RULES,
+            rule_set="team",
+            version=2,
+            versions={"planner_version": "7"},
+            params={"type": "object", "properties": PARAMS["properties"], "required": ["amount"]},
+        )
+    )
+    assert decision_pb2.OUTCOME_APPROVED == core.decide([status], params=extra, version_binding=seven).outcome
+    core.prove()
+
+
+def test_versions_make_no_other_proposal(core: Core) -> None:
+    """What the rules have refused is refused as a repetition whatever versions it names, also after a try with wrong ones."""
+    core.activate(document(rules=RULES, version=2, versions={"planner_version": ["7", "8"]}))
+    status = core.fact("order.status", "delivered")
+    codes = [refused(core, status, version_binding=VersionBinding(planner_version=version)) for version in ("7", "6", "7", "8")]
+    assert ["TOO_MUCH", reasons.VERSION_MISMATCH, reasons.DUPLICATE_PROPOSAL, reasons.DUPLICATE_PROPOSAL] == codes
     core.prove()
 
 

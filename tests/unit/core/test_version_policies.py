@@ -53,7 +53,7 @@ def test_policies(binding: VersionBinding | None, messages: list[str], policy: s
     assert (REJECTED if refused else APPROVED, reasons.VERSION_MISMATCH if refused else "") == (decision.outcome, decision.reason_code)
     assert ([] if policy == "ignore" else messages) == said(decision)
     if refused:
-        assert ("gavel", False) == (decision.policy_id, decision.retry_hint.retryable)
+        assert ("gavel", True) == (decision.policy_id, decision.retry_hint.retryable)
 
 
 def test_the_strictest_rule_set_speaks() -> None:
