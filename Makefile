@@ -51,7 +51,7 @@ test: $(STAMP)
 # The tests again, on the compiled build (tests/conftest.py makes sure that it is the one they run on), and what holds of both builds.
 test-compiled: compiled
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
-	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests/compiled tests/simulation tests/e2e
+	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
 
 check: $(STAMP)
 	$(BIN)/ruff check

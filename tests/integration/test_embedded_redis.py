@@ -271,21 +271,24 @@ async def test_damage_stops_the_start(directory: Path, bus: str) -> None:
         await assert_holds(server.url, bus, 3)
 
 
-async def test_start_that_takes_too_long(directory: Path) -> None:
+async def test_start_that_takes_too_long(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Redis that is not ready in time is ended and the last answer is told."""
-    server = EmbeddedRedis(directory, start_timeout_ms=0)
-    with pytest.raises(EmbeddedRedisError, match=r"not ready after 0 ms \(cannot connect to Redis"):
-        await server.start()
+    server = EmbeddedRedis(directory, start_timeout_ms=200)
+    with monkeypatch.context() as sleepy:
+        sleepy.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/bin")
+        program(tmp_path / "bin", "redis-server", "Redis server v=7.2.4 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", "exec sleep 600")
+        with pytest.raises(EmbeddedRedisError, match=r"not ready after 200 ms \(cannot connect to Redis"):
+            await server.start()
     assert server.returncode is not None
     async with EmbeddedRedis(directory) as again:
         assert again.returncode is None
 
 
-def program(directory: Path, name: str, version_line: str) -> None:
-    """A program on PATH that answers --version."""
+def program(directory: Path, name: str, version_line: str, otherwise: str = "exit 1") -> None:
+    """A program on PATH that answers --version, and does something else when it is to do more."""
     directory.mkdir(exist_ok=True)
     path = directory / name
-    path.write_text(f"#!/bin/sh\necho '{version_line}'\n")
+    path.write_text(f"#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{version_line}'; else {otherwise}; fi\n")
     path.chmod(0o755)
 
 
