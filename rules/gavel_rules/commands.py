@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
@@ -147,6 +147,28 @@ Command = (
     | DeactivateRuleSet
     | Tick
 )
+
+# A tuple: a union would be made anew at every look.
+_WITH_ENVELOPE: Final = (SubmitProposal, PublishEvent, ReportExecution, ResolveReview, RevokeDecision)
+
+
+def command_envelope(command: Command) -> Envelope | None:
+    """Return the envelope that a producer sent with a command, if it sent one."""
+    return command.envelope if isinstance(command, _WITH_ENVELOPE) else None
+
+
+def decision_id_of(command: Command) -> str:
+    """Return the decision that a command is about, or ""."""
+    match command:
+        case BeginExecution() | RenewExecution():
+            return command.decision_id
+        case ReportExecution():
+            return command.envelope.execution.decision_id
+        case ResolveReview():
+            return command.envelope.fact.review_resolved.decision_id
+        case RevokeDecision():
+            return command.envelope.fact.revocation_requested.decision_id
+    return ""
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,56 +7,26 @@ from __future__ import annotations
 
 import uuid
 from collections import ChainMap
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
 
 import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
-from gavel_rules.commands import (
-    BeginExecution,
-    Command,
-    PublishEvent,
-    References,
-    RenewExecution,
-    ReportExecution,
-    ResolveReview,
-    RevokeDecision,
-    SubmitProposal,
-)
+from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
 from gavel_rules.projection import APPROVED, State
 
 from gavel_server.admission import PROPOSALS, admit
+from gavel_server.earlier_answers import EarlierAnswers
 from gavel_server.errors import ServiceError, internal
 from gavel_server.planning import Pending
+from gavel_server.replica import Replica
 
-if TYPE_CHECKING:
-    from gavel_server.sequencer import Sequencer
-
-# Tuples: a union would be made anew at every look.
-_WITH_ENVELOPE: Final = (SubmitProposal, PublishEvent, ReportExecution, ResolveReview, RevokeDecision)
+# A tuple: a union would be made anew at every look.
 _OF_NO_DECISION: Final = (SubmitProposal, PublishEvent)
 
 _LOG: Final = structlog.get_logger(__name__)
-
-
-def command_envelope(command: Command) -> Envelope | None:
-    """Return the envelope that a producer sent with a command, if it sent one."""
-    return command.envelope if isinstance(command, _WITH_ENVELOPE) else None
-
-
-def decision_id_of(command: Command) -> str:
-    """Return the decision that a command is about, or ""."""
-    match command:
-        case BeginExecution() | RenewExecution():
-            return command.decision_id
-        case ReportExecution():
-            return command.envelope.execution.decision_id
-        case ResolveReview():
-            return command.envelope.fact.review_resolved.decision_id
-        case RevokeDecision():
-            return command.envelope.fact.revocation_requested.decision_id
-    return ""
 
 
 def proposal_of(command: Command, state: State) -> Envelope | None:
@@ -69,44 +39,134 @@ def proposal_of(command: Command, state: State) -> Envelope | None:
     return None
 
 
-async def prepare(sequencer: Sequencer, batch: list[Pending]) -> tuple[list[Pending], bool]:
-    """Return the commands that are ready to be decided, and whether the state should first read on.
+class Prepared(NamedTuple):
+    """A batch as far as it can be decided now."""
 
-    Commands that repeat an event_id of the log are answered here; one that repeats an id of the same batch waits for the
-    next; one with an unknown cause is refused.
-    """
-    ready: list[Pending] = []
-    later: list[Pending] = []
-    in_batch: dict[str, Envelope] = {}
-    behind = False
-    lookup = sequencer.lookup
-    for pending in batch:
-        command = pending.command
-        if pending.unchecked and isinstance(command, SubmitProposal) and not _admitted(sequencer.bus, pending, command):
-            continue
-        envelope = command_envelope(command)
-        if pending.check_id:
-            if pending.check_id in in_batch:
-                later.append(pending)
+    ready: list[Pending]
+    later: list[Pending]  # what repeats an event_id of the same batch: for the next one
+    behind: bool  # whether the state should first read on: another server has just written what this batch speaks of
+
+
+class Preparation:
+    """What prepares one bus's batches. `land` waits for the append under way and says whether there was one."""
+
+    def __init__(self, replica: Replica, earlier: EarlierAnswers, land: Callable[[], Awaitable[bool]]) -> None:
+        self._replica = replica
+        self._earlier = earlier
+        self._land = land
+
+    async def prepare(self, batch: list[Pending]) -> Prepared:
+        """Return which commands can be decided.
+
+        Those that repeat an event_id of the log are answered here, and so are those that may not be decided or have an unknown cause.
+        Raises LogError, and what `land` raises.
+        """
+        ready: list[Pending] = []
+        later: list[Pending] = []
+        in_batch: dict[str, Envelope] = {}
+        behind = False
+        lookup = self._replica.lookup
+        for pending in batch:
+            command = pending.command
+            if pending.unchecked and isinstance(command, SubmitProposal) and not _admitted(self._replica.bus, pending, command):
                 continue
-            known = lookup.known(pending.check_id)
-            if known is not None:
-                await sequencer.answer_known(pending, known)
-                continue
-        if envelope is not None:
-            if envelope.causation_id and not await _find_cause(sequencer, pending, envelope, in_batch):
-                continue
+            envelope = command_envelope(command)
             if pending.check_id:
-                in_batch[pending.check_id] = envelope
-        if not isinstance(command, _OF_NO_DECISION):
-            decision_id = decision_id_of(command)
-            if decision_id:
-                behind = await _find_decision(sequencer, pending, decision_id) or behind
-        ready.append(pending)
-    behind = await _find_citations(sequencer, ready) or behind
-    if later:
-        sequencer.requeue(later)
-    return ready, behind
+                if pending.check_id in in_batch:
+                    later.append(pending)
+                    continue
+                known = lookup.known(pending.check_id)
+                if known is not None:
+                    await self._earlier.give(pending, known)
+                    continue
+            if envelope is not None:
+                if envelope.causation_id and not await self._find_cause(pending, envelope, in_batch):
+                    continue
+                if pending.check_id:
+                    in_batch[pending.check_id] = envelope
+            if not isinstance(command, _OF_NO_DECISION):
+                decision_id = decision_id_of(command)
+                if decision_id:
+                    behind = await self._find_decision(pending, decision_id) or behind
+            ready.append(pending)
+        behind = await self._find_citations(ready) or behind
+        return Prepared(ready, later, behind)
+
+    async def _find_cause(self, pending: Pending, envelope: Envelope, in_batch: dict[str, Envelope]) -> bool:
+        """Give an event the trace of its cause where it has none; refuse it if the cause is not in the log."""
+        cause = in_batch.get(envelope.causation_id)
+        if cause is not None:
+            pending.cause_in_batch = envelope.causation_id
+            trace_id = cause.trace_id
+            if not trace_id and cause.HasField("execution"):
+                # A report gets its decision's trace when it is decided.
+                live = self._replica.state.live(cause.execution.decision_id)
+                trace_id = live.decision.trace_id if live is not None else ""
+        else:
+            pending.cause_in_batch = ""
+            known = await self._replica.lookup.find(envelope.causation_id, self._replica.now_ms())
+            if known is None and await self._land():
+                # It may have been on its way into the log.
+                known = await self._replica.lookup.find(envelope.causation_id, self._replica.now_ms())
+            if known is None:
+                message = f"causation_id {envelope.causation_id} names no event of bus {self._replica.bus} within the idempotency window"
+                pending.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+                return False
+            trace_id = known.trace_id
+        if not envelope.trace_id and not envelope.HasField("execution"):
+            envelope.trace_id = trace_id
+        return True
+
+    async def _find_decision(self, pending: Pending, decision_id: str) -> bool:
+        """Look up a decision that is not alive here, so that the decider can say how it ended.
+
+        Returns whether the state should first read on: another server made the decision just now.
+        """
+        live = self._replica.state.live(decision_id)
+        if live is not None:
+            # Timers speak before the command, and so may a person: nobody else ends an approval before it is started.
+            pending.references = References(decision=live.decision, ending=reasons.EXPIRED if live.phase == APPROVED else "")
+            return False
+        # What ended it may be on its way into the log, and only the log says how it ended.
+        await self._land()
+        now_ms = self._replica.now_ms()
+        event = await self._replica.lookup.event(decision_id, now_ms)
+        if event is None or not event.HasField("decision"):
+            pending.references = References()
+            return False
+        approval = await self._replica.lookup.approval(event, now_ms)
+        pending.references = References(decision=approval, ending=await self._replica.lookup.ending(approval, now_ms))
+        return event.sequence_number > self._replica.head.sequence_number
+
+    async def _find_citations(self, batch: list[Pending]) -> bool:
+        """Give every proposal what it cites. Returns whether the state should first read on: what it speaks of is not there yet.
+
+        The last thing before the batch is decided: whatever is committed in between may push a cited event out of memory.
+        """
+        lookup = self._replica.lookup
+        state = self._replica.state
+        cited = lookup.cited
+        head = state.head
+        references = References(cited=cited)
+        uncached: list[int] = []
+        behind = False
+        for pending in batch:
+            envelope = proposal_of(pending.command, state)
+            if envelope is not None:
+                proposal = envelope.proposal
+                for reference in proposal.based_on_events:
+                    if reference.sequence_number not in cited:
+                        uncached.append(reference.sequence_number)
+                        behind = behind or reference.sequence_number > head
+                behind = behind or proposal.projection_version > head
+                pending.references = _citing(pending, references)
+        if uncached:
+            fetched = await lookup.fetch_cited(uncached)
+            references = References(cited=ChainMap(fetched, cited))
+            for pending in batch:
+                if proposal_of(pending.command, state) is not None:
+                    pending.references = _citing(pending, references)
+        return behind
 
 
 def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
@@ -126,88 +186,9 @@ def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
     return True
 
 
-async def _find_citations(sequencer: Sequencer, batch: list[Pending]) -> bool:
-    """Give every proposal what it cites. Returns whether the state should first read on: what it speaks of is not there yet.
-
-    The last thing before the batch is decided: whatever is committed in between may push a cited event out of memory.
-    """
-    lookup = sequencer.lookup
-    state = sequencer.replica.state
-    cited = lookup.cited
-    head = state.head
-    references = References(cited=cited)
-    uncached: list[int] = []
-    behind = False
-    for pending in batch:
-        envelope = proposal_of(pending.command, state)
-        if envelope is not None:
-            proposal = envelope.proposal
-            for reference in proposal.based_on_events:
-                if reference.sequence_number not in cited:
-                    uncached.append(reference.sequence_number)
-                    behind = behind or reference.sequence_number > head
-            behind = behind or proposal.projection_version > head
-            pending.references = _citing(pending, references)
-    if uncached:
-        fetched = await lookup.fetch_cited(uncached)
-        references = References(cited=ChainMap(fetched, cited))
-        for pending in batch:
-            if proposal_of(pending.command, state) is not None:
-                pending.references = _citing(pending, references)
-    return behind
-
-
 def _citing(pending: Pending, references: References) -> References:
     """Return references to what is cited, with the decision that was looked up already."""
     decision = pending.references.decision
     if decision is None or isinstance(pending.command, SubmitProposal):
         return references
     return References(references.cited, decision, pending.references.ending)
-
-
-async def _find_cause(sequencer: Sequencer, pending: Pending, envelope: Envelope, in_batch: dict[str, Envelope]) -> bool:
-    """Give an event the trace of its cause where it has none; refuse it if the cause is not in the log."""
-    cause = in_batch.get(envelope.causation_id)
-    if cause is not None:
-        pending.cause_in_batch = envelope.causation_id
-        trace_id = cause.trace_id
-        if not trace_id and cause.HasField("execution"):
-            # A report gets its decision's trace when it is decided.
-            live = sequencer.replica.state.live(cause.execution.decision_id)
-            trace_id = live.decision.trace_id if live is not None else ""
-    else:
-        pending.cause_in_batch = ""
-        known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
-        if known is None and await sequencer.land():
-            # It may have been on its way into the log.
-            known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
-        if known is None:
-            message = f"causation_id {envelope.causation_id} names no event of bus {sequencer.bus} within the idempotency window"
-            pending.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
-            return False
-        trace_id = known.trace_id
-    if not envelope.trace_id and not envelope.HasField("execution"):
-        envelope.trace_id = trace_id
-    return True
-
-
-async def _find_decision(sequencer: Sequencer, pending: Pending, decision_id: str) -> bool:
-    """Look up a decision that is not alive here, so that the decider can say how it ended.
-
-    Returns whether the state should first read on: another server made the decision just now.
-    """
-    live = sequencer.replica.state.live(decision_id)
-    if live is not None:
-        # Timers speak before the command, and so may a person: nobody else ends an approval before it is started.
-        pending.references = References(decision=live.decision, ending=reasons.EXPIRED if live.phase == APPROVED else "")
-        return False
-    # What ended it may be on its way into the log, and only the log says how it ended.
-    await sequencer.land()
-    now_ms = sequencer.now_ms()
-    event = await sequencer.lookup.event(decision_id, now_ms)
-    if event is None or not event.HasField("decision"):
-        pending.references = References()
-        return False
-    approval = await sequencer.lookup.approval(event, now_ms)
-    pending.references = References(decision=approval, ending=await sequencer.lookup.ending(approval, now_ms))
-    return event.sequence_number > sequencer.head.sequence_number

@@ -21,23 +21,22 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_rules.commands import Command, OpenBus, Recorded, SubmitProposal, Waiting
+from gavel_rules.commands import Command, OpenBus, SubmitProposal, Waiting
 from gavel_rules.events import DECISION
-from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.limits import BATCH_BYTES_MAX
 from gavel_rules.projection import State
 
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.clock import GuardedClock
+from gavel_server.earlier_answers import EarlierAnswers
 from gavel_server.errors import ServiceError, internal
 from gavel_server.flight import Flight, Landing
 from gavel_server.gathering import Gathering
-from gavel_server.idempotency import same_content
 from gavel_server.identifiers import new_event_id
-from gavel_server.log import EventIdTakenError, EventLog, Head, LogCorruptError, LogError
-from gavel_server.lookup import Known, Lookup
+from gavel_server.log import EventIdTakenError, EventLog, Head, LogError
+from gavel_server.lookup import Lookup
 from gavel_server.planning import Completed, Done, Pending, Plan, Planning, outcome, plan, records
-from gavel_server.preparation import command_envelope, prepare
+from gavel_server.preparation import Preparation
 from gavel_server.replica import Replica
 from gavel_server.watching import Watch
 
@@ -79,6 +78,8 @@ class Sequencer:
         self._opening = OpenBus(new_event_id(), cross_check, idempotency_window_ms)
         self._queue: deque[Pending] = deque()
         self._queued_bytes = 0
+        self._earlier = EarlierAnswers(self.replica)
+        self._preparation = Preparation(self.replica, self._earlier, self._land_first)
         self._gathering = Gathering(BATCH_COMMANDS_MAX)
         self._flight: Flight | None = None
         self._deciding: list[Pending] = []
@@ -282,12 +283,14 @@ class Sequencer:
         """Take a batch from the queue and decide it, on top of what is being appended. None: there is nothing to decide."""
         self._deciding = self._drain()
         try:
-            ready, behind = await prepare(self, self._deciding)
+            ready, later, behind = await self._preparation.prepare(self._deciding)
+            self._requeue(later)
             self._deciding = ready
             if behind:
-                await self.land()
+                await self._land_first()
                 await self.replica.refresh()
-                ready, _ = await prepare(self, ready)
+                ready, later, _ = await self._preparation.prepare(ready)
+                self._requeue(later)
                 self._deciding = ready
             trouble = self.replica.unwritable()
             if trouble is not None:
@@ -299,7 +302,7 @@ class Sequencer:
                 return None
             if due > BATCH_COMMANDS_MAX:
                 # So many timers go ahead of the commands, in commits of their own.
-                self.requeue(ready)
+                self._requeue(ready)
                 ready = []
             return await self._plan(ready)
         except _StartOverError:
@@ -326,7 +329,7 @@ class Sequencer:
                 if count % SLICE_COMMANDS == 0:
                     await asyncio.sleep(0)
                     if self._flight is not None and self._flight.arrived:
-                        await self.land()
+                        await self._land_first()
             return planning.plan()
         except _StartOverError:
             raise  # the state has been undone beyond this batch
@@ -361,7 +364,7 @@ class Sequencer:
             landing, error = await flight.land(partial(self._say_unknown, ahead))
         except Exception:  # noqa: BLE001  # a bug: what the log holds now is what became of the append
             self.replica.state.undo(flight.decided.mark)
-            self.requeue(ahead)
+            self._requeue(ahead)
             self.replica.behind = True
             _answer_all(batch, self._failed())
             return False
@@ -371,13 +374,13 @@ class Sequencer:
             self._gathering.grow()
             return True
         self.replica.state.undo(flight.decided.mark)
-        self.requeue(ahead)
+        self._requeue(ahead)
         try:
             if isinstance(error, EventIdTakenError):
-                self.requeue(await self._answer_taken(batch, error))
+                self._requeue(await self._earlier.give_taken(batch, error))
             elif landing is Landing.CORRECTED:
                 self._gathering.halve()
-                self.requeue(batch)
+                self._requeue(batch)
                 await self.replica.refresh()
             else:
                 _answer_all(batch, self.replica.take_log_error(error or LogError("the log did not answer")))
@@ -423,54 +426,14 @@ class Sequencer:
         _LOG.exception("sequencer.failed", bus=self.bus, error_id=error_id)
         return internal(error_id)
 
-    # Answers that need no decision
-
-    async def answer_known(self, pending: Pending, known: Known) -> None:
-        """Answer a command whose event_id the log has: with the first answer if it asks for the same, else with an error."""
-        envelope = command_envelope(pending.command)
-        numbers = [number for number in (known.sequence_number, known.decision_sequence_number) if number]
-        found = await self.log.read_many(numbers)
-        record = found.get(known.sequence_number)
-        if record is None or envelope is None:
-            raise LogCorruptError(f"event {known.sequence_number} of bus {self.bus} is indexed but not in the log")
-        if not same_content(Envelope.FromString(record.envelope), envelope):
-            message = f"event_id {pending.check_id} is event {known.sequence_number}, which has other content; choose a new event_id"
-            pending.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message))
-            return
-        first = found.get(known.decision_sequence_number, record)
-        answer = Envelope.FromString(first.envelope)
-        if answer.proposal.HasField("contest"):
-            await self._answer_contested(pending, answer)
-        else:
-            pending.answer(Completed(Recorded(answer), first))
-
-    async def _answer_contested(self, pending: Pending, proposal: Envelope) -> None:
-        """Answer with the decision on a proposal that has competed, or let the caller wait for it."""
-        # First of all he waits: else the decision might be committed while the log is asked for it.
-        self.replica.waiting.join(proposal.event_id, pending)
-        known = await self.lookup.find(first_decision_id(proposal), self.now_ms())
-        found = {} if known is None else await self.log.read_many([known.sequence_number])
-        for record in found.values():
-            self.replica.waiting.hear(Envelope.FromString(record.envelope), record)
-
-    async def _answer_taken(self, batch: list[Pending], error: EventIdTakenError) -> list[Pending]:
-        left: list[Pending] = []
-        for pending in batch:
-            entry = error.taken.get(pending.check_id) if pending.check_id else None
-            if entry is None:
-                left.append(pending)
-            else:
-                await self.answer_known(pending, Known(entry.sequence_number, entry.decision_sequence_number, ""))
-        return left
-
-    def requeue(self, batch: Sequence[Pending]) -> None:
+    def _requeue(self, batch: Sequence[Pending]) -> None:
         """Put commands back to the front of the queue, in their order; those whose callers have been answered are dropped."""
         for pending in reversed(batch):
             if not pending.answered:
                 self._queue.appendleft(pending)
                 self._queued_bytes += pending.size_bytes
 
-    async def land(self) -> bool:
+    async def _land_first(self) -> bool:
         """Wait for the append under way, while a batch is prepared. Returns whether there was one; if it is not in, starts over."""
         if self._flight is None:
             return False

@@ -44,6 +44,7 @@ from gavel_rules.commands import (
     SubmitProposal,
     Tick,
     Waiting,
+    decision_id_of,
 )
 from gavel_rules.decider import handle
 from gavel_rules.derivation import derive
@@ -57,7 +58,6 @@ from gavel_rules.values import python_to_value
 from gavel_server.admission import admit
 from gavel_server.log import Record, chain, genesis_hash
 from gavel_server.people import resolution, revocation
-from gavel_server.preparation import decision_id_of
 
 START_MS = 1_700_000_000_000
 WEEK_MS = 7 * 24 * 60 * 60 * 1000
