@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
@@ -244,7 +244,7 @@ class Failure(NamedTuple):
     """A proposal that could not be judged, and why: a bug, or an engine that broke. A person was called; operators should hear of it."""
 
     proposal_id: str
-    error: Exception
+    error: Any  # an Exception; mypyc cannot compile that name here
 
 
 class Handled(NamedTuple):
