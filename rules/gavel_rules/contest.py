@@ -26,16 +26,19 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules import reasons, shadow
-from gavel_rules.arbitration import Judge, close_trace, count_rejection, leave_to_person, outrank, weigh
+from gavel_rules.arbitration import Judge, leave_to_person, weigh
+from gavel_rules.budget import count_rejection
 from gavel_rules.commands import Failure, Fault, Waiting
 from gavel_rules.emission import Emission
 from gavel_rules.events import FACT, OBSERVATION, milliseconds, set_timestamp
 from gavel_rules.evidence import Cited
 from gavel_rules.first_decisions import record_first
 from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX
-from gavel_rules.projection import State, contest_name
+from gavel_rules.outcomes import close_trace, outrank
+from gavel_rules.projection import State
 from gavel_rules.records import OpenContest, Shadowing
 from gavel_rules.ruleset import CompiledAction
+from gavel_rules.tables import action_on
 
 
 class Ranked(NamedTuple):
@@ -66,7 +69,7 @@ def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Map
     for reference in proposal.based_on_events:
         citation = known[reference.sequence_number]
         entry.citations.add(subject=citation.subject, keys=citation.keys, evidence_ref=citation.evidence_ref)
-    contest = state.contests.get(contest_name(proposal.action_type, entry.conflict_key))
+    contest = state.contests.get(action_on(proposal.action_type, entry.conflict_key))
     competing, size_bytes = (len(contest.candidates), contest.size_bytes) if contest is not None else (0, 0)
     if competing >= CONTEST_CANDIDATES_MAX or size_bytes + envelope.ByteSize() > CONTEST_BYTES_MAX:
         wait_ms = milliseconds(entry.closes_at) - emission.now_ms

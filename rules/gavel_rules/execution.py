@@ -21,7 +21,6 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 
 from gavel_rules import reasons
-from gavel_rules.arbitration import warn_of_violations
 from gavel_rules.commands import (
     BeginExecution,
     Fault,
@@ -46,8 +45,9 @@ from gavel_rules.events import (
     timestamp,
 )
 from gavel_rules.evidence import STALE, gather
-from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW, State
-from gavel_rules.records import LiveDecision
+from gavel_rules.outcomes import warn_of_violations
+from gavel_rules.projection import State
+from gavel_rules.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision
 from gavel_rules.values import python_to_value, struct_to_dict
 
 _MESSAGES: Final = {

@@ -15,6 +15,12 @@ from gavel.v1.fact_pb2 import ObservedFrom
 from gavel_rules import library
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 
+# Phases of an approved decision; PendingPhase of the contract.
+APPROVED: Final = 1
+EXECUTING: Final = 2
+AWAITING_FACTS: Final = 3
+UNDER_REVIEW: Final = 4
+
 
 class Candidate(NamedTuple):
     """The latest value that one source, at one tier, has stated for a key of a subject.

@@ -58,9 +58,10 @@ from gavel_rules.events import (
     set_timestamp,
 )
 from gavel_rules.evidence import Cited, cited
-from gavel_rules.projection import State, governing_actions
+from gavel_rules.projection import State
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.shadow import same_verdict
+from gavel_rules.tables import governing_actions
 
 # The warning of a simulated decision that says why the candidate could not have been in force.
 DISAGREES: Final = "RULE_SETS_DISAGREE"

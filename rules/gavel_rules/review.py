@@ -13,15 +13,15 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact
 
 from gavel_rules import reasons
-from gavel_rules.arbitration import note_rejections, reread
+from gavel_rules.arbitration import reread
+from gavel_rules.budget import note_rejections
 from gavel_rules.commands import Fault, Recorded, References, ResolveReview, RevokeDecision
 from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id, set_timestamp, timestamp
 from gavel_rules.evidence import citations_of
 from gavel_rules.execution import emit_later, how_it_ended, outcome_name
 from gavel_rules.first_decisions import request_facts
-from gavel_rules.projection import APPROVED, AWAITING_FACTS, UNDER_REVIEW
-from gavel_rules.records import LiveDecision, Review
+from gavel_rules.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, Review
 
 
 def resolve(emission: Emission, command: ResolveReview, references: References) -> Recorded | Fault:

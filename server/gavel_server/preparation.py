@@ -15,7 +15,8 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
-from gavel_rules.projection import APPROVED, State
+from gavel_rules.projection import State
+from gavel_rules.records import APPROVED
 
 from gavel_server.admission import PROPOSALS, admit
 from gavel_server.earlier_answers import EarlierAnswers

@@ -22,8 +22,8 @@ from gavel.v1.projection_service_pb2 import (
 )
 from gavel.v1.rule_set_service_pb2 import RuleSet
 from gavel_rules.events import FACT, set_timestamp
-from gavel_rules.projection import EXECUTING, UNDER_REVIEW, State
-from gavel_rules.records import Candidate, LiveDecision, Review
+from gavel_rules.projection import State
+from gavel_rules.records import EXECUTING, UNDER_REVIEW, Candidate, LiveDecision, Review
 from gavel_rules.values import python_to_value
 
 

@@ -30,8 +30,9 @@ from gavel_rules.agreement import described, disagreements
 from gavel_rules.arbitration import arbitrate, explain
 from gavel_rules.commands import ResolveReview, RevokeDecision, Tick
 from gavel_rules.decider import handle, judge
-from gavel_rules.projection import State, governing_actions
+from gavel_rules.projection import State
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
+from gavel_rules.tables import governing_actions
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 

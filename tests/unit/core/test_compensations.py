@@ -14,7 +14,7 @@ from gavel_rules import reasons
 from gavel_rules.commands import Recorded, References
 from gavel_rules.decider import handle
 from gavel_rules.limits import COMPENSATION_PARAMS_BYTES_MAX
-from gavel_rules.projection import APPROVED, AWAITING_FACTS, EXECUTING, UNDER_REVIEW
+from gavel_rules.records import APPROVED, AWAITING_FACTS, EXECUTING, UNDER_REVIEW
 from gavel_rules.replay import DivergedError
 from gavel_rules.values import python_to_value, struct_to_dict
 

@@ -11,7 +11,7 @@ from gavel_rules import reasons
 from gavel_rules.commands import PublishEvent, Recorded, References
 from gavel_rules.decider import handle
 from gavel_rules.limits import LATE_REPORT_MS_MAX
-from gavel_rules.projection import AWAITING_FACTS, UNDER_REVIEW
+from gavel_rules.records import AWAITING_FACTS, UNDER_REVIEW
 from gavel_server.idempotency import same_content
 
 from tests.unit.core.driver import (

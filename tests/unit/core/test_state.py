@@ -9,7 +9,8 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, PublishEvent, Recorded, SubmitProposal, Tick
 from gavel_rules.decider import handle
-from gavel_rules.projection import APPROVED, AWAITING_FACTS, EXECUTING, UNDER_REVIEW, State
+from gavel_rules.projection import State
+from gavel_rules.records import APPROVED, AWAITING_FACTS, EXECUTING, UNDER_REVIEW
 
 from tests.unit.core.driver import (
     BUS,

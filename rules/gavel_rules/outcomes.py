@@ -1,0 +1,173 @@
+"""What a decision says: why it refuses, what is missing, and what an approval is bound to.
+
+Every function here fills in a Decision that somebody else has come to; none of them decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import EventReference
+from gavel.v1.decision_pb2 import (
+    Decision,
+    RetryHint,
+)
+from gavel.v1.decision_pb2 import (
+    Warning as DecisionWarning,
+)
+
+from gavel_rules import reasons
+from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
+from gavel_rules.evidence import Piece, hint
+from gavel_rules.governed import Governed
+from gavel_rules.projection import State
+from gavel_rules.records import APPROVED, EXECUTING
+
+VIOLATIONS_NAMED_MAX: Final = 100
+POINTER_LENGTH_MAX: Final = 256
+
+
+def refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None:
+    """Make the decision a refusal of Gavel's own."""
+    decision.outcome = decision_pb2.OUTCOME_REJECTED
+    decision.reason_code = reason_code
+    decision.policy_id = GAVEL
+    decision.policy_version = ARBITER_VERSION
+    decision.retry_hint.CopyFrom(retry_hint)
+
+
+def refuse_for_evidence(decision: Decision, reason_code: str, governed: list[Governed], unmet: list[Piece]) -> None:
+    """Refuse, with everything that is missing. Contradicting readings are for a person to look at."""
+    pieces = (piece for view in governed for piece in view.evidence.pieces)
+    refuse(decision, reason_code, hint(unmet, pieces, retryable=True))
+    unresolved = dict.fromkeys(declared.key for view in governed for declared in view.evidence.unresolved)
+    decision.warnings.extend(
+        DecisionWarning(code="SUBJECT_UNRESOLVED", message=f"whose {key} is needed depends on facts that are not as required")
+        for key in unresolved
+    )
+    if reason_code == reasons.CONFLICTING_EVIDENCE:
+        decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+        decision.retry_hint.retryable = False
+
+
+def refuse_for_conflict(decision: Decision, state: State, holder: str, now_ms: int) -> None:
+    """Refuse because another decision holds the conflict key, and say when it may be free."""
+    refuse(decision, reasons.CONFLICTING_DECISION, RetryHint(retryable=True, retry_after_ms=_free_after_ms(state, holder, now_ms)))
+    decision.conflict_with_proposal_ids.append(state.decisions[holder].decision.decision.proposal_id)
+
+
+def _free_after_ms(state: State, holder: str, now_ms: int) -> int:
+    """Return when a held conflict key may be free again, as far as the log can tell."""
+    live = state.decisions[holder]
+    if live.phase == APPROVED and live.timer_due_ms:
+        return max(0, live.timer_due_ms - now_ms)
+    if live.phase == EXECUTING:
+        return max(0, live.lease_until_ms - now_ms)
+    return 0
+
+
+def outrank(decision: Decision, winner_id: str, free_after_ms: int) -> None:
+    """Refuse a proposal that still passed when its contest closed, because another one, named by its event_id, scored higher."""
+    refuse(decision, reasons.OUTRANKED, RetryHint(retryable=True, retry_after_ms=free_after_ms))
+    decision.conflict_with_proposal_ids.append(winner_id)
+    for field in ("rule_set_digest", "rule_id", "pinned_facts", "absent_facts", "valid_until", "retry_policy"):
+        decision.ClearField(field)
+
+
+def close_trace(decision: Decision) -> None:
+    """Refuse what was judged already, because its trace has come under review meanwhile."""
+    decision.CopyFrom(
+        Decision(
+            arbiter_version=decision.arbiter_version,
+            action_type=decision.action_type,
+            params=decision.params,
+            evaluated_at=decision.evaluated_at,
+            active_policy_ids=decision.active_policy_ids,
+            active_rule_sets=decision.active_rule_sets,
+            contest=decision.contest,
+        )
+    )
+    refuse(decision, reasons.UNDER_REVIEW, RetryHint())
+
+
+def fail(decision: Decision, what: str) -> None:
+    """Refuse what could not be evaluated."""
+    refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
+    decision.ClearField("rule_set_digest")
+    decision.ClearField("rule_id")
+    decision.warnings.append(DecisionWarning(code=reasons.EVALUATION_ERROR, message=what))
+
+
+def make_terminal(decision: Decision, governed: list[Governed]) -> None:
+    """Make a refusal terminal, with the facts that it rests on: they alone can lift it (seeds 002 §6.4)."""
+    pin_evidence(decision, governed)
+    decision.terminal = True
+    decision.retry_hint.retryable = False
+    decision.warnings.append(
+        DecisionWarning(code=reasons.NO_FEASIBLE_PROPOSAL, message="while these facts hold, no proposal of it can pass the rules")
+    )
+
+
+def warn_of_unknown(decision: Decision, unknown: Iterable[EventReference]) -> None:
+    """Name what is cited and not there, or is no evidence."""
+    for reference in unknown:
+        message = f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
+        decision.warnings.add(code=reasons.UNKNOWN_EVENT, message=message)
+
+
+def warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
+    """Name what does not fit a schema, as far as a decision has room for it: an agent sends what it likes."""
+    for pointer, keyword in violations[:VIOLATIONS_NAMED_MAX]:
+        place = pointer if len(pointer) <= POINTER_LENGTH_MAX else f"{pointer[: POINTER_LENGTH_MAX - 1]}…"
+        decision.warnings.add(code="SCHEMA_VIOLATION", message=f"{place or '/'}: {keyword}")
+    more = len(violations) - VIOLATIONS_NAMED_MAX
+    if more > 0:
+        decision.warnings.add(code="SCHEMA_VIOLATION", message=f"and {more} more")
+
+
+def bind(decision: Decision, now_ms: int, governed: list[Governed]) -> None:
+    """Bind an approval to a time limit and a retry policy."""
+    set_timestamp(decision.valid_until, now_ms + min([view.action.decision_ttl_ms for view in governed]))
+    decision.retry_policy.CopyFrom(governed[0].action.retry)
+
+
+def pin_evidence(decision: Decision, governed: list[Governed]) -> None:
+    """Name the evidence that a decision rests on, and the optional facts that were absent: each once, with whose it is."""
+    pinned: dict[tuple[str, str, str], Piece] = {}
+    absent: dict[tuple[str, str, str], Piece] = {}
+    seen_by: dict[tuple[str, str, str], dict[str, None]] = {}
+    several = len(governed) > 1
+    for view in governed:
+        for piece in view.evidence.pieces:
+            candidate = piece.candidate
+            identity = (piece.declared.key, piece.subject, candidate.event_id if candidate is not None else "")
+            if several:
+                seen_by.setdefault(identity, {})[view.action.policy_id] = None
+            if candidate is None:
+                absent[identity] = piece
+                continue
+            known = pinned.get(identity)
+            if known is None or piece.fresh_until_ms < known.fresh_until_ms:
+                pinned[identity] = piece
+    for identity, piece in pinned.items():
+        candidate = piece.candidate
+        assert candidate is not None  # noqa: S101  # for the type checker: only present pieces are pinned
+        # One by one: arguments by name cost more.
+        pin = decision.pinned_facts.add()
+        pin.key = piece.declared.key
+        pin.subject = piece.subject
+        pin.event_id = candidate.event_id
+        pin.sequence_number = candidate.sequence_number
+        pin.trust_tier = candidate.trust_tier  # type: ignore[assignment]  # an int of the closed enum
+        pin.evidence_hash = candidate.evidence_hash
+        set_timestamp(pin.fresh_until, piece.fresh_until_ms)
+        if several and len(seen_by[identity]) < len(governed):
+            pin.policy_ids.extend(seen_by[identity])
+    for identity, piece in absent.items():
+        lacking = decision.absent_facts.add()
+        lacking.key = piece.declared.key
+        lacking.subject = piece.subject
+        if several and len(seen_by[identity]) < len(governed):
+            lacking.policy_ids.extend(seen_by[identity])

@@ -1,0 +1,309 @@
+"""How proposals, decisions and executions change the present of a bus: the layer of `projection` above evidence and traces.
+
+A decision lives from its approval until its work has come to an end, and holds its conflict key for about as long.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gavel.v1 import decision_pb2, execution_pb2
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules import derivation
+from gavel_rules.events import milliseconds
+from gavel_rules.fingerprint import fingerprint
+from gavel_rules.limits import (
+    LATE_REPORT_MS_MAX,
+)
+from gavel_rules.projected_evidence import EvidenceProjection
+from gavel_rules.reasons import INVALID_PARAMS, NO_ACTIVE_POLICY, NO_FEASIBLE_PROPOSAL, VERSION_MISMATCH
+from gavel_rules.records import (
+    APPROVED,
+    AWAITING_FACTS,
+    EXECUTING,
+    NO_REJECTIONS,
+    UNDER_REVIEW,
+    Departed,
+    LiveDecision,
+    OpenContest,
+    Rejections,
+    Review,
+    Trace,
+)
+from gavel_rules.stages import RefusalClass, refusal_class
+from gavel_rules.tables import action_on
+
+
+class DecisionProjection(EvidenceProjection):
+    """The tables, with what changes proposals, contests, decisions, reviews and executions."""
+
+    def _apply_proposal(self, envelope: Envelope) -> None:
+        self._put(self.open_proposals, envelope.event_id, envelope)
+        if envelope.proposal.HasField("contest"):
+            self._enter_contest(envelope)
+
+    def _enter_contest(self, envelope: Envelope) -> None:
+        proposal = envelope.proposal
+        entry = proposal.contest
+        name = action_on(proposal.action_type, entry.conflict_key)
+        contest = self.contests.get(name)
+        if contest is None:
+            number = envelope.sequence_number
+            opened_at_ms, closes_at_ms = milliseconds(entry.opened_at), milliseconds(entry.closes_at)
+            contest = OpenContest(name, proposal.action_type, entry.conflict_key, number, opened_at_ms, closes_at_ms, (), 0)
+            self._add_sorted(self._timers, (closes_at_ms, number, name))
+        candidates = (*contest.candidates, envelope.event_id)
+        size_bytes = contest.size_bytes + envelope.ByteSize()
+        self._put(self.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
+        of_subject = self.waiting_of_subject.get(envelope.subject, ())
+        self._put(self.waiting_of_subject, envelope.subject, (*of_subject, envelope.event_id))
+
+    def _leave_contest(self, contest: OpenContest, envelope: Envelope) -> None:
+        """A candidate is decided; with the last one the contest is over."""
+        rest = tuple([candidate for candidate in contest.candidates if candidate != envelope.event_id])
+        if rest:
+            self._put(self.contests, contest.name, contest._replace(candidates=rest))
+        else:
+            self._drop(self.contests, contest.name)
+            self._remove_sorted(self._timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
+        waiting = tuple([other for other in self.waiting_of_subject[envelope.subject] if other != envelope.event_id])
+        if waiting:
+            self._put(self.waiting_of_subject, envelope.subject, waiting)
+        else:
+            self._drop(self.waiting_of_subject, envelope.subject)
+
+    def _apply_decision(self, envelope: Envelope) -> None:
+        decision = envelope.decision
+        if decision.previous_decision_id:
+            self._apply_later_decision(envelope)
+            return
+        proposal = self.open_proposals[decision.proposal_id]
+        self._drop(self.open_proposals, decision.proposal_id)
+        contest = self._contest_of(proposal)
+        if contest is not None:
+            self._leave_contest(contest, proposal)
+        review = ""
+        if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._approve(envelope, proposal)
+        elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            review = decision.decision_id
+            self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, "", proposal))
+        counts = decision.rejection_counts
+        rejections = Rejections(counts.evidence, counts.policy, counts.conflict) if decision.consecutive_rejections else NO_REJECTIONS
+        if decision.terminal and decision.reason_code != NO_FEASIBLE_PROPOSAL:
+            self._end(envelope, by_person=False)
+        self._count(envelope.trace_id, rejections, review, _refused(decision, proposal))
+        if self.shadowing:
+            for shadow in self.shadowing.get(decision.action_type, ()):
+                watching = self.shadows[shadow.policy_id]
+                self._put(self.shadows, shadow.policy_id, watching._replace(decisions=watching.decisions + 1))
+
+    def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
+        decision = envelope.decision
+        decision_id = decision.decision_id
+        due_ms = milliseconds(decision.valid_until) if decision.HasField("valid_until") else 0
+        sequence_number = envelope.sequence_number
+        self._enliven(
+            LiveDecision(decision_id, sequence_number, envelope, proposal, decision.conflict_key, APPROVED, sequence_number, due_ms)
+        )
+        if due_ms:
+            self._add_sorted(self._timers, (due_ms, sequence_number, decision_id))
+        self._put(self.holds, decision.conflict_key, decision_id)
+
+    def _enliven(self, live: LiveDecision) -> None:
+        self._put(self.decisions, live.decision_id, live)
+        subject = live.decision.subject
+        self._put(self.decisions_of_subject, subject, (*self.decisions_of_subject.get(subject, ()), live.decision_id))
+
+    def _apply_later_decision(self, envelope: Envelope) -> None:
+        decision = envelope.decision
+        review = self.reviews.get(decision.previous_decision_id)
+        if review is not None:
+            # One more NEEDS_HUMAN_REVIEW says that the evidence does not allow what the person wanted: it stays open.
+            if decision.outcome != decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+                self._resolve(envelope, review)
+            return
+        live = self.decisions.get(decision.previous_decision_id)
+        if live is None:
+            return
+        if decision.compensates_decision_id:
+            self._move(live, envelope, compensation=decision.decision_id)
+            self._approve(envelope, live.proposal)  # and the key is the compensation's
+        elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            self._move(live, envelope, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=decision.decision_id)
+            review = Review(decision.decision_id, envelope.sequence_number, envelope, live.decision_id, live.proposal)
+            self._put(self.reviews, decision.decision_id, review)
+            if live.conflict_key not in self.holds:
+                self._put(self.holds, live.conflict_key, live.decision_id)  # it had ended: nobody else acts while a person looks
+        else:
+            self._release(live)
+
+    def _resolve(self, envelope: Envelope, review: Review) -> None:
+        """Close a review as the DECISION that follows from a person's verdict says."""
+        decision = envelope.decision
+        trace_id = envelope.trace_id
+        self._drop(self.reviews, review.decision_id)
+        trace = self.traces.get(trace_id)
+        if trace is not None:
+            still_open = "" if trace.review == review.decision_id else trace.review
+            self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms, still_open))
+        if review.approved_decision_id:
+            self._resolve_execution(envelope, self.decisions[review.approved_decision_id])
+        elif decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._approve(envelope, review.proposal)
+        elif decision.terminal:
+            self._end(envelope, by_person=True)
+
+    def _resolve_execution(self, envelope: Envelope, live: LiveDecision) -> None:
+        decision = envelope.decision
+        if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._put(self.grants, decision.decision_id, live.decision_id)
+            self._put(self.holds, live.conflict_key, live.decision_id)  # anew, where its compensation had it and was given up
+            due_ms = milliseconds(decision.valid_until)
+            grants = (*live.grants, decision.decision_id)
+            self._move(live, envelope, phase=EXECUTING, timer_due_ms=due_ms, review="", granted=envelope, grants=grants)
+        else:
+            # Its key is free; what its reports derive may still be to come (seeds 002 §7.2).
+            self._free_key(live)
+            self._release_if_over(self._move(live, envelope, phase=AWAITING_FACTS, review="", granted=None, revoked=True))
+
+    def _apply_execution(self, envelope: Envelope) -> None:
+        execution = envelope.execution
+        live = self.decisions.get(execution.decision_id)
+        if live is None:
+            return
+        status = {
+            "status": execution.status,
+            "status_event_id": envelope.event_id,
+            "status_sequence_number": envelope.sequence_number,
+        }
+        if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
+            lease_until_ms = milliseconds(execution.lease_until)
+            policy = live.basis.decision.retry_policy
+            patience_ms = policy.human_takeover_after_ms if execution.attempt < policy.max_attempts else 0
+            holder = (envelope.producer.type, envelope.producer.id)
+            begins = execution.attempt > live.attempt  # else it is renewed
+            self._move(
+                live,
+                envelope,
+                phase=EXECUTING,
+                holders=(*live.holders[: execution.attempt - 1], holder),
+                unreported=(*live.unreported, execution.attempt) if begins else live.unreported,
+                attempt=execution.attempt,
+                starts=live.starts + 1,
+                running=True,
+                execution_id=execution.execution_id,
+                executor_type=envelope.producer.type,
+                executor_id=envelope.producer.id,
+                executor_version=envelope.producer.version,
+                lease_until_ms=lease_until_ms,
+                timer_due_ms=lease_until_ms + patience_ms,
+                **status,
+            )
+            return
+        facts = derivation.derive(envelope, live.decision, self.rule_set_of(live.decision.decision))
+        awaited = (*live.awaited_facts, *((fact.event_id, envelope) for fact in facts))
+        heard = {"running": False, "unreported": _without(live.unreported, execution.attempt), "awaited_facts": awaited}
+        if execution.will_retry:
+            self._move(live, envelope, **heard, **status)
+        else:
+            self._move(live, envelope, phase=AWAITING_FACTS, timer_due_ms=0, **heard, **status)
+
+    def _apply_late_report(self, envelope: Envelope) -> None:
+        """An attempt that others have superseded has reported. If its decision had ended, it is live again, for a person to look at."""
+        execution = envelope.agent_diagnostic.late_execution.execution
+        departed = self.departed.get(execution.decision_id)
+        live = self._recall(departed) if departed is not None else self.decisions.get(execution.decision_id)
+        if live is not None:
+            self._move(live, envelope, unreported=_without(live.unreported, execution.attempt))
+
+    def _receive_derived(self, envelope: Envelope) -> None:
+        live = self.decisions.get(envelope.fact.decision_id)
+        if live is None:
+            return
+        awaited = tuple(pair for pair in live.awaited_facts if pair[0] != envelope.event_id)
+        self._release_if_over(self._move(live, envelope, awaited_facts=awaited))
+
+    def _move(self, live: LiveDecision, envelope: Envelope, **changes: Any) -> LiveDecision:
+        moved = live._replace(last_sequence_number=envelope.sequence_number, **changes)
+        self._put(self.decisions, live.decision_id, moved)
+        if moved.timer_due_ms != live.timer_due_ms:
+            if live.timer_due_ms:
+                self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
+            if moved.timer_due_ms:
+                self._add_sorted(self._timers, (moved.timer_due_ms, moved.sequence_number, moved.decision_id))
+        return moved
+
+    def _free_key(self, live: LiveDecision) -> None:
+        """Free a decision's conflict key, unless its compensation has it."""
+        if self.holds.get(live.conflict_key) == live.decision_id:
+            self._drop(self.holds, live.conflict_key)
+
+    def _release_if_over(self, live: LiveDecision) -> None:
+        """End a live decision if all its facts are in; a compensation waits for those of what it makes good as well."""
+        if live.phase == AWAITING_FACTS and not live.awaited_facts and (live.revoked or live.compensates not in self.decisions):
+            self._release(live)
+
+    def _release(self, live: LiveDecision) -> None:
+        """End a live decision and free its conflict key."""
+        if live.timer_due_ms:
+            self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
+        self._drop(self.decisions, live.decision_id)
+        if live.unreported:
+            self._put(self.departed, live.decision_id, Departed(live, self.recorded_at_ms))
+            self._add_sorted(self._departures, (self.recorded_at_ms, live.decision_id))
+        else:
+            self._forget_grants(live)
+        self._free_key(live)
+        subject = live.decision.subject
+        rest = tuple(other for other in self.decisions_of_subject[subject] if other != live.decision_id)
+        if rest:
+            self._put(self.decisions_of_subject, subject, rest)
+        else:
+            self._drop(self.decisions_of_subject, subject)
+        compensation = self.decisions.get(live.compensation)
+        if compensation is not None:
+            self._release_if_over(compensation)
+
+    def _forget_grants(self, live: LiveDecision) -> None:
+        for grant_id in live.grants:
+            self._drop(self.grants, grant_id)
+
+    def _recall(self, departed: Departed) -> LiveDecision:
+        """Take a decision up again that has ended, and return it."""
+        live = departed.live
+        self._drop(self.departed, live.decision_id)
+        self._remove_sorted(self._departures, (departed.ended_at_ms, live.decision_id))
+        self._enliven(live)
+        return live
+
+    def _forget_departed(self) -> None:
+        """Drop decisions that ended too long ago for their attempts to report."""
+        horizon_ms = self.recorded_at_ms - LATE_REPORT_MS_MAX
+        while self._departures and self._departures[0][0] < horizon_ms:
+            decision_id = self._departures[0][1]
+            departed = self.departed[decision_id]
+            self._remove_sorted(self._departures, (departed.ended_at_ms, decision_id))
+            self._drop(self.departed, decision_id)
+            self._forget_grants(departed.live)
+
+
+def _refused(decision: Decision, proposal: Envelope) -> str:
+    """Return the fingerprint of a proposal that was rejected for lack of evidence or by rules; "" for any other outcome.
+
+    Stages 3 to 5 do not count: as long as what they lack is lacking they refuse it again by themselves, and else it has not been
+    judged yet. Above all, versions are no part of the fingerprint, and who mends them does what he was told.
+    """
+    if decision.outcome != decision_pb2.OUTCOME_REJECTED or decision.reason_code in _BEFORE_JUDGEMENT:
+        return ""
+    return fingerprint(proposal) if refusal_class(decision.reason_code) in _OF_THE_PROPOSAL else ""
+
+
+_OF_THE_PROPOSAL: Final = (RefusalClass.EVIDENCE, RefusalClass.POLICY)
+_BEFORE_JUDGEMENT: Final = frozenset({NO_ACTIVE_POLICY, INVALID_PARAMS, VERSION_MISMATCH})
+
+
+def _without(attempts: tuple[int, ...], attempt: int) -> tuple[int, ...]:
+    return tuple([other for other in attempts if other != attempt])
