@@ -37,9 +37,10 @@ def check(producer: Producer, category: EventCategory.ValueType, envelope: Envel
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED, "a DECISION_EVENT is made by the arbitrator alone; submit a proposal instead"
         )
     if category not in CATEGORIES_OF_PRODUCER.get(producer.type, frozenset()):
+        what = EventCategory.Name(category).removeprefix("EVENT_CATEGORY_")
         raise ServiceError(
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED,
-            f"a producer of type {_name(producer.type)} may not publish a {EventCategory.Name(category).removeprefix('EVENT_CATEGORY_')}",
+            f"a producer of type {_name(producer.type)} may not publish {'an' if what[0] in 'AEO' else 'a'} {what}",
         )
     if envelope.event_name in RESERVED_EVENT_NAMES:
         raise _reserved(f"event_name {envelope.event_name} is the name of an event that only the server makes")

@@ -65,6 +65,13 @@ class Consultation:
         missing = set(need.keys) - {key for event in found if event.subject == need.subject for key in _keys(event)}
         if missing:
             raise ProviderError("NOT_ANSWERED", f"the provider has nothing of {', '.join(sorted(missing))}")
+        for row in need.rows:
+            # What was too old when it was recorded would be refused as stale once more.
+            age_ms = min(_age_ms(event) for event in found if event.subject == need.subject and row.key in _keys(event))
+            if age_ms > row.max_age_ms:
+                raise ProviderError(
+                    "TOO_OLD", f"what the provider has of {row.key} is {age_ms} ms old; at most {row.max_age_ms} ms are wanted"
+                )
         return found
 
     async def _read(self, tool: ToolProvider, need: FactNeed) -> Envelope:
@@ -162,6 +169,12 @@ def _recorded_facts(answer: object) -> list[Envelope]:
         if not isinstance(event, Envelope) or event.WhichOneof("payload") != "fact" or not event.sequence_number:
             raise ProviderError("INVALID_FACT", "a fact provider returns facts as recorded: the envelopes that PublishEvent answered with")
     return [event for event in found if isinstance(event, Envelope)]
+
+
+def _age_ms(event: Envelope) -> int:
+    """Return how old a recorded fact or observation was when it was recorded."""
+    stated_at = event.occurred_at if event.WhichOneof("payload") == "fact" else event.observation.observed_at
+    return event.recorded_at.ToMilliseconds() - stated_at.ToMilliseconds()
 
 
 def _keys(event: Envelope) -> Sequence[str]:

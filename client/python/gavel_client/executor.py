@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import logging
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gavel.v1.common_pb2 import PRODUCER_TYPE_EXECUTOR, Producer
 from gavel.v1.decision_pb2 import RetryPolicy
@@ -239,7 +240,16 @@ class Executor:
             return await self._record(without_result(report, "; ".join(": ".join(violation) for violation in error.violations)))
         # The error as the log has it: whoever runs the executor sees why without asking the server.
         ended = " ".join(filter(None, (ExecutionStatus.Name(execution.status), execution.error.code, execution.error.message)))
-        _logger.info("decision=%s execution=%s ended: %s", execution.decision_id, execution.execution_id, ended)
+        if response.envelope.WhichOneof("payload") == "execution":
+            _logger.info("decision=%s execution=%s ended: %s", execution.decision_id, execution.execution_id, ended)
+        else:
+            _logger.warning(
+                "decision=%s execution=%s ended too late: %s; the log keeps it as %s, and a person has to look",
+                execution.decision_id,
+                execution.execution_id,
+                ended,
+                response.envelope.event_name,
+            )
         return response.envelope
 
     async def _look_after_for_ever(self) -> None:
@@ -270,8 +280,12 @@ def retry_pause_ms(policy: RetryPolicy, attempts: int, decision_id: str) -> floa
 
 
 async def _call(handler: ActionHandler, context: ExecutionContext) -> HandlerResult:
-    """Call a handler inside its own task, so that whatever it raises, or is not, is its outcome and not the runtime's."""
-    return await handler.handle(context)
+    """Call a handler inside its own task, so that whatever it raises, or is not, is its outcome and not the runtime's.
+
+    What has acted and is no coroutine has acted all the same: what it returned is its word, as of any handler.
+    """
+    answer: Any = handler.handle(context)
+    return await answer if inspect.isawaitable(answer) else answer  # type: ignore[no-any-return]  # result_of looks at it
 
 
 async def _end(running: asyncio.Future[HandlerResult], otherwise: HandlerResult | None) -> HandlerResult | None:

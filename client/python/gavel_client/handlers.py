@@ -14,6 +14,7 @@ long or when its lease cannot be kept; whatever else it started it must end then
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -112,9 +113,17 @@ class Handlers(Mapping[str, ActionHandler]):
         self._handlers: dict[str, ActionHandler] = {}
 
     def action(self, action_type: str, *, timeout_ms: int = HANDLER_TIMEOUT_MS_DEFAULT) -> Callable[[Handler], Handler]:
-        """Register the decorated coroutine function for `action_type`. Raises ValueError if that has a handler already."""
+        """Register the decorated coroutine function for `action_type`.
+
+        Raises TypeError for a plain function, which would hold up every other attempt and the renewal of its own lease, and
+        ValueError if the action has a handler already.
+        """
 
         def register(handler: Handler) -> Handler:
+            if not (inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)):
+                raise TypeError(
+                    f"the handler of {action_type} is no coroutine function; write `async def`, and run what blocks in asyncio.to_thread"
+                )
             if action_type in self._handlers:
                 raise ValueError(f"the action {action_type} has a handler already")
             self._handlers[action_type] = ActionHandler(handler, timeout_ms)

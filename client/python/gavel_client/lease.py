@@ -36,11 +36,13 @@ async def keep_lease(client: GavelClient, started: ExecutionStarted, producer: P
     lease_s = lease_ms / 1000
     renew_at = asked_at + lease_s * RENEWAL_PART
     usable_until = asked_at + lease_s * (1 - STOPPING_PART)
+    failed: GavelError | None = None
     while True:
         await asyncio.sleep(max(0.0, min(renew_at, usable_until) - time.monotonic()))
         asked_at = time.monotonic()
         if asked_at >= usable_until:
-            _logger.error("decision=%s execution=%s lease lost: the server cannot be reached", decision_id, started.execution_id)
+            why = where_and_what(failed) if failed else "this process did not come to renew it (does a handler block the event loop?)"
+            _logger.error("decision=%s execution=%s lease lost: %s", decision_id, started.execution_id, why)
             return
         try:
             await client.renew_execution(
@@ -54,7 +56,9 @@ async def keep_lease(client: GavelClient, started: ExecutionStarted, producer: P
             if not may_heal(error):
                 _logger.error("decision=%s execution=%s lease refused: %s", decision_id, started.execution_id, where_and_what(error))
                 return
+            failed = error
             renew_at = time.monotonic() + lease_s * REPEAT_PART
         else:
+            failed = None
             renew_at = asked_at + lease_s * RENEWAL_PART
             usable_until = asked_at + lease_s * (1 - STOPPING_PART)

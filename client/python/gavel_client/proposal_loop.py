@@ -50,6 +50,7 @@ _OF_EVIDENCE: Final = frozenset(
     {"NO_FACT_INPUT", "NEED_MORE_FACTS", "FACT_TYPE_MISMATCH", "INSUFFICIENT_EVIDENCE_TIER", "STALE_FACTS", "FACT_SUPERSEDED"}
 )
 _OF_PROJECTION: Final = "PROJECTION_CHANGED"
+_OF_REPETITION: Final = "DUPLICATE_PROPOSAL"
 _OF_CONFLICT: Final = frozenset({"CONFLICTING_DECISION", "OUTRANKED"})
 
 # What an agent makes of a refusal that evidence cannot help: its last proposal and the decision on it. It returns what to
@@ -172,6 +173,8 @@ class _Run:
         if decision.reason_code in _OF_CONFLICT:
             await self._until_free(current, decision.retry_hint.retry_after_ms, again)
             return
+        if decision.reason_code == _OF_REPETITION and await self._resumed(decision, again):
+            return
         revised = decision.reason_code not in _OF_EVIDENCE
         if revised and self._revise is None:
             raise LoopStoppedError(
@@ -196,6 +199,14 @@ class _Run:
         if same or not progress:
             raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is nothing new to say")
 
+    async def _resumed(self, decision: Decision, again: Envelope) -> bool:
+        """Go on where another run of this trace broke off, with the evidence got and not cited; return whether that can help."""
+        if not await self._recite(decision, again.subject):
+            return False
+        self._citations.cite_in(again.proposal)
+        looked = await self._preflight(again)
+        return looked.outcome == OUTCOME_APPROVED or looked.reason_code in _OF_EVIDENCE | _OF_CONFLICT
+
     async def _revised(self, current: Round, again: Envelope) -> bool:
         """Let the agent change its proposal; return whether it did."""
         if self._revise is None or current.decision is None:
@@ -214,7 +225,7 @@ class _Run:
     async def _recite(self, decision: Decision, subject: str) -> bool:
         """Cite what the projection has of what was cited too old, or not at all; return whether that is anything new."""
         rows = [row for row in decision.retry_hint.fact_requirements if row.state == FACT_REQUIREMENT_STATE_SUPERSEDED]
-        uncited = decision.reason_code == "NO_FACT_INPUT"
+        uncited = decision.reason_code in ("NO_FACT_INPUT", _OF_REPETITION)
         wanted = {(row.subject, row.key) for row in rows}
         progress = False
         for one in dict.fromkeys([row.subject for row in rows] + [subject] * uncited):
@@ -237,10 +248,14 @@ class _Run:
         while True:
             failures += 1
             await self._patience.pause(current, self._patience.backoff.pause_ms(failures, retry_after_ms))
-            looked = await self._patience.judged(lambda: self._client.preflight(again, timeout_ms=self._patience.call_ms(READ_TIMEOUT_MS)))
-            if looked.decision.reason_code not in _OF_CONFLICT:
+            looked = await self._preflight(again)
+            if looked.reason_code not in _OF_CONFLICT:
                 return
-            retry_after_ms = looked.decision.retry_hint.retry_after_ms
+            retry_after_ms = looked.retry_hint.retry_after_ms
+
+    async def _preflight(self, again: Envelope) -> Decision:
+        looked = await self._patience.judged(lambda: self._client.preflight(again, timeout_ms=self._patience.call_ms(READ_TIMEOUT_MS)))
+        return looked.decision
 
 
 def _stop_if_over(decision: Decision) -> None:

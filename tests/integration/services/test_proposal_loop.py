@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -141,6 +143,49 @@ async def test_a_superseded_citation_is_mended_without_a_provider(client: GavelC
     result = await ProposalLoop(client, sources.providers).run(draft("order/2", based_on_events=[reference(old)]))
     assert (StopReason.APPROVED, ["FACT_SUPERSEDED", ""], []) == (result.reason, codes(result), sources.needs)
     assert reference(new) in result.rounds[1].proposal.proposal.based_on_events
+
+
+async def test_a_run_that_broke_off_is_taken_up_again(client: GavelClient) -> None:
+    """An agent that died with the evidence got and not cited proposes once more in its trace: what is there is cited, no provider asked."""
+    sources = Sources(client)
+    assert (await ProposalLoop(client, sources.providers).run(draft())).approved
+    note = (await client.publish_event(fact_envelope("order/2", ORDERS, key="order.note", value="call first"))).envelope
+    again: dict[str, Any] = {"trace_id": "refund-2", "based_on_events": [reference(note)]}
+    broken_off = await ProposalLoop(client, FactProviders()).run(draft("order/2", **again))
+    assert (StopReason.NO_PROVIDER, ["NEED_MORE_FACTS"]) == (broken_off.reason, codes(broken_off))
+    await sources.status(FactNeed("order/2", (), "refund-2", ""))
+    sources.needs.clear()
+    result = await ProposalLoop(client, sources.providers).run(draft("order/2", **again))
+    assert (StopReason.APPROVED, ["DUPLICATE_PROPOSAL", ""], []) == (result.reason, codes(result), sources.needs)
+
+
+async def test_what_the_rules_refused_is_not_put_to_them_again(client: GavelClient) -> None:
+    """A repetition of what the rules refused is not proposed with other citations: a preflight says that it would not help."""
+    sources = Sources(client, score=0.95)
+    refused = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
+    assert (StopReason.NEEDS_REVISION, ["NO_FACT_INPUT", "FRAUD"]) == (refused.reason, codes(refused))
+    repeated = draft(trace_id="refund-1", based_on_events=refused.rounds[-1].proposal.proposal.based_on_events)
+    await client.publish_event(fact_envelope("order/1", ORDERS, key="order.note", value="call first"))
+    result = await ProposalLoop(client, sources.providers).run(repeated)
+    assert (StopReason.NEEDS_REVISION, ["DUPLICATE_PROPOSAL"]) == (result.reason, codes(result))
+
+
+async def test_a_fact_from_long_ago_is_no_answer(client: GavelClient) -> None:
+    """A provider that dates facts by their last change has nothing fresh: the loop says so, and spares the trace another rejection."""
+    sources, providers = Sources(client), FactProviders()
+    providers.tool("customer.score", tool_name="fraud-mcp")(sources.score)
+
+    @providers.facts("order.status", source="orders-db")
+    async def status(need: FactNeed) -> list[Envelope]:
+        changed_at = datetime(2000, 1, 1, tzinfo=UTC)
+        fact = fact_envelope(need.subject, ORDERS, key="order.status", value="delivered", occurred_at=changed_at)
+        return [(await client.publish_event(fact)).envelope]
+
+    result = await ProposalLoop(client, providers).run(draft())
+    assert (StopReason.PROVIDER_FAILED, ["NO_FACT_INPUT"]) == (result.reason, codes(result))
+    (failure,) = result.rounds[0].failures
+    assert "TOO_OLD" == failure.code
+    assert re.fullmatch("what the provider has of order.status is [0-9]+ ms old; at most 60000 ms are wanted", failure.message)
 
 
 async def test_what_a_hint_could_not_name_yet_is_fetched_next(world: World) -> None:

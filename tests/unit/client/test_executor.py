@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,7 +25,7 @@ from gavel_client import executor as runtime
 from gavel_client.client import GavelClient
 from gavel_client.errors import HandlerError
 from gavel_client.executor import Executor
-from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
+from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult, Handlers
 from gavel_client.values import from_struct
 
 from tests.unit.client.executors import ACTION, GROUP, Make, carry_out, outcomes, running, succeed
@@ -221,13 +222,33 @@ async def test_result_that_the_server_refuses_is_partial(
     assert "envelope.execution.result: is 17 levels deep" in recorded.execution.error.message
 
 
-async def test_plain_function_is_a_failure(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
-    """A handler that is not a coroutine function is reported, not left to its lease."""
-    decision = approved(7, bus, max_attempts=1)
-    executions.add(decision)
-    await queue.add(decision)
-    await carry_out(make(lambda _: HandlerResult.success()), queue)
-    assert [(1, EXECUTION_STATUS_FAILED)] == outcomes(executions)
+async def test_plain_function_has_acted(client: GavelClient, redis_url: str, executions: FakeExecutions, queue: Queue, bus: str) -> None:
+    """What a plain function did is never reported as a failure without effect, which would be tried again: its word counts."""
+    executions.add(approved(7, bus))
+    await queue.add(approved(7, bus))
+    acted: list[int] = []
+
+    def refund(context: ExecutionContext) -> Any:
+        acted.append(context.attempt)
+        return HandlerResult.success()
+
+    await carry_out(Executor(client, redis_url, {ACTION: ActionHandler(refund, 60_000)}, producer_id="refunds"), queue)
+    assert ([1], [(1, EXECUTION_STATUS_SUCCESS)]) == (acted, outcomes(executions))
+
+
+def test_plain_function_is_no_handler() -> None:
+    """A function that would hold up the event loop is refused where it is registered; whatever is awaited is taken."""
+
+    class Refunds:
+        async def __call__(self, _: ExecutionContext) -> HandlerResult:
+            return HandlerResult.success()
+
+    with pytest.raises(TypeError, match=r"handler of refund.create is no coroutine function; write `async def`"):
+        Handlers().action(ACTION)(lambda _: HandlerResult.success())  # type: ignore[arg-type,return-value]  # the mistake
+    handlers = Handlers()
+    handlers.action("as.object")(Refunds())
+    handlers.action("as.partial")(partial(succeed))
+    assert ["as.object", "as.partial"] == list(handlers)
 
 
 async def test_handler_timeout(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
