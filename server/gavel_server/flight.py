@@ -17,7 +17,7 @@ from gavel_server.log import (
 )
 from gavel_server.planning import Pending, Plan
 
-# How long the callers of a batch wait for an outcome that is unknown, before they hear so.
+# How long after it was sent an append may stay unknown before its callers hear so, and readers see the state without it.
 UNKNOWN_ANSWER_SECONDS: Final = 5.0
 PAUSE_SECONDS_MIN: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 1.0
@@ -44,7 +44,10 @@ class Flight:
     def __init__(self, log: EventLog, decided: Plan) -> None:
         self.decided = decided
         self.batch: list[Pending] = [pending for pending, _ in decided.answers]
+        # Whether the state is without it although it may be in the log: it was unknown for too long.
+        self.undone = False
         self._log = log
+        self._sent_at = asyncio.get_running_loop().time()
         check_ids = [pending.check_id for pending in self.batch if pending.check_id]
         self._append = asyncio.ensure_future(
             log.append(decided.expected, decided.entries, decided.recorded_at_ms, check_ids) if decided.entries else self._confirm_head()
@@ -81,11 +84,11 @@ class Flight:
 
     async def _find_out(self, first: LogError, say_unknown: SayUnknown | None) -> tuple[Landing, LogError | None]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + UNKNOWN_ANSWER_SECONDS
+        deadline = self._sent_at + UNKNOWN_ANSWER_SECONDS
         pause_seconds = PAUSE_SECONDS_MIN
         error = first
         while True:
-            if say_unknown is not None and not say_unknown(self, error, for_long=loop.time() > deadline):
+            if say_unknown is not None and not say_unknown(self, error, for_long=loop.time() >= deadline):
                 return Landing.FAILED, error
             try:
                 return (Landing.COMMITTED if await self._is_in() else Landing.CORRECTED), None

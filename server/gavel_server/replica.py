@@ -71,6 +71,11 @@ class Replica:
         seen = self.checkpoint.load(self.bus) if self.checkpoint else None
         if seen is not None and not await self._has(seen):
             self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, seen))
+            # What it says must stay: this log has less.
+            self.checkpoint = None
+        elif seen is None and self.checkpoint is not None and head.sequence_number > 1:  # 1: opened, and nothing to lose
+            note = "no checkpoint of this bus: whether its log has lost acknowledged events cannot be told"
+            _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
         await self._read_on(head)
         await self.observe_clock()
 
@@ -178,8 +183,8 @@ class Replica:
         self.clock.observe(store_ms, sent_ms, self.clock.now_ms())
 
     def acknowledged(self) -> Head | None:
-        """Return the last event that a checkpoint may hold this server to, or None."""
-        return self.head if self.head.sequence_number and not self._astray else None
+        """Return the last event that a checkpoint may hold this server to, above all when the log has lost it; or None."""
+        return self.head if self.head.sequence_number else None
 
     async def save_checkpoint(self) -> None:
         """Note what is acknowledged, at the end. A disk that is full must not keep the bus from stopping: it is said."""

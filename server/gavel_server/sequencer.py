@@ -26,6 +26,7 @@ from gavel_rules.events import DECISION
 from gavel_rules.limits import BATCH_BYTES_MAX
 from gavel_rules.projection import State
 
+from gavel_server import metrics
 from gavel_server.checkpoint import Checkpoint
 from gavel_server.clock import GuardedClock
 from gavel_server.earlier_answers import EarlierAnswers
@@ -368,6 +369,14 @@ class Sequencer:
             self.replica.behind = True
             _answer_all(batch, self._failed())
             return False
+        if flight.undone:
+            # Its callers and those behind it have been told; if it is in, it is read like an event of another server.
+            if landing is Landing.COMMITTED:
+                metrics.committed(self.bus, flight.decided.envelopes)
+            elif error is not None:
+                self.replica.take_log_error(error)
+            self.replica.behind = True
+            return False
         if landing is Landing.COMMITTED:
             self.replica.recover()
             self._settle(flight.decided, error)
@@ -418,6 +427,11 @@ class Sequencer:
         if for_long:
             _answer_all(flight.batch, unknown)
             _answer_all(ahead, unknown)
+            if not flight.undone:
+                # Who asks for the state, or how the server is, must not wait for as long as the store stays away.
+                flight.undone = True
+                self.replica.state.undo(flight.decided.mark)
+                self._wake_readers()
         return not (for_long and self.replica.closing)
 
     def _failed(self) -> ServiceError:

@@ -148,6 +148,31 @@ def test_a_loss_is_noticed_after_a_restart(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_loss_that_a_running_server_noticed_is_known_after_a_restart(tmp_path: Path) -> None:
+    """What a server had acknowledged when the log lost it is in the checkpoint, to the last event."""
+
+    async def main() -> None:
+        servers = Servers()
+        path = tmp_path / "checkpoint.json"
+        sequencer, counting = await servers.start(checkpoint=Checkpoint(path))
+        await recorded(sequencer, servers.fact())
+        await recorded(sequencer, servers.fact())
+        lost = MemoryLog(BUS, servers.now_ms, WEEK_MS)
+        await _append(lost, await servers.log.read(1, 2), servers)
+        counting._log = lost
+        while sequencer.unwritable() is None:  # noqa: ASYNC110 - it looks at the log now and then, and sets no event
+            await asyncio.sleep(0.01)
+        await sequencer.stop()
+        kept = Checkpoint(path).load(BUS)
+        assert kept == sequencer.head
+        assert 3 == kept.sequence_number
+        restarted, _ = await servers.start(checkpoint=Checkpoint(path), log=lost)
+        await restarted.stop()
+        assert kept == Checkpoint(path).load(BUS)
+
+    asyncio.run(main())
+
+
 @scene
 async def test_a_tampered_log_does_not_start(servers: Servers) -> None:
     """A server that reads a log whose chain breaks does not serve it."""

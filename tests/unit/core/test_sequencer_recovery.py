@@ -19,7 +19,7 @@ from gavel_server.planning import Completed
 
 from tests.simulation.virtual import run_virtually
 from tests.unit.core.driver import EXECUTOR, proposal_envelope, rechained
-from tests.unit.core.servers import Servers, reason, recorded, scene, tell
+from tests.unit.core.servers import Servers, again, reason, recorded, scene, tell
 
 AWAY = LogUnavailableError("connection refused")
 
@@ -54,6 +54,37 @@ async def test_nobody_waits_for_ever_for_an_outcome(servers: Servers) -> None:
     await asyncio.sleep(2)
     await recorded(sequencer, servers.fact())
     await servers.prove()
+
+
+@pytest.mark.parametrize("was_lost", ["request", "answer"])
+def test_readers_do_not_wait_for_a_store_that_stays_away(was_lost: str) -> None:
+    """While an outcome stays unknown the committed state can be read; afterwards all is as the log has it, for those too who ask again."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await servers.start()
+        log.pause_seconds = 0.01
+        digest = (await sequencer.settled()).digest()
+        heard: list[Completed | ServiceError] = []
+        facts = [servers.fact(number) for number in range(200)]
+        for fact in facts:
+            sequencer.submit(again(fact), heard.append, fact.envelope.event_id)
+        await asyncio.sleep(0.005)
+        (log.before if was_lost == "request" else log.after).append(OutcomeUnknownError("lost"))
+        log.broken = AWAY
+        assert digest == (await asyncio.wait_for(sequencer.settled(), UNKNOWN_ANSWER_SECONDS + 2)).digest()
+        assert ["LOG_UNAVAILABLE"] * 200 == [reason(result) for result in heard]
+        await asyncio.sleep(60)
+        assert (digest, 1) == ((await asyncio.wait_for(sequencer.settled(), 1)).digest(), sequencer.head.sequence_number)
+        log.broken = None
+        await asyncio.sleep(2)
+        assert await log.head() == sequencer.head
+        for fact in facts:
+            assert fact.envelope.event_id == (await recorded(sequencer, again(fact))).event_id
+        assert 201 == len(await servers.events())
+        await servers.prove()
+
+    run_virtually(main())
 
 
 @scene
