@@ -86,6 +86,16 @@ def warnings(part: RuleSetPart, checked: Mapping[str, CheckedAction], expression
             if f"facts.{fact.name}" not in read:
                 place = source.key_place(("actions", name, "facts", fact.name))
                 found.add(place, "fact-never-read", f"no rule reads facts.{fact.name}", "it is still required as evidence, unless optional")
+        window_ms = part.actions[name].contest_window_ms
+        for fact in action.facts:
+            if fact.max_age_ms <= window_ms:
+                place = source.place(("actions", name, "facts", fact.name, "max_age_ms"))
+                found.add(
+                    place,
+                    "contest-outlasts-fact",
+                    f"facts.{fact.name} is too old after {fact.max_age_ms} ms, before a contest of {window_ms} ms closes",
+                    "let it be older than contest_window_ms by the time that it takes to get it",
+                )
         if part.actions[name].on_version_mismatch in ("warn", "fail") and not required_versions(part.actions[name]):
             place = source.key_place(("actions", name, "on_version_mismatch"))
             found.add(place, "no-versions", f"{name} requires no version that could mismatch", "name them under `versions`")

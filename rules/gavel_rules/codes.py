@@ -68,6 +68,7 @@ MISTAKES: Final[Mapping[str, str]] = {
 
 # They never refuse a deployment.
 WARNINGS: Final[Mapping[str, str]] = {
+    "contest-outlasts-fact": "Evidence is too old by the time that a contest closes.",
     "fact-never-read": "No rule and no subject reads a declared fact.",
     "never-approves": "No rule approves an action.",
     "not-analysed": "An action could not be looked at in full, and why.",

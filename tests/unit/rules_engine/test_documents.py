@@ -248,6 +248,13 @@ def test_warnings() -> None:
     assert [(warning.line, warning.code) for warning in compiled.warnings] == [(5, "never-approves"), (9, "fact-never-read")]
 
 
+@pytest.mark.parametrize(("window_ms", "codes"), [(999, []), (1_000, ["contest-outlasts-fact"] * 2)])
+def test_contest_that_outlasts_its_evidence(window_ms: int, codes: list[str]) -> None:
+    """Who competes with evidence that is too old at the close would be refused again and again: the author hears of it."""
+    compiled = compile_rule_set(GOOD.replace("    facts:\n", f"    contest_window_ms: {window_ms}\n    facts:\n"))
+    assert codes == [warning.code for warning in compiled.warnings if warning.code != "fact-never-read"]
+
+
 @pytest.mark.parametrize(
     ("value_type", "accepted", "refused"),
     [
