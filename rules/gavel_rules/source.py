@@ -11,17 +11,19 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner
 
 from gavel_rules.values import INTEGER_MAX, number_problem
 
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 32
+TAG_LENGTH_MAX: Final = 256
 DOCUMENT_PARTS_MAX: Final = 50_000  # keys, values, lists and mappings: the YAML reader takes a second for 30,000
 MESSAGES_MAX: Final = 1_000
 
@@ -209,6 +211,29 @@ class _TooManyPartsError(Exception):
     """Composing was stopped."""
 
 
+class _LongTagError(Exception):
+    """Scanning was stopped at a tag, at (line, column)."""
+
+    def __init__(self, place: tuple[int, int]) -> None:
+        super().__init__(f"a long tag at {place}")
+        self.place = place
+
+
+class _Scanner(Scanner):
+    """Reads no long tag: to take one in, the library needs time by the square of its length."""
+
+    def scan_tag(self) -> Any:
+        reader = self.reader
+        if _BREAK.isdisjoint(reader.prefix(TAG_LENGTH_MAX + 1)):
+            mark = reader.get_mark()
+            raise _LongTagError((mark.line + 1, mark.column + 1))
+        return super().scan_tag()
+
+
+# What ends a tag; NUL stands at the end of the text.
+_BREAK: Final = frozenset("\0 \t\r\n\x85\u2028\u2029")
+
+
 class _Composer(Composer):
     """Counts nodes as it makes them."""
 
@@ -229,11 +254,17 @@ def _compose(text: str, messages: Messages) -> Node | None:
     try:
         parser = YAML(typ="safe", pure=True)
         parser.Composer = _Composer  # type: ignore[assignment]  # typed as the class itself, meant to be replaced
+        parser.Scanner = _Scanner
         # Every anchor is refused at its place; the library's own warning about a second one of a name says nothing more.
         parser.composer.warn_double_anchors = False
         root: Node | None = parser.compose(text)
     except _TooManyPartsError:
         messages.add((1, 1), *_TOO_MANY_PARTS)
+        return None
+    except _LongTagError as error:
+        messages.add(
+            error.place, "yaml-tag", f"tags are not supported, and this one has more than {TAG_LENGTH_MAX} characters", "remove it"
+        )
         return None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

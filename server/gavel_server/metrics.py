@@ -7,7 +7,7 @@ could not be judged when their contest closed. None of it should ever happen, no
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from gavel.v1.envelope_pb2 import Envelope
@@ -25,9 +25,6 @@ SHADOW_DIFFERENCES: Final = Counter(
     "gavel_shadow_differences", "Decisions that a shadow would have made otherwise, by its rule set.", ["bus", "policy_id"]
 )
 
-if TYPE_CHECKING:
-    from gavel_server.replica import Replica
-
 ALARMING: Final = frozenset({reasons.ENGINE_DISAGREEMENT, reasons.EVALUATION_ERROR, reasons.NOT_JUDGED})
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -39,13 +36,12 @@ def serve(listen: str) -> None:
     start_http_server(int(port), addr=host.strip("[]"))
 
 
-def observe(replica: Replica) -> None:
-    """Show how a bus stands: called now and then."""
-    bus = replica.bus
-    HEAD.labels(bus).set(replica.head.sequence_number)
-    WRITABLE.labels(bus).set(replica.unwritable() is None)
-    WAITING_CALLERS.labels(bus).set(replica.waiting.count)
-    OPEN_CONTESTS.labels(bus).set(len(replica.state.contests))
+def show(bus: str, head: int, writable: bool, waiting_callers: int, open_contests: int) -> None:
+    """Set the gauges of a bus."""
+    HEAD.labels(bus).set(head)
+    WRITABLE.labels(bus).set(writable)
+    WAITING_CALLERS.labels(bus).set(waiting_callers)
+    OPEN_CONTESTS.labels(bus).set(open_contests)
 
 
 def committed(bus: str, envelopes: Iterable[Envelope]) -> None:

@@ -47,7 +47,7 @@ class Replica:
         self.behind = False  # whether the log is known to have more
         self.closing = False
         self._trouble_for_good = False
-        self._astray = False  # whether the log is no longer what was followed here: then nothing more of it is applied
+        self.astray = False  # whether the log is no longer what was followed here: then nothing more of it is applied
         self.checkpoint = checkpoint
         self.on_execution: Callable[[], None] | None = None  # hears that the log has one more report, or start, of an execution
         self._followers: list[tuple[int, asyncio.Future[None]]] = []
@@ -91,7 +91,7 @@ class Replica:
     async def refresh(self) -> None:
         """Apply what other servers have appended. The state holds nothing tentative. Raises LogError."""
         self.behind = False
-        if self._astray:
+        if self.astray:
             return
         head = await self.log.head()
         if head != self.head:
@@ -151,10 +151,6 @@ class Replica:
             self.on_execution()
 
     # Looking after it: see `watching`
-
-    def may_look(self) -> bool:
-        """Whether to look at the log makes sense now: the state is the log's, and the log still the one that was followed."""
-        return not self.state.tentative and not self._astray
 
     @property
     def is_waiting_for_log(self) -> bool:
@@ -243,7 +239,7 @@ class Replica:
         _LOG.error("bus.unwritable", bus=self.bus, problem=message)
         self.trouble = ServiceError(reason, message, retry_after_ms=5000)
         self._trouble_for_good = True
-        self._astray = self._astray or astray
+        self.astray = self.astray or astray
         return self.trouble
 
     def recover(self) -> None:

@@ -24,6 +24,8 @@ from gavel_server.replica import Replica
 
 POLL_INTERVAL_SECONDS: Final = 0.05
 ROUND_INTERVAL_SECONDS: Final = 1.0
+# Very many buses, or a slow store, make looking slower rather than the server busy with it.
+PAUSE_FACTOR: Final = 10
 # By how much the wall clock may run away from the monotonic one in a round without being set.
 CLOCK_SET_MS: Final = 100
 
@@ -44,11 +46,20 @@ class _Watched:
         self.replica = replica
         self.seen = replica.head
         self._wake = wake
+        self._shown: tuple[int, bool, int, int] | None = None
 
     def rouse(self) -> None:
         """Have the bus read on."""
         self.replica.behind = True
         self._wake()
+
+    def show(self) -> None:
+        """Renew the gauges of the bus, if anything has changed."""
+        replica = self.replica
+        now = (replica.head.sequence_number, replica.unwritable() is None, replica.waiting.count, len(replica.state.contests))
+        if now != self._shown:
+            self._shown = now
+            metrics.show(replica.bus, *now)
 
     def let_time_pass(self) -> None:
         """Have the bus look at its timers again: the clock was set."""
@@ -88,21 +99,26 @@ class Watch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _for_ever(self, look: Callable[[], Awaitable[None]], seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        pause_seconds = seconds
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(pause_seconds)
+            began = loop.time()
             try:
                 await look()
             except Exception:  # noqa: BLE001  # without this task idle buses would see nothing of what others write
                 _LOG.exception("watch.failed")
+            pause_seconds = max(seconds, PAUSE_FACTOR * (loop.time() - began))
 
     # What others have written
 
     async def _look(self) -> None:
         quiet: list[_Watched] = []
         for one in self._watched.values():
-            replica = one.replica
-            is_busy, one.seen = replica.head != one.seen, replica.head
-            if not is_busy and replica.may_look():
+            head = one.replica.head
+            if head is not one.seen:
+                one.seen = head  # busy: it has moved since the last look
+            elif not one.replica.astray:
                 quiet.append(one)
         if not quiet:
             return
@@ -112,11 +128,11 @@ class Watch:
             thorough = [quiet[self._turn]]
             await self._look_at_ends(self._tails, quiet)
         for one in thorough:
-            if await one.replica.has_moved():
+            if not one.replica.state.tentative and await one.replica.has_moved():
                 one.rouse()
 
     async def _look_at_ends(self, tails: Tails, quiet: list[_Watched]) -> None:
-        known = {one.replica.bus: one.replica.head.sequence_number for one in quiet}
+        known = {one.replica.bus: one.seen.sequence_number for one in quiet}
         try:
             moved = await tails.moved(known)
         except LogError as error:
@@ -125,15 +141,17 @@ class Watch:
             return
         for one in quiet:
             replica = one.replica
-            if replica.is_waiting_for_log or (replica.bus in moved and replica.head.sequence_number == known[replica.bus]):
+            if (replica.trouble is not None and replica.is_waiting_for_log) or (
+                moved and replica.bus in moved and replica.head is one.seen and not replica.state.tentative
+            ):
                 one.rouse()
 
     # What is done now and then
 
     async def _make_round(self) -> None:
         replicas = list(self._watched)
-        for replica in replicas:
-            metrics.observe(replica)
+        for one in self._watched.values():
+            one.show()
         self._notice_set_clock()
         await self._save_checkpoints(replicas)
         loop = asyncio.get_running_loop()

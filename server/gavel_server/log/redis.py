@@ -388,25 +388,33 @@ class RedisTails:
 
     def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT) -> None:
         self._wire = Wire(url, timeout_ms, 1)
+        self._known: dict[str, int] = {}
+        self._commands: list[tuple[list[str], dict[bytes, str], Command]] = []  # for what is known: buses, these by key, the command
 
     async def moved(self, known: Mapping[str, int]) -> set[str]:
         """Return the buses whose streams hold more than these numbers. Where Redis refuses to say, any may; raises LogUnavailableError."""
+        if known != self._known:
+            self._known = dict(known)
+            self._commands = [_ends(buses, known) for buses in _chunks(list(known))]
         found: set[str] = set()
-        for buses in _chunks(list(known)):
-            keys = [_log_key(bus) for bus in buses]
-            ids = [f"{known[bus]}-0" for bus in buses]
-            (reply,) = await self._wire.ask(("XREAD", "COUNT", 1, "STREAMS", *keys, *ids))
+        for buses, bus_of_key, command in self._commands:
+            (reply,) = await self._wire.ask(command)
             if isinstance(reply, Exception):
                 # One key that is no stream spoils it for all: each log says for itself what is wrong with it.
                 found.update(buses)
             elif reply is not None:
-                grown = {key.decode() for key, _ in reply}
-                found.update(bus for bus, key in zip(buses, keys, strict=True) if key in grown)
+                found.update(bus_of_key[key] for key, _ in reply)
         return found
 
     async def close(self) -> None:
         """Close the connection."""
         await self._wire.close()
+
+
+def _ends(buses: Sequence[str], known: Mapping[str, int]) -> tuple[list[str], dict[bytes, str], Command]:
+    keys = [_log_key(bus) for bus in buses]
+    ids = [f"{known[bus]}-0" for bus in buses]
+    return list(buses), {key.encode(): bus for bus, key in zip(buses, keys, strict=True)}, ("XREAD", "COUNT", 1, "STREAMS", *keys, *ids)
 
 
 def _log_key(bus: str) -> str:

@@ -115,6 +115,27 @@ def test_lint_of_a_folder(folder: Path) -> None:
     assert f"{folder}/parcels_test.yaml:3:42: unknown-name: parcel.send declares no fact state (did you mean status?)" in done.stdout
 
 
+def test_lint_of_rule_sets_that_share_an_action(tmp_path: Path) -> None:
+    """Rule sets that could not be in force together are warned of, each setting once and at its action; newer versions count."""
+    (tmp_path / "a.yaml").write_text(RULES)
+    (tmp_path / "b.yaml").write_text(RULES.replace("rule_set: parcels", "rule_set: company") + "# beside it\n")
+    assert "rule-sets-disagree" not in gavel("rules", "lint", tmp_path).stdout
+    text = RULES.replace("rule_set: parcels", "rule_set: company").replace(
+        "  parcel.send:\n", "  parcel.send:\n    conflict_key: '\"all\"'\n"
+    )
+    (tmp_path / "b.yaml").write_text(text)
+    done = gavel("rules", "lint", tmp_path)
+    assert (0, "") == (done.returncode, done.stderr)
+    (line,) = [line for line in done.stdout.splitlines() if "rule-sets-disagree" in line]
+    number = text.splitlines().index("  parcel.send:") + 1
+    assert line.startswith(f"{tmp_path}/b.yaml:{number}:3: warning: rule-sets-disagree: conflict_key of parcel.send is ")
+    assert f'but "subject" in {tmp_path}/a.yaml' in line
+    (tmp_path / "a2.yaml").write_text(
+        RULES.replace("version: 1\n", "version: 2\n").replace("  parcel.send:\n", "  parcel.send:\n    conflict_key: '\"all\"'\n")
+    )
+    assert "rule-sets-disagree" not in gavel("rules", "lint", tmp_path).stdout
+
+
 def test_tests_that_pass(folder: Path) -> None:
     """Suites below a folder run; coverage says what they tried, and a minimum that is reached is no matter."""
     done = gavel("rules", "test", folder, "--coverage", "--min-coverage", "50")

@@ -25,6 +25,7 @@ from gavel.v1.rule_set_service_pb2 import (
     GetRuleSetRequest,
     ListRuleSetsRequest,
     RuleSet,
+    SimulateRuleSetRequest,
     ValidateRuleSetRequest,
 )
 from gavel_rules import library
@@ -286,7 +287,7 @@ async def test_several_rule_sets_on_one_action(world: World) -> None:
 
 @pytest.mark.parametrize("mode", [fact_pb2.ACTIVATION_MODE_ACTIVE, fact_pb2.ACTIVATION_MODE_SHADOW])
 async def test_rule_sets_that_disagree(world: World, mode: fact_pb2.ActivationMode.ValueType) -> None:
-    """What a rule set wants otherwise than one in force is FAILED_PRECONDITION / RULE_SETS_DISAGREE, as a shadow and as a dry run too."""
+    """What a rule set wants otherwise than one in force is FAILED_PRECONDITION / RULE_SETS_DISAGREE; as a shadow or dry run too."""
     await world.deploy()
     await activate(world)
     other = versioned(1, name="others").replace("{max_attempts: 2}", "{max_attempts: 3}")
@@ -296,7 +297,9 @@ async def test_rule_sets_that_disagree(world: World, mode: fact_pb2.ActivationMo
     heard = await refusal(world.rule_sets.ActivateRuleSet(request))
     tried = await refusal(world.arbitration.Preflight(PreflightRequest(envelope=proposal("order/1"), rule_set_override=other)))
 
-    for one in (heard, tried):
+    simulated = await refusal(world.rule_sets.SimulateRuleSet(SimulateRuleSetRequest(document=other)).read())
+
+    for one in (heard, tried, simulated):
         assert (one.code, one.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "RULE_SETS_DISAGREE")
         assert one.message == (
             "retry.max_attempts of action refund.create is 3, but 2 in rule set refunds version 1, which is in force. "

@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import pytest
@@ -18,7 +18,7 @@ from gavel_client import consumer as consumers
 from gavel_client.backoff import Backoff
 from gavel_client.consumer import Consumer, ConsumerStoppedError, Verdict
 from gavel_client.errors import GavelError, WorkQueueError
-from gavel_client.work_queue import DECISIONS, START, WorkQueue
+from gavel_client.work_queue import DECISIONS, START, Entry, WorkQueue
 from gavel_server.embedded import EmbeddedRedis
 
 from tests.unit.client.redis_helpers import LONG_MS, SHORT_MS, WAIT_S, Queue, until, until_equal
@@ -29,13 +29,20 @@ async def member(redis_url: str, bus: str, backoff: Backoff) -> AsyncIterator[Ca
     """Makes members of a group on the decisions queue. What they leave comes back only if a test says when."""
     made: list[WorkQueue] = []
 
-    def make(group: str = "g", min_idle_ms: int = LONG_MS) -> WorkQueue:
-        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff))
+    def make(group: str = "g", min_idle_ms: int = LONG_MS, news: asyncio.Event | None = None) -> WorkQueue:
+        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff, news=news))
         return made[-1]
 
     yield make
     for one in made:
         await one.close()
+
+
+async def one_of(consumer: WorkQueue) -> Entry:
+    """Read an entry that must be there."""
+    entry = await consumer.read()
+    assert entry is not None
+    return entry
 
 
 async def drain(consumer: WorkQueue) -> list[int]:
@@ -66,6 +73,32 @@ async def test_missing_group_is_made_from_the_start(queue: Queue, member: Callab
 async def test_queue_that_does_not_exist_yet(member: Callable[..., WorkQueue]) -> None:
     """A consumer may be there before the server has queued anything."""
     assert await member().read() is None
+
+
+async def test_who_is_told_of_entries_asks_when_there_is_news(queue: Queue, member: Callable[..., WorkQueue]) -> None:
+    """With `news` a read takes what there is; where there is nothing it waits until it is told, and the next one looks."""
+
+    class News(asyncio.Event):
+        """Says whether somebody waits for it."""
+
+        awaited = False
+
+        async def wait(self) -> Literal[True]:
+            """Wait."""
+            self.awaited = True
+            return await super().wait()
+
+    news = News()
+    consumer = member(news=news)
+    await queue.add(Envelope(sequence_number=1))
+    assert "1-0" == (await one_of(consumer)).entry_id
+    assert not news.awaited
+    waiting = asyncio.create_task(consumer.read())
+    await until(lambda: news.awaited)
+    await queue.add(Envelope(sequence_number=2))
+    news.set()
+    assert await asyncio.wait_for(waiting, WAIT_S) is None
+    assert "2-0" == (await one_of(consumer)).entry_id
 
 
 async def test_members_share_groups_repeat(queue: Queue, member: Callable[..., WorkQueue]) -> None:

@@ -398,6 +398,13 @@ def test_action_without_rules(document: Document, case: Callable[..., Case]) -> 
     assert (verdict.matched, verdict.error, verdict.disagreement) == ((), "", None)
 
 
+@pytest.mark.parametrize("text", ["!" * 1_000_000, "gavel: " + "!x" * 500_000, "gavel: !<" + "x" * 500_000, "[!" + "a" * 1_000_000])
+def test_a_long_tag_is_refused_unread(refusals: Refusals, text: str) -> None:
+    """A tag of any length is refused where it begins; the YAML reader would need time by the square of its length."""
+    ((line, column, code),) = refusals(text)
+    assert (1, text.index("!") + 1, "yaml-tag") == (line, column, code)
+
+
 def test_too_many_values(refusals: Refusals, document: Document) -> None:
     """Conditions that read more values than a network has slots are refused."""
     conditions = [f"params.name.contains('{number}')" for number in range(201)]
