@@ -135,7 +135,8 @@ class Environment:
         if cost.steps > EXPRESSION_STEPS_MAX and not self.salvaged:
             note(cost.offset, *_too_costly(cost.steps, dict(reads(tree, self.types))))
             return None
-        if cost.map_offset >= 0 and cost.elements > ITERATIONS_MAX and not self.salvaged:
+        # A report has no schema to bound it: there the elements are counted when it is at hand (`report_expressions`).
+        if cost.map_offset >= 0 and cost.elements > ITERATIONS_MAX and not self.salvaged and "execution" not in self.scope:
             note(cost.map_offset, *_unordered(cost.elements, dict(reads(tree, self.types))))
             return None
         return Condition(text, source, tree, text if written is None else written, given, math.ceil(min(cost.steps, EXPRESSION_STEPS_MAX)))

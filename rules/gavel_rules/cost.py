@@ -85,7 +85,8 @@ class _Flow(NamedTuple):
 class Cost(NamedTuple):
     """The steps of an evaluation, and the place of what takes most of them.
 
-    `elements` is how many elements its macros go over at most, `map_offset` the place of one that goes over a map; -1: none does.
+    `elements` is how many elements its macros go over at most, `map_offset` the place of one that goes over what is, or may be, a
+    map; -1: none does.
     """
 
     steps: float
@@ -246,7 +247,7 @@ class _Walk:
     def _loop(self, node: Comprehension, times: float) -> _Flow:
         over = self.visit(node.range, times)
         self.elements += over.length
-        if over.shape.keyed:
+        if over.shape.keyed or _may_be_anything(over.shape):
             self.map_offset = node.offset
         each = min(over.shape.length, ITERATIONS_MAX)
         iterations = min(over.length, ITERATIONS_MAX)
@@ -365,6 +366,10 @@ def _found(searched: _Flow, sought: _Flow) -> float:
     # The longer it is the fewer places there are to begin at; the product is largest half way.
     compared = min(sought.shape.text, searched.shape.text / 4)
     return searched.text * (_FOUND + compared / (_CACHED_RATE if compared <= _CACHED_BYTES else _UNCACHED_RATE))
+
+
+def _may_be_anything(shape: Shape) -> bool:
+    return shape.items > 0 and shape.element is None and shape.fields is None
 
 
 def _may_be_list(shape: Shape) -> bool:

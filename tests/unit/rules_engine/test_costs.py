@@ -31,6 +31,7 @@ def schema(items: int | None = None, length: int | None = None, count: int | Non
         "numbers": {**some, "items": {"type": "integer"}},
         "texts": {**some, "items": text},
         "rows": {**some, "items": {**some, "items": {"type": "integer"}}},
+        "mixed": {**some, "items": {}},
         "note": text,
         "other": text,
         "labels": labels if count is None else {**labels, "maxProperties": count},
@@ -65,6 +66,14 @@ def test_macros_over_maps_keep_below_the_limit(condition: str, count: int | None
     checked, said = check(condition, items=1, length=10, count=count)
     assert (accepted, [] if accepted else ["hidden-input"]) == (checked is not None, [code for code, _ in said])
     assert accepted or count is not None or "maxProperties for params.labels" in said[0][1]
+
+
+def test_what_no_type_says_may_be_a_map() -> None:
+    """Nor may a macro over what the schema leaves open come to that limit; one over texts stops at it in order."""
+    inner = "exists(k, k == 'a')"
+    checked, said = check(f"params.mixed.exists(one, one.{inner})", items=1, length=10)
+    assert (None, ["hidden-input"]) == (checked, [code for code, _ in said])
+    assert check(f"params.texts.{inner}", items=20_000, length=10)[0] is not None
 
 
 @pytest.mark.parametrize(
