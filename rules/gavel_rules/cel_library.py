@@ -7,6 +7,7 @@ Of CEL's extensions there are the string functions whose results are no longer t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -77,6 +78,31 @@ def _bare() -> Any:
 def parse(text: str) -> Node:
     """Return the syntax tree of an expression, names unresolved; RuntimeError with the library's complaints."""
     return decode(_bare().compile(text, disable_check=True).serialize())
+
+
+# Functions of a text that is mostly written out: how to try one, what it has to be, and how that is written.
+_WRITTEN: Final[Mapping[str, tuple[str, str, str]]] = {
+    "matches": ('"".matches', "regular expression", "there is no look-around and no back-reference"),
+    "duration": ("duration", "length of time", 'write it like "36h" or "1h30m"'),
+    "timestamp": ("timestamp", "time", 'write it like "2026-01-31T12:00:00Z"'),
+}
+
+
+def literal_problems(function: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield (message, suggestion) if a function can never take a text that is written out: whoever reads it would err each time."""
+    if function in _WRITTEN:
+        expression, what, hint = _WRITTEN[function]
+        if _errs(f"{expression}({json.dumps(text)})"):
+            yield f"{text!r} is no {what}", hint
+
+
+@cache
+def _errs(source: str) -> bool:
+    """Whether an expression that reads nothing errs."""
+    try:
+        return bool(_bare().compile(source).eval(data={}).type().name() == "ERROR")
+    except RuntimeError:
+        return True
 
 
 def _config_lines() -> Iterator[str]:

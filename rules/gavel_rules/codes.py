@@ -11,6 +11,7 @@ from typing import Final
 
 MISTAKES: Final[Mapping[str, str]] = {
     "bad-character": "A text holds a character that Gavel takes nowhere: NUL, a control character or a lone surrogate.",
+    "bad-literal": "A regular expression, time or length of time that is written out is none.",
     "bad-name": "A name, key or version is not of the form that it must have, or expressions could not spell it.",
     "bad-number": "A number is not a plain decimal, or a double would not hold it exactly.",
     "cel-error": "CEL refuses the expression for a reason that has no code of its own.",

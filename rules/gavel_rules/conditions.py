@@ -18,7 +18,15 @@ from typing import Any, Final, NamedTuple
 
 from cel_expr_python import cel
 
-from gavel_rules.cel_library import NESTED_TOO_DEEP, TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, library_config, report_complaint
+from gavel_rules.cel_library import (
+    NESTED_TOO_DEEP,
+    TIME_FIELDS,
+    UNSUPPORTED_FUNCTIONS,
+    Report,
+    library_config,
+    literal_problems,
+    report_complaint,
+)
 from gavel_rules.cel_syntax import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children, decode, every
 from gavel_rules.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, advice, cost_of
 from gavel_rules.schema import suggestion
@@ -324,6 +332,10 @@ class _Analysis:
         if node.function == "matches" and node.arguments and not isinstance(node.arguments[-1], Constant):
             hint = 'write the pattern out, as in x.matches("^[a-z]+$")'
             self._note(node.offset, "not-supported", "matches takes no pattern that is only known later: what it costs has no bound", hint)
+        for argument in node.arguments:
+            if isinstance(argument, Constant) and isinstance(argument.value, str):
+                for message, hint in literal_problems(node.function, argument.value):
+                    self._note(argument.offset, "bad-literal", message, hint)
         if node.function == "_[_]" and self._resolve(node, names) is not None:
             self._visit_read(node, known, names)
             return

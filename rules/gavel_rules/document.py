@@ -164,6 +164,29 @@ def code_of_mistake(kind: str) -> str:
     return _CODES.get(kind, "wrong-type")
 
 
+def said(details: ErrorDetails) -> str:
+    """Return what pydantic says of a value, in the words of documents."""
+    if details["type"] in ("model_type", "dict_type"):
+        return "input should be a mapping"
+    return _lower(details["msg"])
+
+
+def advice(details: ErrorDetails) -> str:
+    """Return what to do about a value of another type than the key takes; "" where the message says it."""
+    if details["type"].startswith("int_") and str(details["loc"][-1]).endswith("_ms"):
+        return "write milliseconds, e.g. 60000"
+    return _ADVICE.get(details["type"], "")
+
+
+_ADVICE: Final[Mapping[str, str]] = {
+    "string_type": "quote it",
+    "list_type": "write a list, e.g. [one, two]",
+    "bool_type": "write true or false",
+    "model_type": "write its keys, e.g. {key: value}",
+    "dict_type": "write its keys, e.g. {key: value}",
+}
+
+
 def _report(details: ErrorDetails, model: type[Part], source: Source, messages: Messages) -> None:
     path: Path = details["loc"]
     if path in source.broken:
@@ -182,8 +205,7 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         name = str(next(step for step in reversed(path) if isinstance(step, str)))
         messages.add(source.place(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
     else:
-        hint = "quote it" if details["type"] == "string_type" else ""
-        messages.add(source.place(path), code, f"{_named(path)}: {_lower(details['msg'])}", hint)
+        messages.add(source.place(path), code, f"{_named(path)}: {said(details)}", advice(details))
 
 
 _NAMING: Final = defaultdict(

@@ -215,6 +215,7 @@ def salvaged_type(schema: object) -> ValueType:
     )
 
 
+_TYPES: Final = ["array", "boolean", "integer", "null", "number", "object", "string"]
 _PLAIN_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "integer": INT, "number": DOUBLE, "boolean": BOOL}
 
 
@@ -239,7 +240,17 @@ def _check_shape(schema: dict[str, Any], note: Report) -> None:
         path = tuple(error.instance_path)
         if path not in seen:
             seen.add(path)
-            note(path, "schema-invalid", f"breaks JSON Schema's own rule {error.kind.name!r} for this keyword", "see json-schema.org")
+            note(path, "schema-invalid", *_shape_problem(error, str(path[-1]) if path else "the schema"))
+
+
+def _shape_problem(error: jsonschema_rs.ValidationError, keyword: str) -> tuple[str, str]:
+    """Return what is wrong with the value of a keyword, and what to do."""
+    if keyword == "type" and isinstance(error.instance, str):
+        return f"JSON Schema has no type {error.instance!r}", suggestion(error.instance, _TYPES)
+    types = getattr(error.kind, "types", ())
+    if types:
+        return f"{keyword} must be of type {' or '.join(types)}", ""
+    return f"breaks JSON Schema's own rule {error.kind.name!r} for this keyword", "see json-schema.org"
 
 
 def _checked_size(schema: dict[str, Any], note: Report) -> int:

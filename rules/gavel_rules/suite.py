@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from gavel_rules.document import DocumentError, code_of_mistake
+from gavel_rules.document import DocumentError, advice, code_of_mistake, said
 from gavel_rules.schema import suggestion
 from gavel_rules.source import Messages, Path, Source
 from gavel_rules.suite_parts import (
@@ -227,7 +228,7 @@ class _Reading:
                 break
             if step not in fields:
                 before = ".".join((*steps[:depth], ""))
-                names = sorted(before + name for name in (fields if depth else {"name", *fields}))
+                names = sorted(before + name for name in (fields if depth else {"name", *_DOTTED}))
                 self._add(path, "unknown-column", f"a case has no {column}", suggestion(".".join(steps[: depth + 1]), names))
                 return ()
             part = _below(part, step)
@@ -249,7 +250,7 @@ class _Reading:
             case = SuiteCase(name, CasePart.model_validate(data), path, origins)
         except ValidationError as error:
             for details in error.errors(include_url=False):
-                self._report(details["type"], details["loc"], details["msg"], SuiteCase(name, _NO_CASE, path, origins))
+                self._report(details, SuiteCase(name, _NO_CASE, path, origins))
             return
         if self._sound(case):
             self._cases.append(case)
@@ -303,10 +304,10 @@ class _Reading:
                 message = f"expect.{name} is about a report, and the case has none"
                 self._add(case.origin(("expect", name)), "not-carried-out", message, "say under execution how it is reported")
 
-    def _report(self, kind: str, found: tuple[str | int, ...], message: str, case: SuiteCase) -> None:
+    def _report(self, details: ErrorDetails, case: SuiteCase) -> None:
         """Report what pydantic found wrong with a merged case where its author wrote it."""
-        at = tuple(step for step in found if step != "[key]")
-        code = code_of_mistake(kind)
+        at = tuple(step for step in details["loc"] if step != "[key]")
+        code = code_of_mistake(details["type"])
         named = ".".join(map(str, at))
         if code == "missing-key":
             self._add(case.origin(at[:-1]), code, f"the key {named} is missing", "add it")
@@ -315,7 +316,7 @@ class _Reading:
         elif code == "bad-name":
             self._add(case.origin(at), code, f"{named} is not written as it should be", _WRITING.get(str(at[-1]), ""), value=True)
         else:
-            self._add(case.origin(at), code, f"{named}: {message[:1].lower()}{message[1:]}", "", value=True)
+            self._add(case.origin(at), code, f"{named}: {said(details)}", advice(details), value=True)
 
     def _check_keys(self, data: Mapping[str, object], known: tuple[str, ...], path: Path) -> None:
         for name in data:
@@ -374,6 +375,12 @@ def _below(part: object, step: str) -> object:
 def _fields(part: object) -> Mapping[str, FieldInfo]:
     """Return the fields of a part; none of a type that is no part."""
     return part.model_fields if isinstance(part, type) and issubclass(part, BaseModel) else {}
+
+
+# The columns that a table may have: the parts of a case, and the keys of those that have some of their own.
+_DOTTED: Final = frozenset(
+    {*CasePart.model_fields, *(f"{name}.{key}" for name in CasePart.model_fields for key in _fields(_below(CasePart, name)))}
+)
 
 
 def _apply(merged: _Merged, path: tuple[str, ...], item: object, origin: Path) -> None:
