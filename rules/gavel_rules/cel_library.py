@@ -62,6 +62,8 @@ _ASSIGNMENT: Final = re.compile(r"token recognition error at: '=")
 _ORDERINGS: Final = ("_<_", "_<=_", "_>_", "_>=_")
 _EQUALITIES: Final = ("_==_", "_!=_")
 _NUMBERS: Final = ("int", "uint", "double")
+# What functions of other languages are here.
+_ELSEWHERE: Final = dict.fromkeys(("length", "len", "count"), "size(x) counts the characters of a text and the items of a list")
 
 
 @cache
@@ -192,7 +194,7 @@ def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, rep
         name = undeclared.group(1)
         if not is_call:
             return None if reported else ("unknown-name", f"nothing is named {name}", "")
-        hint = f"{name} is a value: write it without parentheses" if name in scope else suggestion(name, FUNCTIONS)
+        hint = f"{name} is a value: write it without parentheses" if name in scope else _ELSEWHERE.get(name) or suggestion(name, FUNCTIONS)
         return "unknown-function", f"there is no function {name}", hint
     overload = _OVERLOAD.search(message)
     if overload is not None:
@@ -215,6 +217,8 @@ def _explain_overload(function: str, types: str) -> tuple[str, str]:
     kinds = set(given.split(", "))
     if function in ("_+_", "_-_", "_*_", "_/_", "_%_") and kinds <= set(_NUMBERS):
         return message, "arithmetic needs one type: write 2.0 instead of 2, or double(x)"
+    if "null_type" in kinds:
+        return message, "nothing is null here: has(…) says whether it is there"
     if function in (*_ORDERINGS, *_EQUALITIES):
         return message, "compare values of one type; numbers compare with each other"
     return message, ""

@@ -44,6 +44,31 @@ def test_good(refusals: Refusals) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
+        ("max_age_ms: 1000}", "max_age_ms: 1h}", "input should be a valid integer (write milliseconds, e.g. 60000)"),
+        (
+            "{key: order.status, type: string, max_age_ms: 1000}",
+            "order.status",
+            "input should be a mapping (write its keys, e.g. {key: value})",
+        ),
+        ("max_age_ms: 1000}", "max_age_ms: 1000, sources: db}", "input should be a valid list (write a list, e.g. [one, two])"),
+        ("optional: true", "optional: 1", "input should be a valid boolean (write true or false)"),
+        ("type: number}", "type: numeric}", "JSON Schema has no type 'numeric' (did you mean number?)"),
+        ("type: number}", "type: number, minimum: '1'}", "minimum must be of type number"),
+        ("required: [amount]", "required: amount", "required must be of type array"),
+        ("params.amount < 5", "len(facts.status) > 5", "there is no function len (size(x) counts the characters"),
+        ("params.amount < 5", "facts.status != null", "(nothing is null here: has(…) says whether it is there)"),
+    ],
+)
+def test_what_to_do(old: str, new: str, expected: str) -> None:
+    """A newcomer's mistake is answered with what to write instead."""
+    with pytest.raises(DocumentError) as refused:
+        compile_rule_set(GOOD.replace(old, new, 1))
+    assert [] != [one for one in refused.value.messages if expected in one.format("rules.yaml")], refused.value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
         ("gavel: v1", "gavel: v2", [(1, 8, "unknown-value")]),
         ("gavel: v1\n", "", [(1, 1, "missing-key")]),
         ("rule_set: demo", "rule_set: de mo", [(2, 11, "bad-name")]),
