@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from cel_expr_python import cel
@@ -98,7 +98,7 @@ def literal_problems(function: str, text: str) -> Iterator[tuple[str, str]]:
             yield f"{text!r} is no {what}", hint
 
 
-@cache
+@lru_cache(1_000)
 def _errs(source: str) -> bool:
     """Whether an expression that reads nothing errs."""
     try:
