@@ -133,7 +133,22 @@ async def test_sigterm_to_all_drains_all(server: Server, tmp_path: Path) -> None
             await is_consistent(server, client, load)
 
 
-async def test_a_front_that_hangs(server: Server) -> None:
+async def test_a_front_that_hangs_under_load(server: Server) -> None:
+    """A front that stands still is found out and replaced while the server goes on; what was answered stands, the rest can be had."""
+    with serving(server):
+        async with server.client() as client:
+            load = await prepared(client)
+            load.start((client,))
+            await load.hears(100)
+            front = server.front_process_id()
+            os.kill(front, signal.SIGSTOP)
+            await gone(front)
+            await load.stop()
+            await is_consistent(server, client, load)
+        assert 1 == server.log().count("front.hangs")
+
+
+async def test_stopping_with_a_front_that_hangs(server: Server) -> None:
     """A front that stands still is killed when the server stops, which ends as it should."""
     with serving(server):
         front = server.front_process_id()

@@ -21,6 +21,7 @@ import grpc
 import pytest
 from gavel.v1 import error_pb2
 from gavel_server.errors import ServiceError
+from gavel_server.front import keeper as keeper_module
 from gavel_server.front.keeper import END_SECONDS_MAX, FrontKeeper
 from gavel_server.front.link import METHODS
 from gavel_server.services.arbitration import Answer
@@ -483,6 +484,16 @@ async def test_a_front_that_is_killed_comes_back_where_it_was(front: World) -> N
         reply(request)
         assert b"again" == await again
         assert process_id != front.process_id
+
+
+async def test_a_front_that_hangs_is_replaced(front: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """A front that gives no sign of life is killed, another one answers on its address, and the log says why."""
+    process = front.process
+    monkeypatch.setattr(keeper_module, "PING_SECONDS", 0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+    await front.back()
+    assert -signal.SIGKILL == process.returncode
+    assert "front.hangs" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from gavel_server.errors import ServiceError
-from gavel_server.front.link import BOUND, METHODS, RESPONSE, SERVE, STATUS, STOP, UNBOUND, Link
+from gavel_server.front.link import BOUND, METHODS, PING, RESPONSE, SERVE, STATUS, STOP, UNBOUND, Link
 from gavel_server.services.arbitration import Method
 
 
@@ -19,6 +19,7 @@ class Backend:
         self._methods = tuple(methods[name] for name in METHODS)
         self._link: Link | None = None
         self._serving = False
+        self._heard = True
         self._bound: asyncio.Future[str | OSError] = asyncio.get_running_loop().create_future()
 
     async def connect(self, end: socket.socket) -> None:
@@ -37,6 +38,12 @@ class Backend:
         self._serving = True
         self._send(SERVE, 0, b"")
 
+    def ping(self) -> bool:
+        """Ask the front for a sign of life; return whether it has given one, any frame, since it was last asked."""
+        heard, self._heard = self._heard, False
+        self._send(PING, 0, b"")
+        return heard
+
     def stop(self) -> None:
         """Let the front end: at once if it has not answered calls yet, else once those under way have ended."""
         if self._serving:
@@ -49,6 +56,7 @@ class Backend:
             self._link.send(kind, number, content)
 
     def _received(self, kind: int, number: int, content: bytes) -> None:
+        self._heard = True
         if kind < len(self._methods):
             self._methods[kind](content, partial(self._answer, number))
         elif kind == BOUND:

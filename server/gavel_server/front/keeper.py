@@ -1,4 +1,4 @@
-"""Starts the front, starts it again when it dies, and ends it: the server's side of its life."""
+"""Starts the front, starts it again when it dies or hangs, and ends it: the server's side of its life."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ RESTARTS: Final = Counter("gavel_front_restarts", "How often the process that sp
 RESTART_PAUSE_SECONDS: Final = 0.5
 START_SECONDS_MAX: Final = 60.0
 WATCH_SECONDS: Final = 0.1
+# A front that has given no sign of life at so many pings in a row hangs. They are counted, and not the seconds: where the whole
+# machine stood still, the server did too, and the front's answer is read before the next one is missed.
+PING_SECONDS: Final = 1.0
+SILENT_PINGS_MAX: Final = 10
 # It ends by itself after the grace that it gives to calls under way.
 END_SECONDS_MAX: Final = STOP_GRACE_SECONDS + 2.0
 
@@ -62,7 +66,7 @@ class FrontKeeper:
         return self._listen
 
     def serve(self) -> None:
-        """Let it answer calls, and start it again whenever it dies."""
+        """Let it answer calls, and start it again whenever it dies or hangs."""
         if self._backend is not None:
             self._backend.serve()
         if self._watch is None:
@@ -87,9 +91,23 @@ class FrontKeeper:
             await asyncio.sleep(WATCH_SECONDS)
         return self._process.returncode if self._process is not None else None
 
+    async def _ended_or_hung(self) -> int | None:
+        """Return how it ended, once it has; one that gives no sign of life is killed."""
+        silent_pings = 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self._ended(), PING_SECONDS)
+            if self._process is None or self._backend is None or self._backend.ping():
+                silent_pings = 0
+                continue
+            silent_pings += 1
+            if silent_pings == SILENT_PINGS_MAX:
+                _LOG.error("front.hangs", address=self._listen, silent_pings=silent_pings, consequence="it is killed and started again")
+                self._process.kill()
+
     async def _keep(self) -> None:
         while True:
-            _LOG.error("front.died", returncode=await self._ended(), address=self._listen)
+            _LOG.error("front.died", returncode=await self._ended_or_hung(), address=self._listen)
             RESTARTS.inc()
             try:
                 await self.start()

@@ -22,8 +22,10 @@ RESPONSE: Final = 0
 STATUS: Final = 1
 SERVE: Final = 2  # begin to answer calls
 STOP: Final = 3  # end gracefully
+PING: Final = 4  # say that you are alive
 
 # Kinds of the front's frames that are no call.
+PONG: Final = 253  # alive
 BOUND: Final = 254  # content: the address
 UNBOUND: Final = 255  # content: why the address cannot be bound
 

@@ -24,7 +24,7 @@ from grpc_status import rpc_status
 
 from gavel_server.front.calls import Calls
 from gavel_server.front.forwarding import forwarding, reflecting
-from gavel_server.front.link import BOUND, METHODS, SERVE, STOP, UNBOUND, Link
+from gavel_server.front.link import BOUND, METHODS, PING, PONG, SERVE, STOP, UNBOUND, Link
 from gavel_server.streaming import streaming
 from gavel_server.surface import ARBITRATION, HEALTH, SERVICES
 from gavel_server.transport import STOP_GRACE_SECONDS, bind, channel_options, make_server
@@ -85,6 +85,8 @@ class Front:
     def _received(self, kind: int, number: int, content: bytes) -> None:
         if kind in self._told:
             self._told[kind].set()
+        elif kind == PING:
+            self._link.send(PONG, 0, b"")
         else:
             self._calls.answered(kind, number, content)
 

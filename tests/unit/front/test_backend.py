@@ -11,7 +11,7 @@ import pytest
 from gavel.v1 import error_pb2
 from gavel_server.errors import ServiceError
 from gavel_server.front.backend import Backend
-from gavel_server.front.link import BOUND, METHODS, RESPONSE, SERVE, STATUS, STOP, UNBOUND, Link
+from gavel_server.front.link import BOUND, METHODS, PING, PONG, RESPONSE, SERVE, STATUS, STOP, UNBOUND, Link
 from gavel_server.services.arbitration import Answer
 from google.rpc.status_pb2 import Status
 
@@ -99,6 +99,20 @@ async def test_the_address(caller: Caller, kind: int, content: str) -> None:
     except OSError as error:
         result = error
     assert (kind == BOUND, content) == (isinstance(result, str), str(result))
+
+
+@pytest.mark.parametrize("sign", ["pong", "call"])
+async def test_signs_of_life(caller: Caller, sign: str) -> None:
+    """A front that has sent anything since the last ping is alive; one that has not is silent."""
+    assert caller.backend.ping()  # it has only just begun
+    assert (PING, 0, b"") == await caller.frames.get()
+    assert not caller.backend.ping()
+    if sign == "pong":
+        caller.link.send(PONG, 0, b"")
+    # Also: what came before the call has been read.
+    await caller.asks(SUBMIT, 1, b"x")
+    assert caller.backend.ping()
+    assert not caller.backend.ping()
 
 
 async def test_a_front_that_serves_is_asked_to_stop(caller: Caller) -> None:
