@@ -107,10 +107,13 @@ class Consultation:
         return await self._publish(observation)
 
     async def _answered(self, function: Callable[[FactNeed], Any], need: FactNeed, timeout_ms: int) -> Any:
-        """Call a provider within its time and the run's. Whatever it raises becomes a ProviderError, a stranger's text left out."""
+        """Call a provider within its time and the run's, again where Gavel was away when it published.
+
+        Whatever it raises besides becomes a ProviderError, a stranger's text left out.
+        """
         try:
             async with asyncio.timeout(min(timeout_ms, max(self._patience.ms_left(), 0)) / 1000):
-                return await called(function, need)
+                return await self._patience.judged(lambda: called(function, need))
         except ProviderError:
             raise
         except TimeoutError:

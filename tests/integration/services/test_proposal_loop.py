@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import grpc
 import pytest
 from gavel.v1 import common_pb2
 from gavel.v1.common_pb2 import EventCategory
@@ -168,6 +169,23 @@ async def test_what_the_rules_refused_is_not_put_to_them_again(client: GavelClie
     await client.publish_event(fact_envelope("order/1", ORDERS, key="order.note", value="call first"))
     result = await ProposalLoop(client, sources.providers).run(repeated)
     assert (StopReason.NEEDS_REVISION, ["DUPLICATE_PROPOSAL"]) == (result.reason, codes(result))
+
+
+async def test_a_provider_that_met_a_restart_is_asked_again(client: GavelClient) -> None:
+    """A server that is away when a provider publishes ends no run: the provider is asked until it is back."""
+    sources, providers = Sources(client), FactProviders()
+    providers.tool("customer.score", tool_name="fraud-mcp")(sources.score)
+    tries: list[FactNeed] = []
+
+    @providers.facts("order.status", source="orders-db")
+    async def status(need: FactNeed) -> Sequence[Envelope]:
+        tries.append(need)
+        if len(tries) < 3:
+            raise GavelError(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", "the server is draining")
+        return await sources.status(need)
+
+    result = await ProposalLoop(client, providers, backoff_initial_ms=1).run(draft())
+    assert (StopReason.APPROVED, 3) == (result.reason, len(tries)), result.detail
 
 
 async def test_a_fact_from_long_ago_is_no_answer(client: GavelClient) -> None:
