@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
@@ -50,6 +50,7 @@ from gavel_server.services.projection import ProjectionServicer
 from gavel_server.services.replay import Replays, ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
+from gavel_server.sockets import socket_directory
 from gavel_server.surface import NAMES, SERVICES
 from gavel_server.transport import STOP_GRACE_SECONDS, bind, make_server
 from gavel_server.watching import Watch
@@ -99,9 +100,15 @@ async def _store(settings: Settings) -> AsyncIterator[str]:
 
 async def _keep_running(redis: EmbeddedRedis) -> None:
     """Start the embedded Redis again if it dies: its append-only file has every acknowledged event."""
+    loop = asyncio.get_running_loop()
     while True:
+        began = loop.time()
         returncode = await redis.wait()
-        _log.error("redis.died", returncode=returncode)
+        # A disk without room is the likeliest reason, and Redis cannot write it into its own log then.
+        free_bytes = shutil.disk_usage(redis.data_directory).free
+        _log.error("redis.died", returncode=returncode, log=str(redis.log_path), disk_free_bytes=free_bytes)
+        if loop.time() - began < REDIS_RESTART_PAUSE_SECONDS:
+            await asyncio.sleep(REDIS_RESTART_PAUSE_SECONDS)
         try:
             await redis.ensure_running()
         except Exception:  # noqa: BLE001  # keep trying; writes are refused meanwhile, with the reason
@@ -172,8 +179,8 @@ async def _listening(settings: Settings, server: grpc.aio.Server, arbitration: A
         address = _bound(server, settings.listen)
         yield _Listening(address, address, None)
         return
-    # Only this user may enter the directory: whoever reaches the socket speaks to the server itself.
-    with tempfile.TemporaryDirectory(prefix="gavel-") as directory:
+    # Nobody else may enter the directory: whoever reaches the socket speaks to the server itself.
+    with socket_directory() as directory:
         inner = _bound(server, f"unix:{directory}/server.sock")
         front = FrontKeeper(arbitration.methods, settings.listen, inner)
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import os
@@ -22,15 +23,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import BinaryIO, Final, NamedTuple, Self
 from urllib.parse import quote
 
 from gavel_server import embedded_launcher
 from gavel_server.log.protocol import LogError, LogUnavailableError
 from gavel_server.log.wire import Wire, reason
+from gavel_server.sockets import socket_directory
 
 # Loading a large log takes its time; a Redis that cannot start ends, and that is seen at once.
 START_TIMEOUT_MS: Final = 300_000
@@ -80,7 +81,7 @@ class EmbeddedRedis:
         self._start_timeout_ms = start_timeout_ms
         self._stop_timeout_ms = stop_timeout_ms
         self._socket = self.data_directory / "redis.sock"
-        self._socket_directory: Path | None = None
+        self._socket_directory = contextlib.ExitStack()
         self._lock: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._restarting = asyncio.Lock()
@@ -89,6 +90,11 @@ class EmbeddedRedis:
     def url(self) -> str:
         """Where RedisLog.connect finds it; the same after a restart."""
         return "unix://" + quote(str(self._socket))
+
+    @property
+    def log_path(self) -> Path:
+        """Where Redis writes its log."""
+        return self.data_directory / "redis.log"
 
     @property
     def process_id(self) -> int | None:
@@ -121,10 +127,8 @@ class EmbeddedRedis:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if self._socket_directory is not None:
-            shutil.rmtree(self._socket_directory, ignore_errors=True)
-            self._socket_directory = None
-            self._socket = self.data_directory / "redis.sock"
+        self._socket_directory.close()
+        self._socket = self.data_directory / "redis.sock"
 
     async def wait(self) -> int:
         """Return when Redis has ended, with its returncode."""
@@ -154,6 +158,8 @@ class EmbeddedRedis:
     def _take_directory(self) -> None:
         try:
             self.data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(self.data_directory, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             descriptor = os.open(self.data_directory / "gavel.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise EmbeddedRedisError(f"cannot use {self.data_directory} as data directory: {error.strerror}") from error
@@ -165,8 +171,7 @@ class EmbeddedRedis:
             )
         self._lock = descriptor
         if len(os.fsencode(self._socket)) > SOCKET_PATH_BYTES_MAX:
-            self._socket_directory = Path(tempfile.mkdtemp(prefix="gavel-"))
-            self._socket = self._socket_directory / "redis.sock"
+            self._socket = self._socket_directory.enter_context(socket_directory()) / "redis.sock"
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n{self.url}\n".encode(), 0)
 
@@ -175,9 +180,8 @@ class EmbeddedRedis:
         multipart = (self.data_directory / "appendonlydir").exists()
         program = find_redis(APPENDONLY_DIRECTORY_VERSION_MIN if multipart else REDIS_VERSION_MIN, self.data_directory)
         redis_lock = await self._redis_lock()
-        log_path = self.data_directory / "redis.log"
         try:
-            with log_path.open("ab") as log:
+            with self._open_log() as log:
                 log_start = log.tell()
                 launcher = [sys.executable, "-I", "-S", embedded_launcher.__file__, str(os.getpid())]
                 self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - forks in this thread on purpose; no shell, our own arguments
@@ -193,7 +197,13 @@ class EmbeddedRedis:
             raise EmbeddedRedisError(f"cannot start {program.path}: {error.strerror}") from error
         finally:
             os.close(redis_lock)
-        await self._until_ready(self._process, log_path, log_start)
+        await self._until_ready(self._process, self.log_path, log_start)
+
+    def _open_log(self) -> BinaryIO:
+        try:
+            return self.log_path.open("ab")
+        except OSError as error:
+            raise EmbeddedRedisError(f"cannot write the log of Redis, {self.log_path}: {error.strerror}") from error
 
     async def _until_ready(self, process: subprocess.Popen[bytes], log_path: Path, log_start: int) -> None:
         wire = Wire(self.url, PING_TIMEOUT_MS, 1)

@@ -96,8 +96,11 @@ async def test_the_front_dies_under_load(server: Server) -> None:
         assert 3 == server.log().count("front.died")
 
 
-async def test_the_server_dies_under_load(server: Server) -> None:
-    """After `kill -9` of the server its front ends by itself, the address is free for the next server, and nothing answered is lost."""
+async def test_the_server_dies_under_load(server: Server, tmp_path: Path) -> None:
+    """After `kill -9` of the server its front ends by itself, the address is free for the next server, and nothing answered is lost.
+
+    The next one also removes what the killed one left in the temporary directory.
+    """
     with serving(server):
         async with server.client() as one, server.client() as other:
             load = await prepared(one)
@@ -112,6 +115,8 @@ async def test_the_server_dies_under_load(server: Server) -> None:
                 await writable(one)
             await is_consistent(server, one, load)
         assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
+        assert 0 == await asyncio.to_thread(server.terminate)
+        assert [] == os.listdir(tmp_path / "tmp")
 
 
 async def test_sigterm_to_all_drains_all(server: Server, tmp_path: Path) -> None:

@@ -188,6 +188,16 @@ async def test_directory_that_cannot_be(tmp_path: Path) -> None:
         await EmbeddedRedis(tmp_path / "file" / "data").start()
 
 
+async def test_a_log_of_redis_that_cannot_be_written(directory: Path) -> None:
+    """What keeps Redis from starting is named: its log, not its program; the directory is free again."""
+    (directory / "redis.log").mkdir(parents=True)
+    with pytest.raises(EmbeddedRedisError, match=r"cannot write the log of Redis, .*/redis\.log: Is a directory"):
+        await EmbeddedRedis(directory).start()
+    (directory / "redis.log").rmdir()
+    async with EmbeddedRedis(directory) as server:
+        assert server.returncode is None
+
+
 async def test_killed_redis_is_noticed_and_revived(directory: Path, bus: str) -> None:
     """A Redis that dies is noticed with how it died; it comes back at the same URL, with everything acknowledged."""
     async with EmbeddedRedis(directory) as server:

@@ -1,0 +1,60 @@
+"""Directories for sockets: gone with their server, however it ended, and nobody else's is touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from gavel_server.sockets import LOCK, socket_directory
+
+HOLDER = """
+from gavel_server.sockets import socket_directory
+with socket_directory() as directory:
+    print(directory, flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary directory, the test's own."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def hold() -> tuple[subprocess.Popen[str], Path]:
+    """Start a process that has a directory."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_it_is_gone_afterwards(parent: Path) -> None:
+    """A directory is this user's alone, in the temporary directory, and removed with what is in it."""
+    with socket_directory() as directory:
+        assert (parent, 0o700) == (directory.parent, directory.stat().st_mode & 0o777)
+        (directory / "server.sock").touch()
+    assert [] == list(parent.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed(parent: Path) -> None:
+    """The next one removes the directory of a process that was killed, and neither one in use nor one that has no lock."""
+    (parent / "gavel-notes").mkdir()
+    (parent / "gavel-of-a-file").touch()
+    killed, left = hold()
+    living, used = hold()
+    try:
+        killed.kill()
+        killed.communicate()
+        assert left.is_dir()
+        with socket_directory() as directory:
+            assert sorted([directory, used, parent / "gavel-notes", parent / "gavel-of-a-file"]) == sorted(parent.iterdir())
+        assert (used / LOCK).exists()
+    finally:
+        living.communicate("\n")
+    assert 0 == living.returncode
+    assert not used.exists()
