@@ -7,13 +7,17 @@ from typing import Any
 
 import grpc
 import pytest
+from gavel.v1.arbitration_service_pb2 import BatchPreflightRequest, BatchSubmitProposalsRequest
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_UNSPECIFIED
 from gavel.v1.event_service_pb2 import BatchPublishEventsRequest, GetEventRequest, PublishEventRequest
 from gavel.v1.projection_service_pb2 import GetStatusRequest
+from gavel_rules.errors import NetworkFaultError
+from gavel_rules.network import Network
 from gavel_server.log import LogCorruptError, LogUnavailableError
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from tests.integration.services.world import AGENT, World, fact, raw, refusal
+from tests.integration.services.world import AGENT, World, fact, proposal, raw, refusal
 
 UNDECODABLE = [
     b"\xff\xff",  # no field
@@ -105,6 +109,36 @@ async def test_a_bug_is_internal_with_an_id_that_the_log_has(world: World, monke
     line = next(line for line in lines if line["event"] == "call_failed")
     assert line["error_id"] in heard.message
     assert isinstance(line["exc_info"], RuntimeError)
+
+
+@pytest.mark.parametrize("method", ["BatchSubmitProposals", "BatchPreflight"])
+async def test_an_engine_that_breaks_costs_one_proposal(world: World, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """The proposal on which an engine breaks is INTERNAL, by itself; those that came with it are decided, or would be."""
+    await world.activate()
+    subjects = [f"order/{number}" for number in range(3)]
+    facts = [await world.publish(fact(subject, "order.status", "delivered")) for subject in subjects]
+    match = Network.match
+    calls = 0
+
+    def broken(network: Network, text: str) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise NetworkFaultError("the engine is gone")
+        return match(network, text)
+
+    monkeypatch.setattr(Network, "match", broken)
+    envelopes = [proposal(subject, amount=10.0, cites=[known]) for subject, known in zip(subjects, facts, strict=True)]
+    if method == "BatchSubmitProposals":
+        decided = (await world.arbitration.BatchSubmitProposals(BatchSubmitProposalsRequest(envelopes=envelopes))).results
+        outcomes = [one.decision.decision.outcome for one in decided]
+        errors = [one.error.code for one in decided]
+    else:
+        tried = (await world.arbitration.BatchPreflight(BatchPreflightRequest(envelopes=envelopes))).results
+        outcomes = [one.decision.outcome for one in tried]
+        errors = [one.error.code for one in tried]
+    assert [OUTCOME_APPROVED, OUTCOME_UNSPECIFIED, OUTCOME_APPROVED] == outcomes
+    assert [0, grpc.StatusCode.INTERNAL.value[0], 0] == errors
 
 
 @pytest.mark.parametrize("error", [LogUnavailableError("cannot reach Redis"), LogCorruptError("a hole")])

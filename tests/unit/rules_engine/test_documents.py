@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 from gavel.v1.decision_pb2 import RetryPolicy
 from gavel_rules.case import Case
+from gavel_rules.errors import CaseError
 from gavel_rules.parts import RULES_PER_ACTION_MAX
 from gavel_rules.ruleset import DocumentError, DocumentMessage, FactDeclaration, compile_rule_set
+from gavel_rules.schema import compile_schema
 from gavel_rules.shipped import shipped_rule_set
 from gavel_rules.source import DOCUMENT_BYTES_MAX, DOCUMENT_PARTS_MAX
 
@@ -326,6 +329,30 @@ def test_violations_of_large_params_cost_no_more_than_checking_them(document: Do
     assert action.violations({**few, "rows": [1_000.0] * 20_000}) == (("/n", "properties"), ("/rows", "properties"))
     assert action.violations({**few, "rows": [1_000.0] * 60_000}) == (("", "too-large"),)
     assert action.violations({"n": 1.0, "rows": [99.0] * 20_000}) == ()
+
+
+@pytest.mark.parametrize(("module", "raised"), [("pyo3_runtime", CaseError), ("elsewhere", BaseException)])
+def test_a_panic_of_the_schema_library_is_an_error(module: str, raised: type[BaseException]) -> None:
+    """It is no Exception in Python, and would end what serves a whole bus; whatever else is none goes its way."""
+
+    class Panic(BaseException):
+        """As the library raises it."""
+
+    Panic.__module__ = module
+
+    class Panicking:
+        """A validator that comes upon a bug of its own."""
+
+        def is_valid(self, value: object) -> bool:
+            """Panic."""
+            raise Panic
+
+    panicking: Any = Panicking()
+    schema = compile_schema({"type": "object"}, lambda *_: None)
+    assert schema is not None
+    with pytest.raises(raised) as caught:
+        dataclasses.replace(schema, _validator=panicking).violations({})
+    assert (raised is BaseException) == isinstance(caught.value, Panic)
 
 
 def test_the_type_of_literals_is_that_of_the_canonical_form(document: Document) -> None:
