@@ -98,6 +98,7 @@ class Executor:
         # Set once the server has known a decision from this queue: proof that both belong to one log.
         self._same_log = False
         self._under_way: set[str] = set()  # decision_ids
+        self._left_to_others: set[str] = set()  # action types, each said once
 
     @property
     def statistics(self) -> Statistics:
@@ -115,7 +116,9 @@ class Executor:
     async def _process(self, queued: Envelope) -> Verdict:
         """Carry out the decision of an entry, unless that is somebody else's."""
         if queued.decision.action_type not in self._handlers:
-            _logger.debug("decision=%s action=%s has no handler here", queued.event_id, queued.decision.action_type)
+            if queued.decision.action_type not in self._left_to_others:
+                self._left_to_others.add(queued.decision.action_type)
+                _logger.info("decision=%s action=%s has no handler here; left to others", queued.event_id, queued.decision.action_type)
             return Verdict.LEAVE
         if queued.event_id in self._under_way:
             return Verdict.LEAVE  # it was missed, and taken up

@@ -78,6 +78,8 @@ class ProposalLoop:
         backoff_initial_ms: int = 100,
         backoff_maximum_ms: int = 5_000,
     ) -> None:
+        if isinstance(client, SyncGavelClient):
+            raise TypeError("a SyncGavelClient would hold up the event loop; use SyncProposalLoop, or a GavelClient")
         if proposals_max < 1:
             raise ValueError(f"proposals_max is {proposals_max}; a loop makes at least one proposal")
         if deadline_ms < 1:
@@ -112,6 +114,8 @@ class SyncProposalLoop:
     """
 
     def __init__(self, client: SyncGavelClient, providers: FactProviders, **settings: Any) -> None:
+        if isinstance(client, GavelClient):
+            raise TypeError("a GavelClient belongs to an event loop; use ProposalLoop, or a SyncGavelClient")
         self._loop = ProposalLoop(ThreadedClient(client), providers, **settings)  # type: ignore[arg-type]  # the four calls that a loop makes
 
     def run(self, proposal: Envelope) -> LoopResult:

@@ -427,6 +427,14 @@ async def test_the_blocking_client_plays_the_same_loop(ruled: World) -> None:
     assert (StopReason.APPROVED, ["NO_FACT_INPUT", ""]) == (result.reason, codes(result)), result.detail
 
 
+def test_each_loop_takes_its_own_client() -> None:
+    """A client of the other kind is refused before anything is proposed."""
+    with pytest.raises(TypeError, match="use SyncProposalLoop"):
+        ProposalLoop(SyncGavelClient(), FactProviders())  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(TypeError, match="use ProposalLoop"):
+        SyncProposalLoop(GavelClient(), FactProviders())  # type: ignore[arg-type]  # the mistake
+
+
 def test_limits_must_make_sense() -> None:
     """A loop that may propose nothing, or has no time, is refused where it is made."""
     client = GavelClient()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from typing import Any
@@ -81,16 +82,22 @@ async def test_queue_of_another_log_is_left_alone(executions: FakeExecutions, qu
     assert 1 == await queue.pending(GROUP)
 
 
-async def test_unknown_action_is_left_for_others(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
-    """An action without a handler is neither begun nor lost, even where executors of different kinds share a group."""
-    for number, action in ((1, "mail.send"), (2, ACTION)):
+async def test_unknown_action_is_left_for_others(
+    executions: FakeExecutions, queue: Queue, make: Make, bus: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An action without a handler is neither begun nor lost, even where executors of different kinds share a group; it is said once."""
+    caplog.set_level(logging.INFO, "gavel_client.executor")
+    for number, action in ((1, "mail.send"), (2, "mail.send"), (3, ACTION)):
         executions.add(approved(number, bus, action_type=action))
         await queue.add(approved(number, bus, action_type=action))
     async with running(make(succeed)):
-        await until_equal(queue.ids, ["1-0"])
-    assert 1 == await queue.pending(GROUP)
+        await until_equal(queue.ids, ["1-0", "2-0"])
+        await until_equal(lambda: queue.pending(GROUP), 2)
+    said = [message for message in caplog.messages if "no handler" in message]
+    assert 1 == len(said)
+    assert said[0].endswith("action=mail.send has no handler here; left to others")
     await carry_out(make(succeed, action="mail.send", min_idle_ms=SHORT_MS), queue)
-    assert 2 == len(executions.reports)
+    assert 3 == len(executions.reports)
 
 
 async def test_groups_of_different_kinds(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
