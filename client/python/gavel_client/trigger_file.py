@@ -21,7 +21,7 @@ from gavel.v1.common_pb2 import EventCategory
 from gavel_rules.source import Messages, Source
 
 from gavel_client.errors import TriggerFileError
-from gavel_client.triggers import Trigger
+from gavel_client.triggers import Trigger, mistakes_of
 
 _PREFIX: Final = "EVENT_CATEGORY_"
 _CATEGORIES: Final = {name.removeprefix(_PREFIX): number for name, number in EventCategory.items() if number}
@@ -93,17 +93,17 @@ def _trigger(item: Any, path: _Path, source: Source, messages: Messages) -> Trig
                         f"{one} is no category",
                         f"there are {', '.join(_CATEGORIES)}",
                     )
+    if isinstance(item["name"], str):
+        numbers = {key: item[key] for key in _NUMBERS if type(item.get(key)) is int}
+        for key, mistake in mistakes_of(item["name"], **numbers).items():
+            messages.add(source.place((*path, key)), "out-of-range", mistake, "")
     if len(messages) > before:
         return None
-    try:
-        return Trigger(
-            item["name"],
-            frozenset(_CATEGORIES[one.removeprefix(_PREFIX)] for one in item.get("categories", ())),
-            tuple(item.get("event_names", ())),
-            tuple(item.get("subjects", ())),
-            item.get("window_ms", 0),
-            item.get("priority", 0),
-        )
-    except ValueError as error:
-        messages.add(source.place(path), "out-of-range", str(error), "")
-        return None
+    return Trigger(
+        item["name"],
+        frozenset(_CATEGORIES[one.removeprefix(_PREFIX)] for one in item.get("categories", ())),
+        tuple(item.get("event_names", ())),
+        tuple(item.get("subjects", ())),
+        item.get("window_ms", 0),
+        item.get("priority", 0),
+    )

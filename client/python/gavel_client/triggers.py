@@ -27,6 +27,18 @@ PRIORITY_MAX: Final = 1_000_000
 _NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}\Z")
 
 
+def mistakes_of(name: str, window_ms: int = 0, priority: int = 0) -> dict[str, str]:
+    """Return what cannot be meant of a trigger: the argument, and what is wrong with it."""
+    found: dict[str, str] = {}
+    if not _NAME.match(name):
+        found["name"] = f"the trigger's name {name!r} is not a lower-case letter and up to 63 of a-z, 0-9, _ and -"
+    if not 0 <= window_ms <= WINDOW_MS_MAX:
+        found["window_ms"] = f"window_ms of {name} is {window_ms}; it is between 0 and {WINDOW_MS_MAX}"
+    if abs(priority) > PRIORITY_MAX:
+        found["priority"] = f"priority of {name} is {priority}; it is between -{PRIORITY_MAX} and {PRIORITY_MAX}"
+    return found
+
+
 @dataclass(frozen=True)
 class Trigger:
     """What an agent wants to be woken for. An empty filter passes all; of a filter's entries any one has to match.
@@ -44,13 +56,10 @@ class Trigger:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant. Raises ValueError."""
-        if not _NAME.match(self.name):
-            raise ValueError(f"the trigger's name {self.name!r} is not a lower-case letter and up to 63 of a-z, 0-9, _ and -")
-        if not 0 <= self.window_ms <= WINDOW_MS_MAX:
-            raise ValueError(f"window_ms of {self.name} is {self.window_ms}; it is between 0 and {WINDOW_MS_MAX}")
-        if abs(self.priority) > PRIORITY_MAX:
-            raise ValueError(f"priority of {self.name} is {self.priority}; it is between -{PRIORITY_MAX} and {PRIORITY_MAX}")
+        """Refuse what cannot be meant. Raises ValueError with every mistake."""
+        mistakes = mistakes_of(self.name, self.window_ms, self.priority)
+        if mistakes:
+            raise ValueError("; ".join(mistakes.values()))
 
     def matches(self, event: Envelope) -> bool:
         """Whether this event is one to be woken for."""

@@ -152,7 +152,7 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
         "triggers:\n"
         "  - name: a\n    windowms: 5\n    categories: [FACTS]\n"
         "  - name: b\n    window_ms: soon\n"
-        "  - {name: c, window_ms: -1}\n  - {name: d}\n  - {name: d}\n"
+        "  - {name: C, window_ms: -1, windowms: 5}\n  - {name: d}\n  - {name: d}\n"
         "more: 1\n"
     )
     known = ", ".join(name.removeprefix("EVENT_CATEGORY_") for name in EventCategory.keys()[1:])
@@ -162,7 +162,9 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
         f"{file}:3:5: unknown-key: windowms is not known (did you mean window_ms?)",
         f"{file}:4:18: unknown-category: FACTS is no category (there are {known})",
         f"{file}:6:16: wrong-type: window_ms is not a whole number",
-        f"{file}:7:5: out-of-range: window_ms of c is -1; it is between 0 and {WINDOW_MS_MAX}",
+        f"{file}:7:12: out-of-range: the trigger's name 'C' is not a lower-case letter and up to 63 of a-z, 0-9, _ and -",
+        f"{file}:7:26: out-of-range: window_ms of C is -1; it is between 0 and {WINDOW_MS_MAX}",
+        f"{file}:7:30: unknown-key: windowms is not known (did you mean window_ms?)",
         f"{file}:9:12: duplicate-name: d is there already (names must differ)",
         f"{file}:10:1: unknown-key: more is not known here (only triggers is)",
     ] == list(caught.value.messages)
