@@ -49,6 +49,7 @@ MODULES: Final = {
         "fingerprint",
         "first_decisions",
         "governed",
+        "impact",
         "journal",
         "lowering",
         "network",

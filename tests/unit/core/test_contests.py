@@ -16,10 +16,11 @@ from gavel_rules.decider import handle
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.evidence import cited
 from gavel_rules.first_decisions import first_decision_id
+from gavel_rules.impact import Impact
 from gavel_rules.limits import CONTEST_CANDIDATES_MAX
 from gavel_rules.network import Network
 from gavel_rules.projection import State
-from gavel_rules.replay import DivergedError, Impact
+from gavel_rules.replay import DivergedError
 from gavel_server.services.arbitration import _would_decide
 from hypothesis import given, settings
 from hypothesis import strategies as st
