@@ -19,6 +19,9 @@ from gavel_rules.values import struct_to_dict, value_to_python
 _STATE_PREFIX: Final = "FACT_REQUIREMENT_STATE_"
 _OUTCOME_PREFIX: Final = "OUTCOME_"
 
+# What differs of what followed from a report; the decision itself may be as expected.
+CONSEQUENCES: Final = frozenset({"derived", "compensation.action", "compensation.params", "review"})
+
 Wanted = TypeVar("Wanted")
 Found = TypeVar("Found")
 

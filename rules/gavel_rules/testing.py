@@ -17,7 +17,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.case_bus import CarriedOut, CaseBus, Evidence
 from gavel_rules.errors import CaseError
-from gavel_rules.expectations import Difference, differences
+from gavel_rules.expectations import CONSEQUENCES, Difference, differences
 from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, FactDeclaration
 from gavel_rules.schema import suggestion
 from gavel_rules.source import Path
@@ -44,6 +44,11 @@ class CaseResult(NamedTuple):
     def passed(self) -> bool:
         """Whether everything came out as expected."""
         return not self.differences
+
+    @property
+    def decided_otherwise(self) -> bool:
+        """Whether the decision itself differs, and not only what followed from it."""
+        return any(one.what not in CONSEQUENCES for one in self.differences)
 
 
 def run_cases(suite: Suite, rule_set: CompiledRuleSet, *, explained: bool = True) -> Iterator[CaseResult]:

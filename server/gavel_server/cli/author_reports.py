@@ -91,7 +91,12 @@ def consequence_lines(result: CaseResult) -> Iterator[str]:
 
 
 def explanation_lines(result: CaseResult) -> Iterator[str]:
-    """Yield every rule of the case's action, by falling priority, with the parts of its condition and their values."""
+    """Yield every rule of a failed case's action, by falling priority, with its condition's parts and values.
+
+    Nothing if the decision is as expected, and only what followed from it is not.
+    """
+    if not result.decided_otherwise:
+        return
     if not result.explanations:
         yield "  no rule was asked: the params do not fit the action's schema"
     for rule in result.explanations:

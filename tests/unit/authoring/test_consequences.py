@@ -10,6 +10,7 @@ from gavel_rules.coverage import ConsequenceCoverage, Coverage, Share
 from gavel_rules.ruleset import CompiledRuleSet, DocumentError
 from gavel_rules.suite import read_suite
 from gavel_rules.testing import run_cases
+from gavel_server.cli.author_reports import explanation_lines, failure_lines
 
 from tests.unit.authoring.test_runner import rule_set, run, suite
 from tests.unit.core.driver import ACTION, FACTS, compiled, document
@@ -93,6 +94,25 @@ def test_a_derivation_without_a_value() -> None:
     assert () == result.differences
     assert result.carried_out is not None
     assert ("paid",) == result.carried_out.failed
+
+
+def test_what_an_author_reads() -> None:
+    """A failed case says what followed and why; rules are explained only where they decided otherwise."""
+    (lacking, refused) = run(
+        {"execution": {"status": "SUCCESS"}, "expect": expecting(derived=[])},
+        {"facts": {"status": "lost"}, "execution": {"status": "SUCCESS"}},
+        rules=rules(),
+        action=ACTION,
+    )
+    assert [
+        "rules_test.yaml:1:186: failed: case 0",
+        "  derived: expected [], found [order.attempts 1]",
+        "  decided: APPROVED, by rule first of refunds 1",
+        "  carried out: SUCCESS",
+        "  derived: order.attempts = 1",
+        "  derivation paid gives no fact: its expression errs, or gives no string, number or boolean",
+    ] == [*failure_lines(lacking, "rules_test.yaml"), *explanation_lines(lacking)]
+    assert "  rule first: does not match" in [*explanation_lines(refused)]
 
 
 def test_what_is_made_good() -> None:
