@@ -17,10 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).parents[2]
 BIN: Final = Path(sys.executable).parent
 ADDRESS: Final = "127.0.0.1:9090"
-SESSION_TIMEOUT_SECONDS: Final = 100
+# Only a session that hangs takes so long.
+SESSION_TIMEOUT_SECONDS: Final = 500
+
+pytestmark = pytest.mark.timeout(SESSION_TIMEOUT_SECONDS + 20)
 
 GRPCURL: Final = f"""#!{sys.executable}
 import importlib, re, sys
@@ -36,7 +41,7 @@ request = json_format.Parse(text, message_factory.GetMessageClass(called.input_t
 answer = message_factory.GetMessageClass(called.output_type)
 with grpc.insecure_channel(address) as channel:
     call = channel.unary_unary(f"/{{method}}", type(request).SerializeToString, answer.FromString)
-    print(json_format.MessageToJson(call(request, timeout=10), preserving_proto_field_name=True))
+    print(json_format.MessageToJson(call(request, timeout=100), preserving_proto_field_name=True))
 """
 
 
