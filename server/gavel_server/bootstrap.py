@@ -77,10 +77,30 @@ async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
     telemetry.configure(level=settings.log_level, as_json=settings.log_json)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
+
+    def end() -> None:
+        nonlocal starting
+        stop.set()
+        if starting is not None:
+            # A log takes its time to be read, and nobody has been let in yet: there is nothing to drain.
+            starting.cancel()
+            starting = None
+
+    def started(address: str) -> None:
+        nonlocal starting
+        starting = None
+        ready(address)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with _store(settings) as redis_url:
-        await _serve_on(settings, redis_url, stop, ready)
+        loop.add_signal_handler(number, end)
+    try:
+        async with _store(settings) as redis_url:
+            await _serve_on(settings, redis_url, stop, started)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        _log.info("server.stopped", note="before it was ready")
 
 
 @contextlib.asynccontextmanager

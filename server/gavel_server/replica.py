@@ -29,6 +29,9 @@ from gavel_server.planning import Plan
 from gavel_server.precompiling import Precompiler
 from gavel_server.waiting import WaitingRoom
 
+# How often a log that takes its time to be read says how far it is.
+READING_WORD_SECONDS: Final = 5.0
+
 _LOG: Final = structlog.get_logger(__name__)
 
 
@@ -119,6 +122,8 @@ class Replica:
 
     async def _read_on(self, head: Head) -> None:
         precompiler = Precompiler()
+        loop = asyncio.get_running_loop()
+        next_word = loop.time() + READING_WORD_SECONDS
         while self.head.sequence_number < head.sequence_number:
             records = await self.log.read(self.head.sequence_number + 1, head.sequence_number)
             if not records or records[0].sequence_number != self.head.sequence_number + 1:
@@ -128,6 +133,9 @@ class Replica:
                 self._follow(record)
             self.wake_followers()
             await asyncio.sleep(0)
+            if loop.time() >= next_word:
+                next_word = loop.time() + READING_WORD_SECONDS
+                _LOG.info("log.reading", bus=self.bus, sequence_number=self.head.sequence_number, head=head.sequence_number)
         self._check_arbiter_version()
 
     def _follow(self, record: Record) -> None:
