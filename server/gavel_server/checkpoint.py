@@ -22,7 +22,7 @@ class Checkpoint:
     """The file. A server that shares a bus with others keeps its own."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._heads: dict[str, Head] = {}
         self._writing = asyncio.Lock()  # the buses of a server share the file
         if path.exists():
@@ -49,9 +49,9 @@ class Checkpoint:
             self._heads = heads
 
     def _write(self, text: str) -> None:
-        temporary = self._path.with_name(self._path.name + ".new")
+        temporary = self.path.with_name(self.path.name + ".new")
         with temporary.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self._path)
+        temporary.replace(self.path)

@@ -71,12 +71,13 @@ class Replica:
     async def load(self) -> None:
         """Read the log from its start, and compare it with what was acknowledged before a restart. Raises LogError."""
         head = await self.log.head()
-        seen = self.checkpoint.load(self.bus) if self.checkpoint else None
-        if seen is not None and not await self._has(seen):
-            self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, seen))
+        checkpoint = self.checkpoint
+        seen = checkpoint.load(self.bus) if checkpoint is not None else None
+        if checkpoint is not None and seen is not None and not await self._has(seen):
+            self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, seen, f" ({checkpoint.path} says so)"))
             # What it says must stay: this log has less.
             self.checkpoint = None
-        elif seen is None and self.checkpoint is not None and head.sequence_number > 1:  # 1: opened, and nothing to lose
+        elif seen is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, and nothing to lose
             note = "no checkpoint of this bus: whether its log has lost acknowledged events cannot be told"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
         await self._read_on(head)
@@ -257,8 +258,8 @@ class Replica:
             self.trouble = None
 
 
-def _regressed(bus: str, head: Head, seen: Head) -> str:
+def _regressed(bus: str, head: Head, seen: Head, says_who: str = "") -> str:
     return (
-        f"bus {bus}: event {seen.sequence_number} was acknowledged, but the log, whose head is {head.sequence_number}, has it no more "
-        "or otherwise: acknowledged events were lost. Nothing is written until the log is restored"
+        f"bus {bus}: event {seen.sequence_number} was acknowledged{says_who}, but the log, whose head is {head.sequence_number}, has it "
+        "no more or otherwise: acknowledged events were lost. Nothing is written until the log is restored"
     )

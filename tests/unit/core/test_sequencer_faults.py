@@ -141,7 +141,9 @@ def test_a_loss_is_noticed_after_a_restart(tmp_path: Path) -> None:
         lost = MemoryLog(BUS, servers.now_ms, WEEK_MS)
         await _append(lost, await servers.log.read(1, 2), servers)
         restarted, _ = await servers.start(checkpoint=Checkpoint(path), log=lost)
-        assert "LOG_REGRESSED" == reason(await tell(restarted, servers.fact()))
+        refused = await tell(restarted, servers.fact())
+        assert "LOG_REGRESSED" == reason(refused)
+        assert f"event 3 was acknowledged ({path} says so), but the log, whose head is 2" in str(refused)
         whole, _ = await servers.start(checkpoint=Checkpoint(path))
         await recorded(whole, servers.fact())
 
