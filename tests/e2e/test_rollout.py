@@ -120,6 +120,8 @@ async def test_a_second_rule_set_under_load(clients: tuple[GavelClient, GavelCli
     for number, client in enumerate((first, second, first)):
         await client.activate_rule_set("embargo", 1)
         await approve(client, f"parcel/light-{number}")
+        heavy = f"parcel/heavy-{number}"
+        await client.submit_proposal(proposal((await publish_status(client, [heavy]))[heavy], weight=30))
         await load.hears(60)
         await client.deactivate_rule_set("embargo")
         await load.hears(60)
