@@ -94,7 +94,7 @@ proto: $(STAMP)
 schemas: $(STAMP)
 	mkdir -p rules/gavel_rules/schemas
 	for name in rule-set test; do \
-		$(BIN)/python -c "from gavel_rules.editor_schemas import generated_schema as made; print(made('$$name'), end='')" \
+		$(BIN)/python -c "from gavel_rules.authoring.editor_schemas import generated_schema as made; print(made('$$name'), end='')" \
 			> rules/gavel_rules/schemas/$$name.json || exit 1; done
 
 # The container image gavel:latest, with whichever builder works here.

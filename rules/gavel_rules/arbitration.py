@@ -26,11 +26,12 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
 from gavel_rules.budget import count_rejection
-from gavel_rules.case import Case
 from gavel_rules.events import ARBITER_VERSION, set_timestamp
 from gavel_rules.evidence import Cited, Piece, certain, citations_of, superseded
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.governed import Governed, case_of, view_of
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction, Rule, Verdict
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.outcomes import (
     bind,
@@ -44,7 +45,6 @@ from gavel_rules.outcomes import (
     warn_of_violations,
 )
 from gavel_rules.projection import State
-from gavel_rules.ruleset import CompiledAction, Rule, Verdict
 from gavel_rules.tables import action_on
 from gavel_rules.values import struct_to_dict
 

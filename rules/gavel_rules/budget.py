@@ -14,10 +14,10 @@ from gavel.v1.decision_pb2 import (
 
 from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION, GAVEL
+from gavel_rules.language.ruleset import CompiledAction
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import State
 from gavel_rules.records import Rejections
-from gavel_rules.ruleset import CompiledAction
 from gavel_rules.stages import RefusalClass, refusal_class
 
 

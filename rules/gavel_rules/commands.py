@@ -16,7 +16,7 @@ from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
 
 from gavel_rules.evidence import Cited
-from gavel_rules.ruleset import CompiledRuleSet
+from gavel_rules.language.ruleset import CompiledRuleSet
 
 
 @dataclass(slots=True)

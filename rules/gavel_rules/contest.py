@@ -33,11 +33,11 @@ from gavel_rules.emission import Emission
 from gavel_rules.events import FACT, OBSERVATION, milliseconds, set_timestamp
 from gavel_rules.evidence import Cited
 from gavel_rules.first_decisions import record_first
+from gavel_rules.language.ruleset import CompiledAction
 from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX
 from gavel_rules.outcomes import close_trace, outrank
 from gavel_rules.projection import State
 from gavel_rules.records import OpenContest, Shadowing
-from gavel_rules.ruleset import CompiledAction
 from gavel_rules.tables import action_on
 
 

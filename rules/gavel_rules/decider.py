@@ -17,9 +17,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
 
 from gavel_rules import contest, execution, review, shadow
-from gavel_rules.agreement import described, disagreements
 from gavel_rules.arbitration import Judge, arbitrate
-from gavel_rules.case import Case
 from gavel_rules.commands import (
     NO_REFERENCES,
     ActivateRuleSet,
@@ -47,11 +45,13 @@ from gavel_rules.commands import (
 from gavel_rules.emission import Emission
 from gavel_rules.events import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
 from gavel_rules.first_decisions import record_first
+from gavel_rules.language.agreement import described, disagreements
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction, Verdict
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
 from gavel_rules.projection import State
 from gavel_rules.publication import publish
 from gavel_rules.records import DeployedRuleSet, OpenContest
-from gavel_rules.ruleset import CompiledAction, Verdict
 
 _EVENTS_UNBOUNDED: Final = 1 << 62
 

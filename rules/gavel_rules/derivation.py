@@ -18,10 +18,10 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.fact_pb2 import Fact
 from google.protobuf.struct_pb2 import Value
 
-from gavel_rules.derivation_rules import DerivationRule
 from gavel_rules.events import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION, derived_event_id
-from gavel_rules.report_expressions import STATUS_PREFIX
-from gavel_rules.ruleset import CompiledRuleSet
+from gavel_rules.language.derivation_rules import DerivationRule
+from gavel_rules.language.report_expressions import STATUS_PREFIX
+from gavel_rules.language.ruleset import CompiledRuleSet
 from gavel_rules.values import python_to_value
 
 STATUS_RULE_ID: Final = "gavel.execution-status"

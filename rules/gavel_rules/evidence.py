@@ -16,10 +16,10 @@ from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHi
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events import TIME_MS_MAX, fact_keys
-from gavel_rules.feasibility import Known
+from gavel_rules.language.feasibility import Known
+from gavel_rules.language.ruleset import CompiledAction, FactDeclaration
 from gavel_rules.projection import State
 from gavel_rules.records import Candidate
-from gavel_rules.ruleset import CompiledAction, FactDeclaration
 
 FINE: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
 MISSING: Final = decision_pb2.FACT_REQUIREMENT_STATE_MISSING

@@ -9,7 +9,7 @@ import hashlib
 
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.lowering import text_json
+from gavel_rules.language.lowering import text_json
 
 
 def fingerprint(envelope: Envelope) -> str:

@@ -8,10 +8,10 @@ from typing import Final
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.case import Case
 from gavel_rules.evidence import Evidence, gather
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction
 from gavel_rules.projection import State
-from gavel_rules.ruleset import CompiledAction
 
 _PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
 _PRODUCER_NAME: Final = {number: name.removeprefix(_PRODUCER_PREFIX) for name, number in ProducerType.items()}

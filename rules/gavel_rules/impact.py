@@ -14,14 +14,14 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import contest, shadow
-from gavel_rules.agreement import Disagreement, described, disagreements
 from gavel_rules.arbitration import arbitrate
 from gavel_rules.decider import judge
 from gavel_rules.events import milliseconds, set_timestamp
 from gavel_rules.evidence import Cited, cited
+from gavel_rules.language.agreement import Disagreement, described, disagreements
+from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.projection import State
 from gavel_rules.replay import decode
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.shadow import same_verdict
 from gavel_rules.tables import governing_actions
 

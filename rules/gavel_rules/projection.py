@@ -17,9 +17,10 @@ from typing import Final
 from gavel.v1 import common_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.agreement import disagreements
-from gavel_rules.document import digest_of
 from gavel_rules.events import FACT, milliseconds
+from gavel_rules.language.agreement import disagreements
+from gavel_rules.language.document import digest_of
+from gavel_rules.language.ruleset import CompiledRuleSet
 from gavel_rules.projected_decisions import DecisionProjection
 from gavel_rules.records import (
     ActiveRuleSet,
@@ -28,7 +29,6 @@ from gavel_rules.records import (
     Shadowing,
     ShadowRuleSet,
 )
-from gavel_rules.ruleset import CompiledRuleSet
 from gavel_rules.tables import governing_actions
 from gavel_rules.values import value_to_python
 

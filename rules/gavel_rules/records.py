@@ -12,8 +12,8 @@ from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ObservedFrom
 
-from gavel_rules import library
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
+from gavel_rules.language import library
+from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 
 # Phases of an approved decision; PendingPhase of the contract.
 APPROVED: Final = 1

@@ -55,8 +55,8 @@ from gavel_rules.events import (
     milliseconds,
 )
 from gavel_rules.evidence import Cited, cited
+from gavel_rules.language.ruleset import CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.projection import State
-from gavel_rules.ruleset import CompiledRuleSet, DocumentError, compile_rule_set
 
 
 class DamagedError(Exception):

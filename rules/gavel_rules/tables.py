@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
 from gavel_rules.journal import Journal
+from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import (
     IDEMPOTENCY_WINDOW_MS_DEFAULT,
     LATE_REPORT_MS_MAX,
@@ -43,7 +44,6 @@ from gavel_rules.records import (
     ToolEvidence,
     Trace,
 )
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 
 
 class Tables(Journal):

@@ -32,8 +32,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from gavel_server import metrics, telemetry
 from gavel_server.build import build
+from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.bus.watching import Watch
 from gavel_server.buses import DEFAULT_BUS, Buses
-from gavel_server.checkpoint import Checkpoint, CheckpointError
 from gavel_server.clock import GuardedClock
 from gavel_server.compiler import Compiler
 from gavel_server.config import Settings, is_local
@@ -41,7 +43,6 @@ from gavel_server.embedded import EmbeddedRedis
 from gavel_server.errors import ServiceError
 from gavel_server.front.keeper import FrontKeeper
 from gavel_server.log.redis import RedisLog, RedisTails
-from gavel_server.sequencer import Sequencer
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.boundary import Guard, Plain
 from gavel_server.services.event import EventServicer
@@ -53,7 +54,6 @@ from gavel_server.services.tool import ToolServicer
 from gavel_server.sockets import socket_directory
 from gavel_server.surface import NAMES, SERVICES
 from gavel_server.transport import STOP_GRACE_SECONDS, bind, make_server
-from gavel_server.watching import Watch
 
 # gRPC cuts off what reaches a server that stops, with CANCELLED. So callers whose last answer has just gone out are still told
 # that it is shutting down; the pause that they are advised (RETRY_AFTER_MS_DEFAULT) is longer than this, and then it is gone.

@@ -9,9 +9,9 @@ from typing import Final
 from gavel.v1 import error_pb2
 
 from gavel_server.admission import BUS
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.log import LogError
-from gavel_server.sequencer import Sequencer
 
 DEFAULT_BUS: Final = "default"
 BUSES_MAX: Final = 1_000

@@ -2,7 +2,7 @@
 
 Reads the document from standard input and writes a serialized ValidateRuleSetResponse to standard output. Before it reads, it
 limits its own memory and processor time. A document that compiles is then run on made cases, on both engines: what would stop
-an engine stops it here. The cases are those that tell its rules apart (`gavel_rules.cases`); how many there are, and what it may
+an engine stops it here. The cases are those that tell its rules apart (`gavel_rules.authoring.cases`); how many there are, and what it may
 take to find them, is bounded for the whole document. With ANALYSED as its argument it also looks at how the rules stand to each
 other, for authors; a deployment does not wait for that.
 
@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetResponse
-from gavel_rules import ruleset
-from gavel_rules.analysis import analyse
-from gavel_rules.case import Case
-from gavel_rules.cases import CaseMaker, generated_cases, makers
+from gavel_rules.authoring.analysis import analyse
+from gavel_rules.authoring.cases import CaseMaker, generated_cases, makers
 from gavel_rules.errors import CaseError, NetworkFaultError
+from gavel_rules.language import ruleset
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.limits import MESSAGE_BYTES_MAX
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 
 ANALYSED: Final = "analysed"
 PROCESSOR_SECONDS_MAX: Final = 10

@@ -1,7 +1,7 @@
 """Compiling rule set documents without trusting them: first in a child process with limits, then in the server.
 
 The child (`compile_worker`) has a time limit and a memory limit and may die; the server then answers COMPILE_LIMIT_EXCEEDED
-and goes on. Only what the child has answered for is compiled in the server, once per version (`gavel_rules.library`), and in a
+and goes on. Only what the child has answered for is compiled in the server, once per version (`gavel_rules.language.library`), and in a
 thread: the event loop goes on deciding. How many children run at once is limited, because each takes a processor, and so is
 how many callers wait for one.
 """
@@ -19,10 +19,10 @@ from typing import Final
 import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetResponse
-from gavel_rules import library
+from gavel_rules.language import library
+from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.records import DeployedRuleSet
-from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 
 from gavel_server.compile_worker import ANALYSED, EXIT_MEMORY, MEMORY_BYTES_MAX
 from gavel_server.errors import ServiceError, invalid

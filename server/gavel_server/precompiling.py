@@ -12,8 +12,8 @@ from typing import Final
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events import SYSTEM_FACT_KEY
+from gavel_rules.language.ruleset import CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.projection import State
-from gavel_rules.ruleset import CompiledRuleSet, DocumentError, compile_rule_set
 from google.protobuf.message import DecodeError
 
 from gavel_server.compiler import compile_in_thread, ready

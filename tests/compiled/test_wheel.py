@@ -48,7 +48,9 @@ def test_what_is_installed_runs_compiled(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = [
         "from gavel_server.build import build",
-        "from gavel_rules import decider, ruleset, shipped",
+        "from gavel_rules import decider",
+        "from gavel_rules.authoring import shipped",
+        "from gavel_rules.language import ruleset",
         "print(decider.__file__, build(), ruleset.compile_rule_set(shipped.shipped_rule_set('refunds')).policy_id)",
     ]
     command = [sys.executable, "-c", "\n".join(program)]

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from gavel.v1 import fact_pb2
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.clock import GuardedClock
 from gavel_server.log.redis import RedisLog
-from gavel_server.sequencer import Sequencer
 
 
 @asynccontextmanager

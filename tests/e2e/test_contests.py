@@ -13,7 +13,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, new_event_id
 from gavel_rules.commands import DeployRuleSet
-from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.language.ruleset import compile_rule_set
 from gavel_server.clock import GuardedClock, wall_clock_ms
 
 from tests.e2e.in_process import sequencer_on

@@ -17,8 +17,8 @@ from gavel.v1 import arbitration_service_pb2_grpc
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, proposal_envelope, reference
-from gavel_rules.network import CHAINS_MAX, SLOTS_MAX
-from gavel_rules.parts import RULES_PER_ACTION_MAX
+from gavel_rules.language.network import CHAINS_MAX, SLOTS_MAX
+from gavel_rules.language.parts import RULES_PER_ACTION_MAX
 
 from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, POLICY, Server, open_bus, prove, publish_status
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel_client import GavelClient
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.authoring.shipped import shipped_rule_set
 
 from tests.e2e.world import WAIT_SECONDS_MAX, Server, prove, seen
 

@@ -11,7 +11,7 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_REJECTED
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, fact_envelope, proposal_envelope, reference
-from gavel_rules.shipped import shipped_names, shipped_rule_set
+from gavel_rules.authoring.shipped import shipped_names, shipped_rule_set
 
 from tests.e2e.world import DAY_MS, PATIENT_MS, prove
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.case import Case
+from gavel_rules.language.case import Case
 
 from tests.fuzz.grammar import TIMES
 from tests.fuzz.meanings import EPOCH

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from gavel_rules.errors import GavelRulesError
-from gavel_rules.ruleset import CompiledAction, DocumentError, Verdict, compile_rule_set
+from gavel_rules.language.ruleset import CompiledAction, DocumentError, Verdict, compile_rule_set
 from hypothesis import reject
 from hypothesis import strategies as st
 

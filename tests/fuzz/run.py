@@ -20,8 +20,8 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any, Final
 
-from gavel_rules.case import Case
-from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import compile_rule_set
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from rich.console import Console

@@ -37,7 +37,7 @@ from gavel.v1 import projection_service_pb2 as projection
 from gavel.v1 import projection_service_pb2_grpc as projection_grpc
 from gavel.v1 import rule_set_service_pb2 as rule_set
 from gavel.v1 import rule_set_service_pb2_grpc as rule_set_grpc
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.authoring.shipped import shipped_rule_set
 from gavel_server.build import COMPILED, INTERPRETED
 from google.protobuf import descriptor_pb2
 from rich.console import Console

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.language.ruleset import compile_rule_set
 from rich.console import Console
 from rich.progress import Progress
 

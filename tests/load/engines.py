@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Final
 
-from gavel_rules.case import Case
-from gavel_rules.ruleset import CompiledAction, compile_rule_set
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
 from rich.console import Console
 
 from tests.load.workload import FURTHER_CONDITIONS, RULES_OF_THE_LARGE_SET

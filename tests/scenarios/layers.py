@@ -42,8 +42,8 @@ from gavel_rules.commands import (
 from gavel_rules.decider import handle
 from gavel_server import views
 from gavel_server.admission import admit, producer_for_execution
+from gavel_server.bus.idempotency import same_content
 from gavel_server.errors import ServiceError
-from gavel_server.idempotency import same_content
 from gavel_server.people import resolution, revocation
 
 from tests.scenarios.reading import RuleSet

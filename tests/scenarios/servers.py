@@ -39,8 +39,8 @@ from gavel_rules.commands import (
     Tick,
 )
 from gavel_rules.projection import State
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.identifiers import new_event_id
-from gavel_server.sequencer import Sequencer
 from google.rpc.error_details_pb2 import ErrorInfo
 from grpc_status import rpc_status
 

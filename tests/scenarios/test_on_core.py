@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gavel_rules.network import Network
+from gavel_rules.language.network import Network
 
 from tests.scenarios.layers import CoreLayer
 from tests.scenarios.playing import play

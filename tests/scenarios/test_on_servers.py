@@ -18,12 +18,12 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_client.client import GavelClient
 from gavel_client.sync import SyncGavelClient
-from gavel_rules.network import Network
+from gavel_rules.language.network import Network
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import Buses
 from gavel_server.clock import GuardedClock
 from gavel_server.embedded import EmbeddedRedis
 from gavel_server.log.redis import RedisLog
-from gavel_server.sequencer import Sequencer
 
 from tests.integration.services.world import Clock, register
 from tests.scenarios.comparing import normal_form, readable

@@ -33,9 +33,9 @@ from gavel_rules.commands import (
 )
 from gavel_rules.derivation import derive
 from gavel_rules.values import python_to_value
+from gavel_server.bus.planning import Completed
 from gavel_server.errors import ServiceError
 from gavel_server.people import resolution
-from gavel_server.planning import Completed
 
 from tests.simulation.world import Server, World
 from tests.unit.core.driver import (

@@ -13,10 +13,10 @@ import sys
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, Tick
 from gavel_rules.projection import State
+from gavel_server.bus.lookup import Lookup
+from gavel_server.bus.planning import Pending, plan
 from gavel_server.log import empty_head
 from gavel_server.log.memory import MemoryLog
-from gavel_server.lookup import Lookup
-from gavel_server.planning import Pending, plan
 
 from tests.unit.core.driver import BUS, EXECUTOR, Core, copied, references_for
 from tests.unit.core.plays import VERSIONS, Step, command_of

@@ -21,13 +21,13 @@ from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules.commands import Command, OpenBus, PublishEvent, ReportExecution, ResolveReview, SubmitProposal
 from gavel_rules.projection import State
 from gavel_server.admission import admit
+from gavel_server.bus.lookup import Lookup
+from gavel_server.bus.planning import Completed, Pending, plan
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.clock import GuardedClock
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, LogError, Record, empty_head
 from gavel_server.log.memory import MemoryLog
-from gavel_server.lookup import Lookup
-from gavel_server.planning import Completed, Pending, plan
-from gavel_server.sequencer import Sequencer
 
 from tests.faults import FaultRates, FaultyLog
 from tests.simulation.link import Link

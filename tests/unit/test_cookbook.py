@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.ruleset import DocumentError, compile_rule_set
-from gavel_rules.suite import Suite, read_suite
-from gavel_rules.testing import run_cases
+from gavel_rules.authoring.suite import Suite, read_suite
+from gavel_rules.authoring.testing import run_cases
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 from gavel_rules.values import python_to_value, struct_to_dict
 from ruamel.yaml import YAML
 

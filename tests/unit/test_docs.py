@@ -20,9 +20,10 @@ from gavel.v1 import (
     rule_set_service_pb2,
     tool_service_pb2,
 )
-from gavel_rules import codes, events, limits, reasons
-from gavel_rules.analysis import analyse
-from gavel_rules.ruleset import DocumentError, DocumentMessage, compile_rule_set
+from gavel_rules import events, limits, reasons
+from gavel_rules.authoring.analysis import analyse
+from gavel_rules.language import codes
+from gavel_rules.language.ruleset import DocumentError, DocumentMessage, compile_rule_set
 from gavel_rules.stages import STAGES
 from gavel_server.cli.main import app
 from gavel_server.config import Settings
@@ -40,7 +41,18 @@ SERVICES: Final = (
     tool_service_pb2,
 )
 # Modules whose limits an author of rule sets can meet.
-LIMITS_OF_DOCUMENTS: Final = ("analysis", "document", "parts", "source", "schema", "conditions", "cost", "patterns", "variables", "ruleset")
+LIMITS_OF_DOCUMENTS: Final = (
+    "authoring.analysis",
+    "language.document",
+    "language.parts",
+    "language.source",
+    "language.schema",
+    "language.conditions",
+    "language.cost",
+    "language.patterns",
+    "language.variables",
+    "language.ruleset",
+)
 # Named in the docs as not there yet.
 FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
 
@@ -97,7 +109,7 @@ def test_decisions_have_unique_numbers() -> None:
 def _emitted_reason_codes() -> set[str]:
     """Return Gavel's reason codes that any module of the core uses."""
     used: set[str] = set()
-    for module in sorted((ROOT / "rules/gavel_rules").glob("*.py")):
+    for module in sorted((ROOT / "rules/gavel_rules").rglob("*.py")):
         if module.stem != "stages":  # which names them all
             used.update(re.findall(r"\breasons\.([A-Z_]+)\b", module.read_text(encoding="utf-8")))
     return used & reasons.RESERVED
@@ -157,7 +169,11 @@ def test_limits_of_documents_are_listed_with_their_values() -> None:
     expected = {}
     for name in LIMITS_OF_DOCUMENTS:
         module = importlib.import_module(f"gavel_rules.{name}")
-        own = re.findall(r"^([A-Z_]+_MAX): Final", (ROOT / f"rules/gavel_rules/{name}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+        own = re.findall(
+            r"^([A-Z_]+_MAX): Final",
+            (ROOT / f"rules/gavel_rules/{name.replace('.', '/')}.py").read_text(encoding="utf-8"),
+            flags=re.MULTILINE,
+        )
         expected.update({limit: f"{getattr(module, limit):,}" for limit in own})
     assert {name: documented.get(name) for name in expected} == expected
 
@@ -166,12 +182,12 @@ def _modules_of_the_compiler() -> set[Path]:
     """Return the compiler's modules: all of the core that `ruleset` and `analysis` import, and the process that runs them."""
     package = ROOT / "rules/gavel_rules"
     found: set[Path] = set()
-    waiting = {package / "ruleset.py", package / "analysis.py"}
+    waiting = {package / "language/ruleset.py", package / "authoring/analysis.py"}
     while waiting:
         module = waiting.pop()
         found.add(module)
-        imported = re.findall(r"^from gavel_rules\.(\w+) import", module.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        waiting.update({package / f"{name}.py" for name in imported} - found)
+        imported = re.findall(r"^from gavel_rules\.([\w.]+) import", module.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        waiting.update({package / f"{name.replace('.', '/')}.py" for name in imported if name != "language"} - found)
     return found | {ROOT / "server/gavel_server/compile_worker.py"}
 
 

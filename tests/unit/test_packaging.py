@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 import pytest
-from gavel_rules.shipped import shipped_names, shipped_rule_set
+from gavel_rules.authoring.shipped import shipped_names, shipped_rule_set
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +77,7 @@ def test_shipped_rule_sets_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "from gavel_rules import shipped; print(shipped.__file__); print(shipped.shipped_rule_set('refunds'), end='')",
+            "from gavel_rules.authoring import shipped; print(shipped.__file__); print(shipped.shipped_rule_set('refunds'), end='')",
         ],
         cwd=tmp_path,
         env={"PYTHONPATH": str(tmp_path)},
@@ -87,7 +87,7 @@ def test_shipped_rule_sets_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
         timeout=60,
     ).stdout
     where, _, document = read.partition("\n")
-    assert str(tmp_path / "gavel_rules/shipped.py") == where
+    assert str(tmp_path / "gavel_rules/authoring/shipped.py") == where
     assert (ROOT / "rules/sets/refunds.yaml").read_text(encoding="utf-8") == document
 
 

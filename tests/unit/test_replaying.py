@@ -16,9 +16,9 @@ from gavel.v1.replay_service_pb2 import ReplayVerdict
 from gavel_rules.commands import ActivateRuleSet, Command, DeployRuleSet, OpenBus, PublishEvent, References, SubmitProposal
 from gavel_rules.decider import handle
 from gavel_rules.evidence import cited
+from gavel_rules.language.ruleset import compile_rule_set
 from gavel_rules.projection import State
 from gavel_rules.replay import DamagedError, VersionNotImplementedError
-from gavel_rules.ruleset import compile_rule_set
 from gavel_server.log import Entry, Head, LogCorruptError, Record, chain, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.replaying import PAGE_EVENTS, ReplayRangeError, impact, verify

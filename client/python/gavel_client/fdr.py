@@ -25,7 +25,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED
 from gavel.v1.projection_service_pb2 import PENDING_PHASE_AWAITING_FACTS, PendingDecision
 from gavel_rules.derivation import derive
-from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
+from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 
 from gavel_client.client import GavelClient
 from gavel_client.consumer import Consumer, Statistics, Verdict

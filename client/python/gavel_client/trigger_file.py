@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gavel.v1.common_pb2 import EventCategory
-from gavel_rules.source import Messages, Source
+from gavel_rules.language.source import Messages, Source
 
 from gavel_client.errors import TriggerFileError
 from gavel_client.triggers import Trigger, mistakes_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gavel_rules.agreement import DISAGREEMENTS_NAMED_MAX, disagreements
-from gavel_rules.ruleset import DocumentMessage
-from gavel_rules.source import Messages, Source
+from gavel_rules.language.agreement import DISAGREEMENTS_NAMED_MAX, disagreements
+from gavel_rules.language.ruleset import DocumentMessage
+from gavel_rules.language.source import Messages, Source
 
 from gavel_server.cli.author_files import Checked
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gavel_rules.analysis import analyse
-from gavel_rules.case_bus import RefusedError
-from gavel_rules.ruleset import CompiledRuleSet, DocumentError, DocumentMessage, compile_rule_set
-from gavel_rules.suite import SUITE_SUFFIXES, Suite, read_suite
-from gavel_rules.testing import check_suite
+from gavel_rules.authoring.analysis import analyse
+from gavel_rules.authoring.case_bus import RefusedError
+from gavel_rules.authoring.suite import SUITE_SUFFIXES, Suite, read_suite
+from gavel_rules.authoring.testing import check_suite
+from gavel_rules.language.ruleset import CompiledRuleSet, DocumentError, DocumentMessage, compile_rule_set
 
 from gavel_server.cli import output
 from gavel_server.cli.documents import STANDARD_INPUT, read_document, read_rule_set

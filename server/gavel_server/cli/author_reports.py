@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from gavel.v1.execution_pb2 import ExecutionStatus
-from gavel_rules.coverage import Coverage
-from gavel_rules.ruleset import DocumentMessage
-from gavel_rules.testing import CaseResult
+from gavel_rules.authoring.coverage import Coverage
+from gavel_rules.authoring.testing import CaseResult
+from gavel_rules.language.ruleset import DocumentMessage
 
 from gavel_server.cli import author_files
 from gavel_server.cli.author_files import Checked, Invalid

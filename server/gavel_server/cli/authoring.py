@@ -15,9 +15,9 @@ from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID, InvalidInputErro
 from gavel_server.cli.options import Debug
 
 if TYPE_CHECKING:
-    from gavel_rules.ruleset import CompiledRuleSet
-    from gavel_rules.suite import Suite
-    from gavel_rules.testing import CaseResult
+    from gavel_rules.authoring.suite import Suite
+    from gavel_rules.authoring.testing import CaseResult
+    from gavel_rules.language.ruleset import CompiledRuleSet
 
     from gavel_server.cli.author_files import TestedRuleSet
     from gavel_server.cli.author_reports import TestRun
@@ -85,8 +85,8 @@ def run_tests(
 
 
 def _tested(files: list[str]) -> TestRun:
-    from gavel_rules.coverage import Coverage
-    from gavel_rules.testing import run_cases
+    from gavel_rules.authoring.coverage import Coverage
+    from gavel_rules.authoring.testing import run_cases
 
     from gavel_server.cli.author_files import Invalid, TestedRuleSet, suite_in
     from gavel_server.cli.author_reports import SuiteRun, TestRun
@@ -153,8 +153,8 @@ def explain(
 
 
 def _explained(file: str, proposal: str, case: str) -> CaseResult:
-    from gavel_rules.schema import suggestion
-    from gavel_rules.testing import run_cases
+    from gavel_rules.authoring.testing import run_cases
+    from gavel_rules.language.schema import suggestion
 
     from gavel_server.cli.author_files import is_suite
 
@@ -184,9 +184,9 @@ def _valid_suite(file: str) -> TestedRuleSet:
 
 
 def _valid_proposal(file: str, proposal: str) -> tuple[CompiledRuleSet, Suite]:
-    from gavel_rules.ruleset import DocumentError
-    from gavel_rules.suite import read_case
-    from gavel_rules.testing import check_suite
+    from gavel_rules.authoring.suite import read_case
+    from gavel_rules.authoring.testing import check_suite
+    from gavel_rules.language.ruleset import DocumentError
 
     from gavel_server.cli.author_files import Invalid, lines, rule_set_in
     from gavel_server.cli.documents import read_document, shown
@@ -215,8 +215,8 @@ def fmt(
 
     Standard input goes to standard output.
     """
-    from gavel_rules.formatting import formatted
-    from gavel_rules.ruleset import DocumentError
+    from gavel_rules.authoring.formatting import formatted
+    from gavel_rules.language.ruleset import DocumentError
 
     from gavel_server.cli import author_files, author_reports, output
     from gavel_server.cli.author_files import Invalid
@@ -255,7 +255,7 @@ def schema(
     debug: Debug = False,
 ) -> None:
     """Print the JSON Schema (2020-12) of rule sets or of their tests, for editors."""
-    from gavel_rules.editor_schemas import shipped_schema
+    from gavel_rules.authoring.editor_schemas import shipped_schema
 
     from gavel_server.cli import output
 

@@ -48,7 +48,7 @@ def read_document(name: str) -> str:
 
 def read_rule_set(name: str) -> str:
     """Return the text of a rule set's file, or of stdin for "-". Raises InvalidInputError, for a file that is a suite by its name too."""
-    from gavel_rules.suite import SUITE_SUFFIXES
+    from gavel_rules.authoring.suite import SUITE_SUFFIXES
 
     if name.endswith(SUITE_SUFFIXES):
         raise InvalidInputError(f"{name} is a test suite; give the rule set that it tests")

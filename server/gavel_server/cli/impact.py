@@ -18,7 +18,7 @@ from gavel_server.cli.passes import Passes
 
 if TYPE_CHECKING:
     from gavel.v1.rule_set_service_pb2 import ChangedDecision, SimulateRuleSetResponse, SimulationSummary
-    from gavel_rules.ruleset import CompiledRuleSet
+    from gavel_rules.language.ruleset import CompiledRuleSet
 
 # Changed decisions that a table shows; --json lists all of them.
 CHANGES_SHOWN_MAX: Final = 1_000
@@ -26,7 +26,7 @@ CHANGES_SHOWN_MAX: Final = 1_000
 
 def compiled(file: str) -> tuple[str, CompiledRuleSet]:
     """Return a candidate's text and the rule set it is. One that is none is explained, and ends the command with status 2."""
-    from gavel_rules.ruleset import DocumentError, compile_rule_set
+    from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 
     from gavel_server.cli import documents, output
 

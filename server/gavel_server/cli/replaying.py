@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gavel.v1.decision_pb2 import Engine
     from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
     from gavel.v1.rule_set_service_pb2 import ReplayProgress, SimulateRuleSetResponse
-    from gavel_rules.ruleset import CompiledRuleSet
+    from gavel_rules.language.ruleset import CompiledRuleSet
 
     from gavel_server.log.protocol import EventLog
 

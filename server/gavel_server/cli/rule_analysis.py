@@ -15,8 +15,8 @@ from gavel_server.cli.options import Debug
 from gavel_server.cli.rules import RuleSetFile
 
 if TYPE_CHECKING:
-    from gavel_rules.difference import Decided, Difference
-    from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
+    from gavel_rules.authoring.difference import Decided, Difference
+    from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 
 # Like diff(1): the documents differ.
 EXIT_DIFFERENT: Final = EXIT_FAILURE
@@ -45,7 +45,7 @@ def diff(
     Lists edited rules, thresholds and declarations, and made cases on which the versions differ. Exit status 0 if nothing differs
     but the version and the description, 1 if something does, 2 if a document is not valid.
     """
-    from gavel_rules.difference import difference
+    from gavel_rules.authoring.difference import difference
 
     from gavel_server.cli import output
 
@@ -69,7 +69,7 @@ def graph(
     debug: Debug = False,
 ) -> None:
     """Print a diagram of a rule set: its actions, the facts that their rules read, the order in which rules are asked."""
-    from gavel_rules import graph as drawing
+    from gavel_rules.authoring import graph as drawing
 
     from gavel_server.cli import output
 
@@ -108,7 +108,7 @@ def bench(file: RuleSetFile, as_json: JsonOutput = False, debug: Debug = False) 
 
 def _compiled(file: str) -> CompiledRuleSet:
     """Return the rule set of a file; of a document with mistakes, print each and leave with status 2."""
-    from gavel_rules.ruleset import DocumentError, compile_rule_set
+    from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 
     from gavel_server.cli import documents, output
 
@@ -165,7 +165,7 @@ def _counted(found: Difference) -> str:
 
 def _measured(action: CompiledAction) -> dict[str, Any]:
     """Return the times of one action, in microseconds for one case."""
-    from gavel_rules.cases import generated_cases
+    from gavel_rules.authoring.cases import generated_cases
 
     cases = [generated.case for generated in generated_cases(action, BENCH_CASES_MAX)]
     if not cases:

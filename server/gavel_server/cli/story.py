@@ -28,7 +28,7 @@ from gavel_client import (
 )
 from gavel_client.executor import Executor
 from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.authoring.shipped import shipped_rule_set
 
 from gavel_server.cli.timeline import Timeline
 

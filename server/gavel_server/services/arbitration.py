@@ -26,24 +26,24 @@ from gavel.v1.arbitration_service_pb2 import (
 from gavel.v1.decision_pb2 import ENGINE_RETE, Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import limits
-from gavel_rules.agreement import described, disagreements
 from gavel_rules.arbitration import arbitrate, explain
 from gavel_rules.commands import ResolveReview, RevokeDecision, Tick
 from gavel_rules.decider import handle, judge
+from gavel_rules.language.agreement import described, disagreements
+from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.projection import State
-from gavel_rules.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.tables import governing_actions
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
 from gavel_server.admission import PROPOSALS, admit
+from gavel_server.bus.planning import TIMERS_PER_COMMIT, Completed
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import DEFAULT_BUS, Buses
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError, abort, invalid
 from gavel_server.framing import envelope_bytes, field_1, named_result, results
 from gavel_server.people import resolution, revocation
-from gavel_server.planning import TIMERS_PER_COMMIT, Completed
-from gavel_server.sequencer import Sequencer
 from gavel_server.services.boundary import fitted, refused, register
 from gavel_server.streaming import Ask, streaming
 

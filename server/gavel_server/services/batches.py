@@ -11,9 +11,9 @@ from gavel_rules.commands import Command
 from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from google.protobuf.message import Message
 
+from gavel_server.bus.planning import Completed
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.planning import Completed
-from gavel_server.sequencer import Sequencer
 
 
 class Admitted(NamedTuple):

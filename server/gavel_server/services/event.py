@@ -33,8 +33,8 @@ from gavel_rules.commands import PublishEvent
 from gavel_rules.limits import TRACE_EVENTS_MAX, TRACE_ID_LENGTH_MAX
 
 from gavel_server.admission import UUID, admit
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.sequencer import Sequencer
 from gavel_server.services.batches import Admitted, check_batch, execute_all
 from gavel_server.services.boundary import refused
 from gavel_server.services.paging import PAGE_BYTES_MAX, page_of

@@ -24,9 +24,9 @@ from gavel_rules.commands import BeginExecution, NotStarted, Recorded, RenewExec
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
 
 from gavel_server.admission import EXECUTION_ID, UUID, admit, producer_for_execution
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import invalid
 from gavel_server.log import LogError
-from gavel_server.sequencer import Sequencer
 from gavel_server.services.reading import envelope_of, recorded
 
 if TYPE_CHECKING:

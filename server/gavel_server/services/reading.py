@@ -14,9 +14,9 @@ from gavel.v1.common_pb2 import EventCategory
 from gavel.v1.envelope_pb2 import Envelope
 from google.protobuf.message import DecodeError
 
+from gavel_server.bus.planning import Completed
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, LogCorruptError, Record
-from gavel_server.planning import Completed
 
 # Events read in one go: a chunk is held in memory whole, and other tasks wait while it is filtered.
 CHUNK_EVENTS: Final = 200

@@ -28,17 +28,17 @@ from gavel.v1.rule_set_service_pb2 import (
     ValidateRuleSetRequest,
     ValidateRuleSetResponse,
 )
-from gavel_rules.agreement import described, disagreements
 from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetAt
+from gavel_rules.language.agreement import described, disagreements
 from gavel_rules.projection import State
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 
 from gavel_server import views
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compiler import Compiler, ready
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.identifiers import new_event_id
 from gavel_server.replaying import ReplayRangeError, impact
-from gavel_server.sequencer import Sequencer
 from gavel_server.services.paging import fill, page_of
 from gavel_server.services.reading import range_violations
 from gavel_server.services.replay import Replays

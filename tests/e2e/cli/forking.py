@@ -21,8 +21,8 @@ from gavel_server.cli.main import main
 # What commands import when they run.
 PRELOADED: Final = (
     "gavel_client",
-    "gavel_rules.formatting",
-    "gavel_rules.graph",
+    "gavel_rules.authoring.formatting",
+    "gavel_rules.authoring.graph",
     "gavel_server.cli.author_reports",
     "gavel_server.cli.impact",
     "gavel_server.cli.proposing",

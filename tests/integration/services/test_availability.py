@@ -25,12 +25,12 @@ from gavel_rules.decider import handle
 from gavel_rules.events import ARBITER_VERSION
 from gavel_rules.projection import State
 from gavel_server.admission import admit
+from gavel_server.bus.planning import Completed
 from gavel_server.clock import wall_clock_ms
 from gavel_server.errors import ServiceError
 from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, chain, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.log.redis import RedisLog
-from gavel_server.planning import Completed
 from gavel_server.services.event import PUBLISHABLE
 
 from tests.integration.services.world import (
@@ -48,7 +48,7 @@ from tests.integration.services.world import (
 
 async def test_full_queue(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that finds the queue full is RESOURCE_EXHAUSTED / QUEUE_FULL with a delay; in a batch, that item alone is."""
-    monkeypatch.setattr("gavel_server.sequencer.QUEUE_COMMANDS_MAX", 3)
+    monkeypatch.setattr("gavel_server.bus.sequencer.QUEUE_COMMANDS_MAX", 3)
     envelopes = [fact(f"order/{number}", "order.status", "paid") for number in range(5)]
 
     results = (await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=envelopes))).results

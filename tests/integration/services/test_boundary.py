@@ -12,7 +12,7 @@ from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_UNSPECIFIED
 from gavel.v1.event_service_pb2 import BatchPublishEventsRequest, GetEventRequest, PublishEventRequest
 from gavel.v1.projection_service_pb2 import GetStatusRequest
 from gavel_rules.errors import NetworkFaultError
-from gavel_rules.network import Network
+from gavel_rules.language.network import Network
 from gavel_server.log import LogCorruptError, LogUnavailableError
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs

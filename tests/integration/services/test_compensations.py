@@ -18,7 +18,7 @@ from gavel.v1.projection_service_pb2 import (
     ProjectedFact,
 )
 from gavel_rules.derivation import derive
-from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
+from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 
 from tests.integration.services.world import RULE_SET, START_MS, World, fact, refusal, report, some_uuid
 

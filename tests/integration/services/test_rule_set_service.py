@@ -28,8 +28,8 @@ from gavel.v1.rule_set_service_pb2 import (
     SimulateRuleSetRequest,
     ValidateRuleSetRequest,
 )
-from gavel_rules import library
-from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
+from gavel_rules.language import library
+from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_server import compiler
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError

@@ -32,16 +32,16 @@ from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetAt
+from gavel_rules.language.ruleset import compile_rule_set
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
-from gavel_rules.ruleset import compile_rule_set
 from gavel_rules.values import python_to_value
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import Buses
 from gavel_server.clock import GuardedClock
 from gavel_server.compiler import Compiler
 from gavel_server.identifiers import new_event_id
 from gavel_server.log import EventLog
 from gavel_server.log.memory import MemoryLog
-from gavel_server.sequencer import Sequencer
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.boundary import Guard
 from gavel_server.services.event import EventServicer

@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.cel_library import parse
-from gavel_rules.cel_syntax import Constant, Node, children
-from gavel_rules.ruleset import DocumentError, compile_rule_set
-from gavel_rules.suite import Suite
-from gavel_rules.testing import run_cases
+from gavel_rules.authoring.suite import Suite
+from gavel_rules.authoring.testing import run_cases
+from gavel_rules.language.cel_library import parse
+from gavel_rules.language.cel_syntax import Constant, Node, children
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER: Final = re.compile(r"-?(?:0x[0-9a-fA-F]+|[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")

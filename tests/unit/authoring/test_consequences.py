@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from gavel_rules.coverage import ConsequenceCoverage, Coverage, Share
-from gavel_rules.ruleset import CompiledRuleSet, DocumentError
-from gavel_rules.suite import read_suite
-from gavel_rules.testing import run_cases
+from gavel_rules.authoring.coverage import ConsequenceCoverage, Coverage, Share
+from gavel_rules.authoring.suite import read_suite
+from gavel_rules.authoring.testing import run_cases
+from gavel_rules.language.ruleset import CompiledRuleSet, DocumentError
 from gavel_server.cli.author_reports import explanation_lines, failure_lines
 
 from tests.unit.authoring.test_runner import rule_set, run, suite

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gavel_rules.coverage import BranchCoverage, Coverage, Share
-from gavel_rules.suite import read_suite
-from gavel_rules.testing import run_cases
+from gavel_rules.authoring.coverage import BranchCoverage, Coverage, Share
+from gavel_rules.authoring.suite import read_suite
+from gavel_rules.authoring.testing import run_cases
 
 from tests.unit.authoring.test_runner import rule_set, suite
 from tests.unit.core.driver import RULES

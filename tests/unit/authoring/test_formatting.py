@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from gavel_rules.formatting import formatted
-from gavel_rules.ruleset import DocumentError, compile_rule_set
+from gavel_rules.authoring.formatting import formatted
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gavel_rules.ruleset import compile_rule_set
-from gavel_rules.suite import read_suite
-from gavel_rules.testing import run_cases
+from gavel_rules.authoring.suite import read_suite
+from gavel_rules.authoring.testing import run_cases
+from gavel_rules.language.ruleset import compile_rule_set
 
 from tests.unit.authoring.mutations import mutations, survives, unchanged
 from tests.unit.core.driver import document

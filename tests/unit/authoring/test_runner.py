@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from gavel_rules.ruleset import CompiledRuleSet, DocumentError
-from gavel_rules.suite import read_suite
-from gavel_rules.testing import CaseResult, run_cases
+from gavel_rules.authoring.suite import read_suite
+from gavel_rules.authoring.testing import CaseResult, run_cases
+from gavel_rules.language.ruleset import CompiledRuleSet, DocumentError
 
 from tests.unit.core.driver import FACTS, PARAMS, RULES, compiled, document
 

@@ -9,9 +9,9 @@ from typing import Any, Final, get_args
 
 import jsonschema_rs
 import pytest
-from gavel_rules.editor_schemas import SchemaName, generated_schema, shipped_schema
-from gavel_rules.ruleset import DocumentError, compile_rule_set
-from gavel_rules.suite import SUITE_SUFFIXES, read_suite
+from gavel_rules.authoring.editor_schemas import SchemaName, generated_schema, shipped_schema
+from gavel_rules.authoring.suite import SUITE_SUFFIXES, read_suite
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 from ruamel.yaml import YAML
 
 from tests.unit.authoring.test_suite_format import sample

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from gavel_rules.analysis import analyse
-from gavel_rules.coverage import Coverage
-from gavel_rules.ruleset import compile_rule_set
-from gavel_rules.shipped import shipped_names
-from gavel_rules.suite import read_suite
-from gavel_rules.testing import run_cases
+from gavel_rules.authoring.analysis import analyse
+from gavel_rules.authoring.coverage import Coverage
+from gavel_rules.authoring.shipped import shipped_names
+from gavel_rules.authoring.suite import read_suite
+from gavel_rules.authoring.testing import run_cases
+from gavel_rules.language.ruleset import compile_rule_set
 
 SETS: Final = Path(__file__).parents[3] / "rules/sets"
 

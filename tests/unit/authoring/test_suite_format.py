@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from gavel_rules.ruleset import DocumentError
-from gavel_rules.suite import Suite, read_suite
-from gavel_rules.suite_parts import CasePart, ExecutionCase, ExpectCase, FactCase, ProducerCase, ProposalCase, TraceCase
+from gavel_rules.authoring.suite import Suite, read_suite
+from gavel_rules.authoring.suite_parts import CasePart, ExecutionCase, ExpectCase, FactCase, ProducerCase, ProposalCase, TraceCase
+from gavel_rules.language.ruleset import DocumentError
 
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs/rule-tests.md").read_text(encoding="utf-8")
@@ -164,7 +164,11 @@ def test_keys_are_documented(model: Any) -> None:
 
 def test_codes_are_documented() -> None:
     """Every code of a mistake in a suite stands in the page's table, and no other."""
-    modules = [ROOT / "rules/gavel_rules/suite.py", ROOT / "rules/gavel_rules/testing.py", ROOT / "server/gavel_server/cli/author_files.py"]
+    modules = [
+        ROOT / "rules/gavel_rules/authoring/suite.py",
+        ROOT / "rules/gavel_rules/authoring/testing.py",
+        ROOT / "server/gavel_server/cli/author_files.py",
+    ]
     used = set()
     for module in modules:
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):

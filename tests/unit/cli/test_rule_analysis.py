@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.authoring.shipped import shipped_rule_set
 from gavel_server.cli.main import run
 
 REFUNDS = shipped_rule_set("refunds")

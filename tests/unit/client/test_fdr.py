@@ -24,7 +24,7 @@ from gavel_client.client import GavelClient
 from gavel_client.fdr import FactDerivationReactor
 from gavel_client.work_queue import EXECUTIONS
 from gavel_rules.derivation import derive
-from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
+from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 
 from tests.unit.client.fake_server import FakeServer, approved, refused
 from tests.unit.client.redis_helpers import LONG_MS, SHORT_MS, WAIT_S, Queue, until, until_equal

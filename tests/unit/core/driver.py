@@ -51,10 +51,10 @@ from gavel_rules.derivation import derive
 from gavel_rules.events import derived_event_id, timestamp
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.first_decisions import first_decision_id
+from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_rules.projection import State
 from gavel_rules.records import APPROVED
 from gavel_rules.replay import Integrity, Recomputation
-from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_rules.values import python_to_value
 from gavel_server.admission import admit
 from gavel_server.log import Record, chain, genesis_hash

@@ -19,13 +19,13 @@ from gavel_rules.commands import (
     SubmitProposal,
 )
 from gavel_server.admission import admit
-from gavel_server.checkpoint import Checkpoint
+from gavel_server.bus.checkpoint import Checkpoint
+from gavel_server.bus.planning import Completed
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.clock import GuardedClock
 from gavel_server.errors import ServiceError
 from gavel_server.log import Entry, EventLog, Head
 from gavel_server.log.memory import MemoryLog
-from gavel_server.planning import Completed
-from gavel_server.sequencer import Sequencer
 
 from tests.simulation.virtual import run_virtually
 from tests.unit.core.driver import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from gavel.v1 import error_pb2
-from gavel_rules.agreement import DISAGREEMENTS_NAMED_MAX, SETTING_LENGTH_MAX, described, disagreements
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetAt
-from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.language.agreement import DISAGREEMENTS_NAMED_MAX, SETTING_LENGTH_MAX, described, disagreements
+from gavel_rules.language.ruleset import compile_rule_set
 
 from tests.unit.core.driver import ACTION, FACTS, PARAMS, RETRY, Core, compiled, document
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import Buses
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
-from gavel_server.sequencer import Sequencer
 
 from tests.unit.core.servers import Servers, reason, scene, tell
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from gavel_server import watching
-from gavel_server.checkpoint import Checkpoint
+from gavel_server.bus import watching
+from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.log import Head
 
 from tests.unit.core.servers import Servers, recorded

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gavel_server.checkpoint import Checkpoint, CheckpointError
+from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
 from gavel_server.clock import LAG_MS_MAX, SKEW_MS_MAX, GuardedClock
 from gavel_server.log import Head
 

@@ -17,8 +17,8 @@ from gavel_rules.errors import NetworkFaultError
 from gavel_rules.evidence import cited
 from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.impact import Impact
+from gavel_rules.language.network import Network
 from gavel_rules.limits import CONTEST_CANDIDATES_MAX
-from gavel_rules.network import Network
 from gavel_rules.projection import State
 from gavel_rules.replay import DivergedError
 from gavel_server.services.arbitration import _would_decide

@@ -10,7 +10,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel_rules.commands import PublishEvent
-from gavel_rules.ruleset import DocumentError, compile_rule_set
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 from gavel_rules.values import python_to_value, value_to_python
 
 from tests.unit.core.driver import ABORTED, ACTION, FAILED, PARTIAL, SUCCESS, TIMEOUT, Core, document

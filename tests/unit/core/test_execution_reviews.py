@@ -12,7 +12,7 @@ from gavel_rules import reasons
 from gavel_rules.commands import Fault, Recorded, References, RenewExecution, ReportExecution
 from gavel_rules.decider import handle
 from gavel_rules.events import derived_event_id
-from gavel_server.idempotency import same_content
+from gavel_server.bus.idempotency import same_content
 from gavel_server.views import pending_decision
 
 from tests.unit.core.driver import EXECUTOR, FAILED, OTHER_EXECUTOR, PARTIAL, SUBJECT, SUCCESS, TIMEOUT, Core, copied, document

@@ -14,7 +14,7 @@ from gavel_rules.commands import PublishEvent, ReportExecution, SubmitProposal
 from gavel_rules.decider import handle
 from gavel_rules.events import timestamp
 from gavel_rules.values import python_to_value
-from gavel_server.idempotency import same_content
+from gavel_server.bus.idempotency import same_content
 
 from tests.unit.core.driver import (
     AGENT,

@@ -12,7 +12,7 @@ from gavel_rules.commands import PublishEvent, Recorded, References
 from gavel_rules.decider import handle
 from gavel_rules.limits import LATE_REPORT_MS_MAX
 from gavel_rules.records import AWAITING_FACTS, UNDER_REVIEW
-from gavel_server.idempotency import same_content
+from gavel_server.bus.idempotency import same_content
 
 from tests.unit.core.driver import (
     ABORTED,

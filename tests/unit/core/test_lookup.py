@@ -6,9 +6,9 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
 from gavel_rules.evidence import cited
+from gavel_server.bus.lookup import Known, Lookup
 from gavel_server.log import Entry, Head, empty_head
 from gavel_server.log.memory import MemoryLog
-from gavel_server.lookup import Known, Lookup
 
 from tests.unit.core.driver import BUS, FAILED, START_MS, SUCCESS, Core, document, event_id
 from tests.unit.core.story import told

@@ -11,12 +11,12 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.commands import BeginExecution, Command, Fault, PublishEvent, Recorded, References, SubmitProposal
 from gavel_rules.errors import NetworkFaultError
-from gavel_rules.network import Network
+from gavel_rules.language.network import Network
+from gavel_server.bus.lookup import Lookup
+from gavel_server.bus.planning import TIMERS_PER_COMMIT, Completed, Pending, Plan, outcome, plan
 from gavel_server.errors import ServiceError
 from gavel_server.log import Head, chain
 from gavel_server.log.memory import MemoryLog
-from gavel_server.lookup import Lookup
-from gavel_server.planning import TIMERS_PER_COMMIT, Completed, Pending, Plan, outcome, plan
 from structlog.testing import capture_logs
 
 from tests.unit.core.driver import (

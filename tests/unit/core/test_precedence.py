@@ -18,7 +18,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION
-from gavel_rules.network import Network
+from gavel_rules.language.network import Network
 from gavel_rules.stages import STAGES
 
 from tests.unit.core.driver import SUBJECT, Core, document, event_id

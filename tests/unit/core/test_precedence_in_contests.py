@@ -16,7 +16,7 @@ from gavel.v1.common_pb2 import VersionBinding
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
-from gavel_rules.network import Network
+from gavel_rules.language.network import Network
 
 from tests.unit.core.driver import PARAMS, Core, document
 from tests.unit.core.test_precedence import REFUSALS

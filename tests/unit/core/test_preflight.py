@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchPreflightRequest, BatchPreflightResponse, PreflightRequest, PreflightResponse
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import Buses
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
-from gavel_server.sequencer import Sequencer
 from gavel_server.services.arbitration import Arbitration
 from google.protobuf.message import Message
 

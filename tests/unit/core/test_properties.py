@@ -10,10 +10,10 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Command
 from gavel_rules.decider import handle
 from gavel_rules.projection import State
+from gavel_server.bus.lookup import Lookup
+from gavel_server.bus.planning import Pending, plan
 from gavel_server.log import Record, empty_head
 from gavel_server.log.memory import MemoryLog
-from gavel_server.lookup import Lookup
-from gavel_server.planning import Pending, plan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

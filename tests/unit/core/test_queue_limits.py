@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from gavel_server.bus.planning import Completed
+from gavel_server.bus.sequencer import QUEUE_BYTES_MAX
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
-from gavel_server.planning import Completed
-from gavel_server.sequencer import QUEUE_BYTES_MAX
 
 from tests.unit.core.servers import Servers, reason, scene
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import ReportExecution
-from gavel_server.idempotency import same_content
+from gavel_server.bus.idempotency import same_content
 
 from tests.unit.core.driver import OTHER_EXECUTOR, SUCCESS, Core, copied, document
 

@@ -21,7 +21,7 @@ from gavel_rules.commands import (
     Started,
     SubmitProposal,
 )
-from gavel_server.planning import Completed
+from gavel_server.bus.planning import Completed
 
 from tests.unit.core.driver import (
     EXECUTOR,

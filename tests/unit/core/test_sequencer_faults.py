@@ -15,12 +15,12 @@ from gavel_rules.commands import (
     SubmitProposal,
 )
 from gavel_rules.events import ARBITER_VERSION
-from gavel_server import sequencer as sequencer_module
-from gavel_server.checkpoint import Checkpoint
+from gavel_server.bus import sequencer as sequencer_module
+from gavel_server.bus.checkpoint import Checkpoint
+from gavel_server.bus.planning import Completed
 from gavel_server.errors import ServiceError
 from gavel_server.log import Entry, LogCorruptError, LogUnavailableError, OutcomeUnknownError, chain
 from gavel_server.log.memory import MemoryLog
-from gavel_server.planning import Completed
 
 from tests.faults import FaultRates, FaultyLog
 from tests.simulation.virtual import run_virtually

@@ -10,12 +10,12 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, NotStarted, SubmitProposal
 from gavel_rules.events import ARBITER_VERSION, FACT, SYSTEM_PRODUCER
-from gavel_server import planning, preparation
 from gavel_server.admission import admit
+from gavel_server.bus import planning, preparation
+from gavel_server.bus.flight import UNKNOWN_ANSWER_SECONDS
+from gavel_server.bus.planning import Completed
 from gavel_server.errors import ServiceError
-from gavel_server.flight import UNKNOWN_ANSWER_SECONDS
 from gavel_server.log import Entry, LogUnavailableError, OutcomeUnknownError
-from gavel_server.planning import Completed
 
 from tests.simulation.virtual import run_virtually
 from tests.unit.core.driver import EXECUTOR, proposal_envelope, rechained

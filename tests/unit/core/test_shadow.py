@@ -9,12 +9,12 @@ from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import ShadowDifference
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules import library
 from gavel_rules.commands import ActivateRuleSet, Answer, Command, DeactivateRuleSet, DeployRuleSet, Fault, RuleSetAt
 from gavel_rules.decider import handle
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.events import SYSTEM_PRODUCER, derived_event_id
-from gavel_rules.network import Network
+from gavel_rules.language import library
+from gavel_rules.language.network import Network
 from gavel_rules.replay import DivergedError
 
 from tests.unit.core.driver import ACTION, RULES, Core, compiled, document, rechained, replayed

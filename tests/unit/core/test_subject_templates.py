@@ -11,7 +11,7 @@ from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reasons
 from gavel_rules.arbitration import explain
-from gavel_rules.ruleset import DocumentError, compile_rule_set
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 from hypothesis import given
 from hypothesis import strategies as st
 

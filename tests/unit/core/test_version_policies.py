@@ -11,7 +11,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reasons
 from gavel_rules.arbitration import arbitrate
 from gavel_rules.decider import judge
-from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.language.ruleset import compile_rule_set
 
 from tests.unit.core.driver import Core, document, proposal_envelope
 

@@ -6,11 +6,11 @@ import asyncio
 
 from gavel.v1 import decision_pb2
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, Recorded, SubmitProposal
-from gavel_server import waiting
+from gavel_server.bus import waiting
+from gavel_server.bus.planning import Completed
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError, OutcomeUnknownError
-from gavel_server.planning import Completed
-from gavel_server.sequencer import Sequencer
 
 from tests.unit.core.driver import compiled, document, proposal_envelope
 from tests.unit.core.servers import Counting, Servers, again, reason, recorded, scene, tell

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from gavel.v1 import error_pb2
 from gavel_rules.commands import SubmitProposal
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.bus.watching import POLL_INTERVAL_SECONDS, Watch
 from gavel_server.clock import GuardedClock
 from gavel_server.log import LogUnavailableError
 from gavel_server.log.memory import MemoryLog
-from gavel_server.sequencer import Sequencer
-from gavel_server.watching import POLL_INTERVAL_SECONDS, Watch
 
 from tests.simulation.virtual import run_virtually
 from tests.unit.core.driver import START_MS, WEEK_MS, proposal_envelope

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case
-from gavel_rules.ruleset import CompiledAction, DocumentError, compile_rule_set
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction, DocumentError, compile_rule_set
 
 ACTION = "thing.do"
 PARAMS: dict[str, Any] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gavel_rules.analysis import RULES_ANALYSED_MAX, analyse
-from gavel_rules.ruleset import compile_rule_set
+from gavel_rules.authoring.analysis import RULES_ANALYSED_MAX, analyse
+from gavel_rules.language.ruleset import compile_rule_set
 
 from tests.unit.rules_engine.conftest import ACTION, rule_set_data
 

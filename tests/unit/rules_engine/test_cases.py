@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case, Reader
-from gavel_rules.cases import WORK_MAX, CaseMaker, generated_cases, makers
-from gavel_rules.constraints import Budget
-from gavel_rules.ruleset import CompiledAction, compile_rule_set
-from gavel_rules.samples import Sampler
-from gavel_rules.schema import compile_schema
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.authoring.cases import WORK_MAX, CaseMaker, generated_cases, makers
+from gavel_rules.authoring.shipped import shipped_rule_set
+from gavel_rules.language.case import Case, Reader
+from gavel_rules.language.constraints import Budget
+from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
+from gavel_rules.language.samples import Sampler
+from gavel_rules.language.schema import compile_schema
+from gavel_rules.language.vocabulary import ValueType
 from gavel_rules.values import python_to_value, size_of, struct_problems, value_to_python
-from gavel_rules.vocabulary import ValueType
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 

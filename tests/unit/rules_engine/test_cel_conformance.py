@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from cel_expr_python import cel
-from gavel_rules.case import Case
-from gavel_rules.cel_library import library_config
-from gavel_rules.cel_syntax import Call, Constant, ListLiteral, Node, decode
-from gavel_rules.ruleset import CompiledAction, DocumentError, compile_rule_set
+from gavel_rules.language.case import Case
+from gavel_rules.language.cel_library import library_config
+from gavel_rules.language.cel_syntax import Call, Constant, ListLiteral, Node, decode
+from gavel_rules.language.ruleset import CompiledAction, DocumentError, compile_rule_set
 from gavel_rules.values import INTEGER_MAX
 
 SUITE: Final = json.loads((Path(__file__).parents[2] / "data" / "cel_spec.json").read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from gavel_rules.ruleset import DocumentError, compile_rule_set
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
 
 UNDO = {
     "type": "object",

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case
 from gavel_rules.errors import CaseError
-from gavel_rules.ruleset import CompiledAction, DocumentError
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction, DocumentError
 
 Outcome = Callable[..., bool | str]
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gavel_rules.cel_library import FUNCTIONS
-from gavel_rules.conditions import Condition, Environment
-from gavel_rules.cost import ACTION_STEPS_MAX, EXPRESSION_STEPS_MAX
-from gavel_rules.patterns import measure
-from gavel_rules.ruleset import DocumentError, compile_rule_set
-from gavel_rules.schema import compile_schema
-from gavel_rules.vocabulary import STRING, Field, condition_scope
+from gavel_rules.language.cel_library import FUNCTIONS
+from gavel_rules.language.conditions import Condition, Environment
+from gavel_rules.language.cost import ACTION_STEPS_MAX, EXPRESSION_STEPS_MAX
+from gavel_rules.language.patterns import measure
+from gavel_rules.language.ruleset import DocumentError, compile_rule_set
+from gavel_rules.language.schema import compile_schema
+from gavel_rules.language.vocabulary import STRING, Field, condition_scope
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gavel_rules.difference import Decided, difference
-from gavel_rules.ruleset import compile_rule_set
-from gavel_rules.shipped import shipped_rule_set
-from gavel_rules.source import Messages, Source
+from gavel_rules.authoring.difference import Decided, difference
+from gavel_rules.authoring.shipped import shipped_rule_set
+from gavel_rules.language.ruleset import compile_rule_set
+from gavel_rules.language.source import Messages, Source
 
 from tests.unit.rules_engine.conftest import rule_set_data
 

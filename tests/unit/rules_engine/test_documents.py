@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from gavel.v1.decision_pb2 import RetryPolicy
-from gavel_rules.case import Case
+from gavel_rules.authoring.shipped import shipped_rule_set
 from gavel_rules.errors import CaseError
-from gavel_rules.parts import RULES_PER_ACTION_MAX
-from gavel_rules.ruleset import DocumentError, DocumentMessage, FactDeclaration, compile_rule_set
-from gavel_rules.schema import compile_schema
-from gavel_rules.shipped import shipped_rule_set
-from gavel_rules.source import DOCUMENT_BYTES_MAX, DOCUMENT_PARTS_MAX
+from gavel_rules.language.case import Case
+from gavel_rules.language.parts import RULES_PER_ACTION_MAX
+from gavel_rules.language.ruleset import DocumentError, DocumentMessage, FactDeclaration, compile_rule_set
+from gavel_rules.language.schema import compile_schema
+from gavel_rules.language.source import DOCUMENT_BYTES_MAX, DOCUMENT_PARTS_MAX
 
 Refusals = Callable[[str], list[tuple[int, int, str]]]
 Document = Callable[..., dict[str, Any]]
@@ -461,8 +461,8 @@ def test_too_many_values(refusals: Refusals, document: Document) -> None:
 
 
 _COMPILE_AND_PRINT = """
-from gavel_rules.ruleset import compile_rule_set
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.language.ruleset import compile_rule_set
+from gavel_rules.authoring.shipped import shipped_rule_set
 compiled = compile_rule_set(shipped_rule_set("refunds"))
 action = compiled.actions["refund.create"]
 print(compiled.digest, action._checked.plan.definition, [fact.name for fact in action.facts])

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gavel_rules import lowering
-from gavel_rules.ruleset import CompiledRuleSet, compile_rule_set
+from gavel_rules.language import lowering
+from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.fuzz import engines

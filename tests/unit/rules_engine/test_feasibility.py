@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case
-from gavel_rules.feasibility import Known, Prospect
-from gavel_rules.ruleset import CompiledAction, compile_rule_set
+from gavel_rules.language.case import Case
+from gavel_rules.language.feasibility import Known, Prospect
+from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

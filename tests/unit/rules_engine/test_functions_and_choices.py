@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case
-from gavel_rules.lowering import GUARD
-from gavel_rules.ruleset import CompiledAction, DocumentError, compile_rule_set
+from gavel_rules.language.case import Case
+from gavel_rules.language.lowering import GUARD
+from gavel_rules.language.ruleset import CompiledAction, DocumentError, compile_rule_set
 
 from tests.unit.rules_engine.conftest import PARAMS, rule_set_data
 

@@ -6,10 +6,10 @@ import itertools
 import random
 from collections.abc import Callable
 
-from gavel_rules.case import Case
-from gavel_rules.conditions import Environment
-from gavel_rules.ruleset import CompiledAction
-from gavel_rules.vocabulary import BOOL, DOUBLE, STRING, Field, ValueType, condition_scope
+from gavel_rules.language.case import Case
+from gavel_rules.language.conditions import Environment
+from gavel_rules.language.ruleset import CompiledAction
+from gavel_rules.language.vocabulary import BOOL, DOUBLE, STRING, Field, ValueType, condition_scope
 
 VALUES = {"score": 0.5, "owner": "a", "flag": True}
 LEAVES = [f"has(facts.{name})" for name in VALUES] * 2

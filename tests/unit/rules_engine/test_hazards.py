@@ -14,9 +14,9 @@ from typing import Any
 
 import gavel_rules
 import pytest
-from gavel_rules.case import Case
 from gavel_rules.errors import CaseError
-from gavel_rules.ruleset import CompiledAction
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction
 from gavel_rules.values import VALUE_DEPTH_MAX
 
 Outcome = Callable[..., bool | str]

@@ -10,12 +10,12 @@ from typing import Any
 
 import durable_rules_engine
 import pytest
-from gavel_rules import network
-from gavel_rules.case import Case
 from gavel_rules.errors import NetworkFaultError
-from gavel_rules.lowering import Atom, Slot
-from gavel_rules.network import CHAINS_MAX, HANDLE_DEATHS_MAX, LimitError, plan
-from gavel_rules.ruleset import CompiledAction, compile_rule_set
+from gavel_rules.language import network
+from gavel_rules.language.case import Case
+from gavel_rules.language.lowering import Atom, Slot
+from gavel_rules.language.network import CHAINS_MAX, HANDLE_DEATHS_MAX, LimitError, plan
+from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
 
 Action = Callable[..., CompiledAction]
 MakeCase = Callable[..., Case]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case
-from gavel_rules.ruleset import CompiledAction, compile_rule_set
-from gavel_rules.shipped import shipped_rule_set
+from gavel_rules.authoring.shipped import shipped_rule_set
+from gavel_rules.language.case import Case
+from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
 
 PARAMS = {"amount": 80.0, "currency": "EUR", "customer_id": "c-1"}
 FACTS = {"order_status": "delivered", "order_total": 1000.0, "order_customer": "c-1"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from gavel_rules.cases import WORK_MAX
-from gavel_rules.constraints import Budget
-from gavel_rules.sample_hints import Hints, hints_of
-from gavel_rules.samples import VALUE_SIZE_MAX, Sampler, matching
+from gavel_rules.authoring.cases import WORK_MAX
+from gavel_rules.language.constraints import Budget
+from gavel_rules.language.sample_hints import Hints, hints_of
+from gavel_rules.language.samples import VALUE_SIZE_MAX, Sampler, matching
 from gavel_rules.values import size_of
 
 
@@ -64,8 +64,8 @@ def test_values_of_a_schema(schema: dict[str, object], expected: list[object]) -
 
 def test_hints_name_what_a_condition_compares() -> None:
     """The constants of a comparison belong to what it reads, elements of lists included."""
-    from gavel_rules.conditions import Environment
-    from gavel_rules.vocabulary import DOUBLE, STRING, Field, ValueType, condition_scope
+    from gavel_rules.language.conditions import Environment
+    from gavel_rules.language.vocabulary import DOUBLE, STRING, Field, ValueType, condition_scope
 
     items = ValueType("list", ValueType("object", fields={"price": Field(DOUBLE)}))
     params = ValueType("object", fields={"items": Field(items), "name": Field(STRING)})

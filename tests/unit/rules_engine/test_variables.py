@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gavel_rules.case import Case
-from gavel_rules.parts import VARIABLES_MAX
-from gavel_rules.ruleset import CompiledAction, DocumentError, compile_rule_set
-from gavel_rules.variables import EXPANDED_LENGTH_MAX
+from gavel_rules.language.case import Case
+from gavel_rules.language.parts import VARIABLES_MAX
+from gavel_rules.language.ruleset import CompiledAction, DocumentError, compile_rule_set
+from gavel_rules.language.variables import EXPANDED_LENGTH_MAX
 
 Document = Callable[..., dict[str, Any]]
 Cases = Callable[..., Case]

@@ -1,0 +1,187 @@
+"""The case: everything that the rules may see of one proposal, and nothing else.
+
+Arbitration makes a case from the log and the proposal. `Reader` picks out of it exactly the values that an action's
+conditions read, under the dotted names of `vocabulary`, each brought to its declared type. A value that is not of that
+type never reaches an engine: it raises CaseError, for a schema, a declaration or admission should have refused it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from gavel_rules.errors import CaseError
+from gavel_rules.language.vocabulary import PRESENCE_MAPS, ValueType
+from gavel_rules.values import INTEGER_MAX, problems
+
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+_INFINITE: Final = float("inf")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Case(NamedTuple):
+    """What rules may see. Times are milliseconds since the epoch."""
+
+    params: dict[str, object]  # typed: as CompiledAction.typed_params gives them
+    facts: dict[str, object]  # by declared name; an absent optional is missing
+    risk: float
+    cost: float
+    confidence: float
+    priority: int
+    expected_outcome: str
+    subject: str  # "type/id"
+    producer_type: str  # "AGENT"
+    producer_id: str
+    producer_version: str
+    evidence_count: int
+    evidence_worst_trust: int
+    evidence_oldest_age_ms: int
+    consecutive_rejections: int
+    now_ms: int
+
+
+# Where the variables that are neither params nor facts stand in a case.
+_ATTRIBUTES: Final[Mapping[str, int]] = {
+    name: Case._fields.index(attribute)
+    for name, attribute in {
+        "proposal.risk": "risk",
+        "proposal.cost": "cost",
+        "proposal.confidence": "confidence",
+        "proposal.priority": "priority",
+        "proposal.expected_outcome": "expected_outcome",
+        "subject": "subject",
+        "producer.type": "producer_type",
+        "producer.id": "producer_id",
+        "producer.version": "producer_version",
+        "evidence.count": "evidence_count",
+        "evidence.worst_trust": "evidence_worst_trust",
+        "evidence.oldest_age_ms": "evidence_oldest_age_ms",
+        "trace.consecutive_rejections": "consecutive_rejections",
+    }.items()
+}
+
+
+class Reader:
+    """Reads the values of some variables out of a case. Made once per action, used for every decision."""
+
+    def __init__(self, reads: Iterable[tuple[str, ValueType]], presences: Iterable[str]) -> None:
+        """`reads` are variables with their types; `presences` dotted paths whose presence matters ("facts.fraud_score")."""
+        self._params: list[tuple[str, str, str]] = []
+        self._nested: list[tuple[str, tuple[str, ...], str]] = []
+        self._facts: list[tuple[str, str, str]] = []
+        self._attributes: list[tuple[str, int, str]] = []
+        self._subject_parts: list[str] = []
+        self._reads_now = False
+        for name, type_ in sorted(dict(reads).items()):
+            root, *steps = name.split(".")
+            if name == "now":
+                self._reads_now = True
+            elif name in ("subject.type", "subject.id"):
+                self._subject_parts.append(name)
+            elif root == "facts":
+                self._facts.append((name, steps[0], type_.kind))
+            elif root == "params" and len(steps) == 1:
+                self._params.append((name, steps[0], type_.kind))
+            elif root == "params":
+                self._nested.append((name, tuple(steps), type_.kind))
+            else:
+                self._attributes.append((name, _ATTRIBUTES[name], type_.kind))
+        tested = [(path, tuple(path.split("."))) for path in sorted(set(presences))]
+        self._tested_params = [(path, steps[1]) for path, steps in tested if steps[0] == "params" and len(steps) == 2]
+        self._tested_facts = [(path, steps[1]) for path, steps in tested if steps[0] == "facts"]
+        self._tested_nested = [(path, steps[1:]) for path, steps in tested if len(steps) > 2]
+        self._params_tree = _tree(steps[1:] for _, steps in tested if steps[0] == "params")
+        self._facts_tree = _tree(steps[1:] for _, steps in tested if steps[0] == "facts")
+
+    def values(self, case: Case) -> dict[str, object]:
+        """Return the value of every variable that the case has, by its dotted name; CaseError where one is not as declared."""
+        values: dict[str, object] = {}
+        params = case.params
+        for name, key, kind in self._params:
+            if key in params:
+                values[name] = _typed(params[key], kind, name)
+        facts = case.facts
+        for name, key, kind in self._facts:
+            if key in facts:
+                values[name] = _typed(facts[key], kind, name)
+        for name, index, kind in self._attributes:
+            values[name] = _typed(case[index], kind, name)
+        for name, steps, kind in self._nested:
+            found, value = _find(params, steps)
+            if found:
+                values[name] = _typed(value, kind, name)
+        for name in self._subject_parts:
+            kind_of_subject, _, identity = case.subject.partition("/")
+            values[name] = _typed(kind_of_subject if name == "subject.type" else identity, "string", name)
+        if self._reads_now:
+            values["now"] = _EPOCH + timedelta(milliseconds=case.now_ms)
+        if self._params_tree:
+            values[PRESENCE_MAPS["params"]] = _present(self._params_tree, params)
+        if self._facts_tree:
+            values[PRESENCE_MAPS["facts"]] = _present(self._facts_tree, facts)
+        return values
+
+    def presences(self, case: Case) -> dict[str, bool]:
+        """Return for each path whose presence matters whether the case has it."""
+        presences = {path: name in case.facts for path, name in self._tested_facts}
+        for path, name in self._tested_params:
+            presences[path] = name in case.params
+        for path, steps in self._tested_nested:
+            presences[path] = _find(case.params, steps)[0]
+        return presences
+
+
+_Tree = dict[str, "_Tree"]
+
+
+def _tree(paths: Iterable[tuple[str, ...]]) -> _Tree:
+    tree: _Tree = {}
+    for path in paths:
+        node = tree
+        for step in path:
+            node = node.setdefault(step, {})
+    return tree
+
+
+def _present(tree: _Tree, value: Mapping[str, object]) -> dict[str, object]:
+    """Return what of the tested paths a value has, as nested maps: what has() is asked of."""
+    answer: dict[str, object] = {}
+    for name, below in tree.items():
+        if name in value:
+            item = value[name]
+            answer[name] = _present(below, item) if below and isinstance(item, dict) else True
+    return answer
+
+
+def _find(value: object, steps: tuple[str, ...]) -> tuple[bool, object]:
+    for step in steps:
+        if not isinstance(value, dict) or step not in value:
+            return False, None
+        value = value[step]
+    return True, value
+
+
+def _typed(value: Any, kind: str, name: str) -> object:
+    """Return a value as its declared kind. A number may come as int or float; a bool is never a number."""
+    found = type(value)
+    if kind == "string":
+        if found is str and "\0" not in value and (value.isascii() or not _SURROGATE.search(value)):
+            return value
+    elif kind == "double":
+        if found is float and -_INFINITE < value < _INFINITE:
+            return value
+        if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:
+            return float(value)
+    elif kind == "int":
+        if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:
+            return value
+        if found is float and -INTEGER_MAX <= value <= INTEGER_MAX and value.is_integer():
+            return int(value)
+    elif kind == "bool":
+        if found is bool:
+            return value
+    elif not problems(value, name):
+        return value
+    raise CaseError(f"{name} is not a {kind} that the rules may see: a schema, a declaration or admission should have refused it")

@@ -1,0 +1,124 @@
+"""How one rule came out: the parts of its condition, outermost first, each with its value as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gavel.v1.arbitration_service_pb2 import ExplainedTerm, RuleExplanation
+
+from gavel_rules.language.cel_syntax import Call, Constant, ListLiteral, Node
+from gavel_rules.language.conditions import Condition, Environment
+from gavel_rules.language.lowering import Span, own_span, text_json
+
+VALUE_LENGTH_MAX: Final = 200
+
+_SIGNS: Final = {"_==_": "==", "_!=_": "!=", "_<_": "<", "_<=_": "<=", "_>_": ">", "_>=_": ">=", "@in": "in", "_&&_": "&&", "_||_": "||"}
+_SCALARS: Final = ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "BYTES", "TIMESTAMP", "DURATION")
+
+
+def explain(policy_id: str, rule_id: str, condition: Condition, environment: Environment, values: dict[str, object]) -> RuleExplanation:
+    """Return how a rule's condition came out on the values of a case."""
+    explanation = RuleExplanation(policy_id=policy_id, rule_id=rule_id)
+    seen: set[str] = set()
+    for low, high in _spans(condition.tree, (0, len(condition.source)), condition.source):
+        source = condition.source[low:high].strip()
+        if not source or source in seen:
+            continue
+        seen.add(source)
+        try:
+            expression = environment.compile(source)
+        except RuntimeError:
+            continue  # not an expression by itself: a place in the tree that the text does not bear out
+        value = _value(expression, source, values)
+        whole = not explanation.terms  # comes first
+        expression = condition.written if whole else condition.text[low:high]
+        explanation.terms.append(ExplainedTerm(expression=expression.strip(), value=value))
+        if whole:
+            explanation.matched = value == "true"
+    return explanation
+
+
+def branches(condition: Condition, environment: Environment) -> tuple[str, ...]:
+    """Return the operands of a condition's logic that have no logic of their own, as `explain` names them, each once."""
+    found: dict[str, str] = {}
+    for low, high in _leaves(condition.tree, (0, len(condition.source)), condition.source):
+        source = condition.source[low:high].strip()
+        text = condition.written if (low, high) == (0, len(condition.source)) else condition.text[low:high]
+        if source not in found and _compiles(environment, source):
+            found[source] = text.strip()
+    return tuple(found.values())
+
+
+def _compiles(environment: Environment, source: str) -> bool:
+    try:
+        environment.compile(source)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _leaves(node: Node, span: Span, source: str) -> Iterator[Span]:
+    """Yield where the operands of a condition's logic stand that are no logic themselves, literals aside."""
+    match node:
+        case Call("!_", None, (operand,)):
+            yield from _leaves(operand, (node.offset + 1, span[1]), source)
+        case Call("_&&_" | "_||_", None, (left, right)):
+            yield from _leaves(left, (span[0], node.offset), source)
+            yield from _leaves(right, (node.offset + 2, span[1]), source)
+        case Constant():
+            return
+        case _:
+            yield span if span == (0, len(source)) else own_span(source, span)
+
+
+def _spans(node: Node, span: Span, source: str) -> Iterator[Span]:
+    """Yield where the parts of a condition stand: itself, the operands of its logic, and what its comparisons compare."""
+    yield span if span == (0, len(source)) else own_span(source, span)
+    match node:
+        case Call("!_", None, (operand,)):
+            yield from _spans(operand, (node.offset + 1, span[1]), source)
+        case Call(function, None, (left, right)) if function in _SIGNS:
+            sign = _SIGNS[function]
+            for part, place in ((left, (span[0], node.offset)), (right, (node.offset + len(sign), span[1]))):
+                if not isinstance(part, Constant | ListLiteral):
+                    yield from _spans(part, place, source)
+
+
+def _value(expression: Any, source: str, values: dict[str, object]) -> str:
+    try:
+        answer = expression.eval(data=values)
+    except RuntimeError as error:
+        return _failure(str(error))
+    kind = answer.type().name()
+    if kind == "ERROR":
+        return _failure(answer.value())
+    if kind.startswith(_SCALARS):
+        return _literal(answer.plain_value())
+    # The library must not hand out a null, nor what may hold one: see `reference`.
+    return _literal(values[source]) if source in values else f"a {kind.partition('<')[0].lower()}"
+
+
+def _failure(message: object) -> str:
+    text = str(message)
+    if text.startswith("UNKNOWN: No value with name"):
+        name = text.split('"')[1]
+        return f"error: {name} is absent"
+    return _clip(f"error: {text.partition(': ')[2] or text}")
+
+
+def _literal(value: object) -> str:
+    """Return a value as CEL would write it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, str):
+        return _clip(text_json(value))
+    if isinstance(value, list):
+        return _clip(f"[{', '.join(map(_literal, value))}]")
+    if isinstance(value, dict):
+        return _clip("{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}")
+    return _clip(str(value))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 1] + "…"

@@ -1,0 +1,303 @@
+"""The durable-rules adapter: one case in, the matching rules out.
+
+The C engine answers exactly within a narrow subset, and wrongly, never or with a crash outside of it. So it is given nothing
+but what this module makes: flat documents of our own field names (`n0`, `s1`, …), each field of one type, and rules that are
+single conjunctions of typed comparisons behind a guard on `kind`. No name, no string and no number of an author's or an
+agent's reaches it in any other role than as the value of such a field. A disjunction is several rules of the engine.
+
+The engine keeps at most 64 conditions pending while it walks its network, and fails beyond. Rules therefore hang in groups
+under conditions that always hold (`one >= -k`), and the sum of branches on every path stays under a bound.
+
+A handle is good until something unexpected happens, an exception or an answer outside the protocol: it is then dead, is
+never touched again, and the next case starts on a new one. Nothing unexpected is ever read as "no rule matched".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import durable_rules_engine
+from mypy_extensions import mypyc_attr
+
+from gavel_rules.errors import GavelRulesError, NetworkFaultError
+from gavel_rules.language.lowering import (
+    FLAG,
+    GUARD,
+    LITERAL_LENGTH_MAX,
+    NUMBER,
+    PRESENCE,
+    TEXT,
+    Atom,
+    Conjunction,
+    Formula,
+    Slot,
+    number_json,
+    text_json,
+)
+
+CHAINS_MAX: Final = 1_000
+SLOTS_MAX: Final = 200
+HANDLE_DEATHS_MAX: Final = 16
+
+# The sum of branches on every path from the root stays under 60: 2 kinds, at most 17 supergroups, 12 groups in each, and 28
+# within a group. A conjunction is at most 24 conditions long and each further one branches once more, so at least five fit
+# into a group: 1,000 of them make at most 200 groups, in at most 17 supergroups.
+GROUPS_PER_SUPERGROUP: Final = 12
+GROUP_BRANCHES_MAX: Final = 28
+CHAINS_PER_GROUP_MAX: Final = 64  # the engine loses count of more than 255 rules that end on one condition
+
+_HEAD: Final = '{"sid":"1","id":"c","kind":"case","one":1'
+_WARM_UP: Final = '{"sid":"1","id":"c","kind":"warm","one":1}'
+_SID: Final = "1"
+_WARM_UP_RULE: Final = "__warm"
+_OWN_FIELDS: Final = ("sid", "id", "$s", "$forward", "kind", "one")
+
+
+_FLAGS: Final[Mapping[object, str]] = {True: "true", False: "false"}
+
+
+class LimitError(GavelRulesError):
+    """An action's rules do not fit into one network. The text says which limit."""
+
+
+class NetworkPlan(NamedTuple):
+    """An action's network as data: what the engine is given, and how a case is written for it."""
+
+    definition: str  # the engine's JSON
+    slots: tuple[Slot, ...]
+    rule_of: Mapping[str, int]  # the engine's rule name -> index of the action's rule
+
+
+def plan(formulas: Sequence[Formula]) -> NetworkPlan:
+    """Return the network of an action's rules, highest priority first; LimitError when it would pass a limit."""
+    chains = [(index, conjunction) for index, formula in enumerate(formulas) for conjunction in formula]
+    if len(chains) > CHAINS_MAX:
+        raise LimitError(f"its conditions have {len(chains)} alternatives in all; the limit is {CHAINS_MAX}")
+    slots = tuple(dict.fromkeys(slot for _, conjunction in chains for slot in _slots_of(conjunction)))
+    if len(slots) > SLOTS_MAX:
+        raise LimitError(f"its conditions read {len(slots)} different values and sub-conditions; the limit is {SLOTS_MAX}")
+    fields = {slot: f"{slot.kind}{number}" for number, slot in enumerate(slots)}
+    _check_hashes(fields.values())
+    groups = _groups([conjunction for _, conjunction in chains])
+    rules = [f'"{_WARM_UP_RULE}":{{"pri":0,"all":[{{"m":{{"$and":[{{"kind":"warm"}}]}}}}]}}']
+    rule_of: dict[str, int] = {}
+    for number, ((index, conjunction), group) in enumerate(zip(chains, groups, strict=True)):
+        name = f"r{number}"
+        rule_of[name] = index
+        conditions = ['{"kind":"case"}', *_bucket(group, groups[-1]), *(text for atom in conjunction for text in _conditions(atom, fields))]
+        rules.append(f'"{name}":{{"pri":{number + 1},"all":[{{"m":{{"$and":[{",".join(conditions)}]}}}}]}}')
+    return NetworkPlan(f"{{{','.join(rules)}}}", slots, rule_of)
+
+
+class Document:
+    """Writes cases for one network: a flat JSON object of exactly its slots."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._numbers: list[tuple[str, str]] = []
+        self._texts: list[tuple[str, str]] = []
+        self._flags: list[tuple[str, str]] = []
+        self._presences: list[tuple[str, str]] = []
+        self._guards: list[tuple[str, str]] = []
+        of_kind = {NUMBER: self._numbers, TEXT: self._texts, FLAG: self._flags, PRESENCE: self._presences, GUARD: self._guards}
+        for number, slot in enumerate(slots):
+            of_kind[slot.kind].append((slot.name, f',"{slot.kind}{number}":'))
+
+    def write(self, values: Mapping[str, object], presences: Mapping[str, bool], guards: Mapping[str, object]) -> str:
+        """Return the document of a case. A value that is absent, and a guard that is no bool, leaves its slot out.
+
+        `values` are of their slots' types: `case.Reader` has seen to that.
+        """
+        parts = [_HEAD]
+        for name, field in self._numbers:
+            if name in values:
+                text = repr(values[name])
+                parts.append(field + text if "e" not in text else field + number_json(values[name]))  # type: ignore[arg-type]
+        for name, field in self._texts:
+            if name in values:
+                text = text_json(values[name])  # type: ignore[arg-type]
+                parts.append(field + text if len(text) <= LITERAL_LENGTH_MAX else field + _digest(text))
+        for name, field in self._flags:
+            if name in values:
+                parts.append(field + _FLAGS[values[name]])
+        for name, field in self._presences:
+            parts.append(field + _FLAGS[presences[name]])
+        for name, field in self._guards:
+            flag = _FLAGS.get(guards[name])
+            if flag is not None:
+                parts.append(field + flag)
+        parts.append("}")
+        return "".join(parts)
+
+
+@mypyc_attr(native_class=False)  # compiled or not, it can be referred to weakly
+class Network:
+    """One network of the engine. Not for two threads at once."""
+
+    def __init__(self, name: str, network_plan: NetworkPlan) -> None:
+        self._name = name
+        self._definition = network_plan.definition
+        self._rule_of = network_plan.rule_of
+        self._handle = 0
+        self._deaths = 0
+        self._release: Callable[[], object] | None = None
+
+    def match(self, document: str) -> list[int]:
+        """Return the indexes of the matching rules, each once, ascending; NetworkFaultError when the engine cannot be trusted."""
+        handle = self._handle or self.start()
+        try:
+            matched = self._cycle(handle, document)
+        except BaseException as error:
+            self._bury()
+            if isinstance(error, durable_rules_engine.error | MemoryError):
+                raise NetworkFaultError(f"the Rete engine failed on {self._name}: {error}") from error
+            raise
+        return matched
+
+    def _cycle(self, handle: int, document: str) -> list[int]:
+        code, state = durable_rules_engine.assert_fact(handle, document)
+        matched: set[int] = set()
+        if code == 0:
+            started = durable_rules_engine.start_action_for_state(handle, state)
+            if started is None:
+                raise NetworkFaultError(f"the Rete engine on {self._name} matched, and would not say what")
+            message = started[1]
+            left = len(self._rule_of)
+            rule_of = self._rule_of
+            while message is not None:
+                if left == 0:
+                    raise NetworkFaultError(f"the Rete engine on {self._name} fired more rules than it has")
+                left -= 1
+                matched.add(rule_of[message[2 : message.index('"', 2)]])
+                message = durable_rules_engine.complete_and_start_action(handle, state)
+        elif code != 1:
+            raise NetworkFaultError(f"the Rete engine on {self._name} answered {code} to a case")
+        code, _ = durable_rules_engine.retract_fact(handle, document)
+        if code != 0:
+            raise NetworkFaultError(f"the Rete engine on {self._name} kept a case: {code}")
+        return sorted(matched)
+
+    def start(self) -> int:
+        """Return the handle, started and warmed up if need be; NetworkFaultError when that fails."""
+        if self._handle:
+            return self._handle
+        if self._deaths >= HANDLE_DEATHS_MAX:
+            raise NetworkFaultError(f"the Rete engine on {self._name} has failed {self._deaths} times; restart the process")
+        try:
+            handle: int = durable_rules_engine.create_ruleset(self._name, self._definition)
+            # The first firing initialises what the engine would else free unset when the state is deleted.
+            code, state = durable_rules_engine.assert_fact(handle, _WARM_UP)
+            fired = durable_rules_engine.start_action_for_state(handle, state) if code == 0 else None
+            if fired is None or not fired[1].startswith(f'{{"{_WARM_UP_RULE}"'):
+                raise NetworkFaultError(f"the Rete engine on {self._name} did not warm up")
+            if durable_rules_engine.complete_and_start_action(handle, state) is not None:
+                raise NetworkFaultError(f"the Rete engine on {self._name} fired too much while it warmed up")
+            if durable_rules_engine.retract_fact(handle, _WARM_UP)[0] != 0:
+                raise NetworkFaultError(f"the Rete engine on {self._name} kept its warm-up")
+        except (durable_rules_engine.error, MemoryError) as error:
+            self._deaths += 1
+            raise NetworkFaultError(f"the Rete engine cannot be started on {self._name}: {error}") from error
+        except BaseException:
+            self._deaths += 1
+            raise
+        self._handle = handle
+        finalizer = weakref.finalize(self, _delete, handle)
+        finalizer.atexit = False
+        self._release = finalizer.detach
+        return handle
+
+    def _bury(self) -> None:
+        """Never touch the handle again, not even to delete it: the engine may free what it has not set."""
+        self._deaths += 1
+        self._handle = 0
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+
+def _delete(handle: int) -> None:
+    durable_rules_engine.delete_state(handle, _SID)
+    durable_rules_engine.delete_ruleset(handle)
+
+
+def _slots_of(conjunction: Conjunction) -> list[Slot]:
+    return [slot for atom in conjunction for slot in (atom.left, atom.right) if isinstance(slot, Slot)]
+
+
+def _conditions(atom: Atom, fields: Mapping[Slot, str]) -> tuple[str, ...]:
+    """Return an atom as the engine's conditions, one key per object."""
+    left = fields[atom.left]
+    if isinstance(atom.right, Slot):
+        right = fields[atom.right]
+        # Without the first condition, a missing right operand would be read uninitialised.
+        return (f'{{"$ex":{{"{right}":1}}}}', f'{{"{atom.operator or "$eq"}":{{"{left}":{{"$m":"{right}"}}}}}}')
+    if atom.operator:
+        return (f'{{"{atom.operator}":{{"{left}":{atom.right}}}}}',)
+    return (f'{{"{left}":{atom.right}}}',)
+
+
+def _groups(conjunctions: Sequence[Conjunction]) -> list[int]:
+    """Return the group of each conjunction: consecutive ones share a group while its paths branch little enough."""
+    groups: list[int] = []
+    group = 0
+    size = 0
+    trie: dict[object, object] = {}
+    for conjunction in conjunctions:
+        _insert(trie, conjunction)
+        size += 1
+        if size > CHAINS_PER_GROUP_MAX or _branches(trie) > GROUP_BRANCHES_MAX:
+            group += 1
+            size = 1
+            trie = {}
+            _insert(trie, conjunction)
+        groups.append(group)
+    return groups
+
+
+def _insert(trie: dict[object, object], conjunction: Conjunction) -> None:
+    node = trie
+    for atom in conjunction:
+        for step in (atom,) if isinstance(atom.right, str) else (("$ex", atom.right), atom):
+            below = node.setdefault(step, {})
+            assert isinstance(below, dict)  # noqa: S101  # only dicts are put in
+            node = below
+
+
+def _branches(trie: object) -> int:
+    """Return the greatest sum of child counts on any path."""
+    if not isinstance(trie, dict) or not trie:
+        return 0
+    return len(trie) + max(_branches(below) for below in trie.values())
+
+
+def _bucket(group: int, last_group: int) -> list[str]:
+    """Return the always true conditions that a group hangs under."""
+    if last_group == 0:
+        return []
+    if last_group < GROUPS_PER_SUPERGROUP:
+        return [f'{{"$gte":{{"one":{-group}}}}}']
+    return [f'{{"$gte":{{"one":{-(group // GROUPS_PER_SUPERGROUP)}}}}}', f'{{"$gte":{{"one":{-group}}}}}']
+
+
+def _check_hashes(fields: Sequence[str] | object) -> None:
+    """The engine knows a field by 32 bits of hash only. Ours are made so that they never meet; look all the same."""
+    names = [*_OWN_FIELDS, *fields]  # type: ignore[misc]
+    if len({_fnv1a(name) for name in names}) != len(names):
+        raise LimitError("two field names have one hash")
+
+
+def _fnv1a(text: str) -> int:
+    value = 2166136261
+    for byte in text.encode():
+        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
+    return value
+
+
+def _digest(text: str) -> str:
+    """Return what stands for a string that is longer than any literal, as JSON.
+
+    The sign outside ASCII keeps it apart from every string that is written out, so equal strings stay equal, others unequal.
+    """
+    return f'"§{hashlib.sha256(text.encode()).hexdigest()}"'

@@ -1,0 +1,107 @@
+"""Whose fact a declared fact is: subject templates (seeds 002 §4.4).
+
+A declaration without a template means the proposal's own subject. A template is CEL over `subject`, `params` and the other
+declared facts, and gives "type/id". The facts that it reads are selected first; which of them those are follows from its
+text, not from the order of a mapping. As long as one of them is not as required, nobody can say whose fact is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from gavel_rules.language.case import Case, Reader
+from gavel_rules.language.cel_syntax import Call, Constant, Identifier, Node
+from gavel_rules.language.conditions import Condition, Environment, presences, reads
+from gavel_rules.language.reference import Program, condition_source
+from gavel_rules.limits import SUBJECT
+
+_SUBJECT: Final = re.compile(SUBJECT)
+_FACTS: Final = "facts."
+
+
+class SubjectTemplate:
+    """One template, compiled. `needs` are the declared facts that it reads or tests; `takes_params` whether it reads params too."""
+
+    def __init__(self, environment: Environment, condition: Condition) -> None:
+        read = list(reads(condition.tree, environment.types))
+        tested = list(presences(condition.tree))
+        self.needs = needs_of(environment, condition)
+        self.takes_params = any(path.startswith("params") for path in (*(name for name, _ in read), *tested))
+        self._reader = Reader(read, tested)
+        # Most templates only string texts together, which needs no evaluator.
+        self._texts = _texts(condition.tree, environment)
+        self._program = Program(environment, [condition_source(condition.source)])
+
+    def subject(self, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
+        """Return whose fact is meant, for the typed params, the facts that it needs as far as they are there, and the proposal's subject.
+
+        None: the template errs, or what it gives is no "type/id".
+        """
+        case = Case(params, facts, 0.0, 0.0, 0.0, 0, "", subject, "", "", "", 0, 0, 0, 0, 0)
+        values = self._reader.values(case)
+        named = self._evaluated(values) if self._texts is None else _strung(self._texts, values)
+        return named if isinstance(named, str) and _SUBJECT.fullmatch(named) else None
+
+    def _evaluated(self, values: dict[str, object]) -> object:
+        answers = self._program.together(values)
+        return None if answers is None else answers[0]
+
+
+_Texts = tuple[tuple[bool, str], ...]
+
+
+def _texts(tree: Node, environment: Environment) -> _Texts | None:
+    """Return what a template strings together, each a literal, or with True the name of a variable; None where it does anything else."""
+    match tree:
+        case Constant("string", str(text)):
+            return ((False, text),)
+        case Identifier(name) if name in environment.types and environment.types[name].kind == "string":
+            return ((True, name),)
+        case Call("_+_", None, (left, right)):
+            before, after = _texts(left, environment), _texts(right, environment)
+            return None if before is None or after is None else before + after
+    return None
+
+
+def _strung(texts: _Texts, values: Mapping[str, object]) -> str | None:
+    """Return the texts as one, None where a value is not there: reading it is CEL's error."""
+    parts: list[str] = []
+    for is_variable, text in texts:
+        part = values.get(text) if is_variable else text
+        if not isinstance(part, str):
+            return None
+        parts.append(part)
+    return "".join(parts)
+
+
+def needs_of(environment: Environment, condition: Condition) -> tuple[str, ...]:
+    """Return the names of the declared facts that a checked template reads or tests, sorted."""
+    paths = {*(name for name, _ in reads(condition.tree, environment.types)), *presences(condition.tree)}
+    return tuple(sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS)))
+
+
+def in_order(names: list[str], needs: Mapping[str, tuple[str, ...]]) -> tuple[list[str], list[str]]:
+    """Return facts so that each comes after those that it needs, else in their order; and those that come to need themselves."""
+    ordered: dict[str, None] = {}
+    waiting = names
+    while waiting:
+        ready = [name for name in waiting if all(need in ordered for need in needs.get(name, ()))]
+        if not ready:
+            return list(ordered), [name for name in waiting if name in _needed(name, needs)]
+        ordered.update(dict.fromkeys(ready))
+        waiting = [name for name in waiting if name not in ordered]
+    return list(ordered), []
+
+
+def _needed(name: str, needs: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Return every fact that a fact needs, also through others."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for need in needs.get(waiting.pop(), ()):
+            if need not in found:
+                found.add(need)
+                waiting.append(need)
+    return found

@@ -1,0 +1,228 @@
+"""Deciding a batch: the core run on each command in turn, and the log entries that come of it. No I/O."""
+
+from __future__ import annotations
+
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePath
+from typing import Final, NamedTuple
+
+import structlog
+from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.chain import chain
+from gavel_rules.commands import (
+    NO_REFERENCES,
+    Answer,
+    Command,
+    Failure,
+    Fault,
+    Handled,
+    Recorded,
+    References,
+    Started,
+    SubmitProposal,
+    Tick,
+    Waiting,
+)
+from gavel_rules.decider import handle
+from gavel_rules.events import DECISION, EXECUTION, FACT, PROPOSAL
+from gavel_rules.projection import State
+
+from gavel_server.bus.lookup import Lookup
+from gavel_server.errors import ServiceError, of_fault
+from gavel_server.log import Entry, Head, Record
+
+# Timers that one commit emits at most; more than that go ahead of the commands in commits of their own.
+TIMERS_PER_COMMIT: Final = 512
+# Of a failure, how many of the innermost calls the log names.
+FRAMES_LOGGED_MAX: Final = 8
+
+# What a decision may follow that answers it: a proposal, or a person's word.
+_DECIDED: Final = frozenset({PROPOSAL, FACT})
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class Completed(NamedTuple):
+    """What a command came to, committed. `record` is the log's record of the answer's event, where it has one."""
+
+    answer: Answer
+    record: Record | None
+
+
+Done = Callable[[Completed | ServiceError], None]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A command that waits.
+
+    `check_id` is its event_id where the producer chose it; `cause_in_batch` one before it in the batch; `unchecked` says
+    that its envelope has not been admitted yet.
+    """
+
+    command: Command
+    done: Done
+    check_id: str
+    size_bytes: int
+    unchecked: bool = False
+    references: References = NO_REFERENCES
+    cause_in_batch: str = ""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the caller has heard something."""
+        return self.done is _ignore
+
+    def answer(self, result: Completed | ServiceError) -> None:
+        """Tell the caller, once: what it hears first stands."""
+        done, self.done = self.done, _ignore
+        try:
+            done(result)
+        except Exception:  # noqa: BLE001  # one caller's callback must not keep the others from their answers
+            _LOG.exception("callback.failed")
+
+
+def _ignore(result: Completed | ServiceError) -> None:
+    """The caller has been answered already."""
+
+
+class Plan(NamedTuple):
+    """A decided batch, applied to the state and not yet in the log."""
+
+    expected: Head
+    head: Head
+    recorded_at_ms: int
+    envelopes: list[Envelope]
+    entries: list[Entry]
+    answers: list[tuple[Pending, Answer]]
+    mark: int  # undoing to here takes the plan back
+    end: int  # what was applied before here is the plan's
+
+
+class Planning:
+    """A batch being decided at `now_ms`, command by command; whoever makes one may do other things between two commands.
+
+    The state changes with every command: undo it to `mark` if the plan is not appended. Nobody else may change it meanwhile.
+    """
+
+    def __init__(self, state: State, lookup: Lookup, expected: Head, now_ms: int) -> None:
+        self.mark = state.mark()
+        self._state = state
+        self._lookup = lookup
+        self._expected = expected
+        self._now_ms = now_ms
+        self._chain_hash = expected.chain_hash
+        self._envelopes: list[Envelope] = []
+        self._entries: list[Entry] = []
+        self._answers: list[tuple[Pending, Answer]] = []
+        self._recorded_ids: set[str] = set()
+
+    def tick(self) -> None:
+        """Let time pass: emit some of the timers that are due."""
+        handled = handle(self._state, Tick(TIMERS_PER_COMMIT), now_ms=self._now_ms)
+        _say(handled.failures)
+        self._record(handled.events)
+
+    def decide(self, pending: Pending) -> None:
+        """Decide a command. `lookup` learns at once what later ones may cite, and forgets it if the state is undone."""
+        state = self._state
+        handled = _handle(state, pending, self._now_ms, self._recorded_ids)
+        if not isinstance(pending.command, SubmitProposal):
+            for envelope in handled.events:
+                self._lookup.cite(envelope)
+                state.on_undo(partial(self._lookup.uncite, envelope.sequence_number))
+        if handled.failures:
+            _say(handled.failures)
+        self._answers.append((pending, handled.answer))
+        if pending.check_id:
+            self._recorded_ids.update(envelope.event_id for envelope in handled.events)
+        self._record(handled.events)
+
+    def plan(self) -> Plan:
+        """Return the plan of what has been decided."""
+        head = Head(self._expected.sequence_number + len(self._entries), self._chain_hash)
+        return Plan(self._expected, head, self._now_ms, self._envelopes, self._entries, self._answers, self.mark, self._state.position)
+
+    def _record(self, envelopes: list[Envelope]) -> None:
+        """Make log entries of a command's events, which nothing changes any more."""
+        last = len(envelopes) - 1
+        for index, envelope in enumerate(envelopes):
+            # Deterministic: a decision made again from the same log has the same bytes, maps included.
+            envelope_bytes = envelope.SerializeToString(deterministic=True)
+            self._chain_hash = chain(self._chain_hash, envelope_bytes)
+            number = envelope.sequence_number
+            category = envelope.event_category
+            work = ""
+            decided_by = 0
+            if category in _DECIDED:
+                if index < last and envelopes[index + 1].event_category == DECISION:
+                    decided_by = number + 1
+            elif category == DECISION:
+                if envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+                    work = "decisions"
+            elif category == EXECUTION:
+                work = "executions"
+            self._entries.append(Entry(number, envelope_bytes, self._chain_hash, envelope.event_id, work, decided_by))  # type: ignore[arg-type]
+        self._envelopes.extend(envelopes)
+
+
+def _say(failures: Iterable[Failure]) -> None:
+    """Log what could not be judged: the kind of error and where it came from. Its message may quote what agents sent, and stays out."""
+    for proposal_id, error in failures:
+        frames = traceback.extract_tb(error.__traceback__)[-FRAMES_LOGGED_MAX:]
+        where = [f"{PurePath(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
+        _LOG.error("judgement.failed", proposal_id=proposal_id, error=type(error).__name__, where=where)
+
+
+def records(decided: Plan) -> Iterator[tuple[Envelope, Record]]:
+    """Yield the events of a plan with their records."""
+    for envelope, entry in zip(decided.envelopes, decided.entries, strict=True):
+        yield envelope, Record(entry.sequence_number, entry.envelope, entry.chain_hash)
+
+
+def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
+    """Decide a whole batch at `now_ms`, or the timers that are due where it is empty, and return what to append.
+
+    The state is changed; undo it to the plan's `mark` if that is not appended.
+    """
+    planning = Planning(state, lookup, expected, now_ms)
+    try:
+        if not batch:
+            planning.tick()
+        for pending in batch:
+            planning.decide(pending)
+        return planning.plan()
+    except BaseException:
+        state.undo(planning.mark)
+        raise
+
+
+def outcome(decided: Plan, answer: Answer) -> Completed | ServiceError | None:
+    """Return what the caller of a committed command hears; None: he has to wait for a contest."""
+    if isinstance(answer, Fault):
+        return of_fault(answer)
+    if isinstance(answer, Waiting):
+        return None
+    if isinstance(answer, Recorded | Started):
+        entry = decided.entries[answer.envelope.sequence_number - decided.expected.sequence_number - 1]
+        return Completed(answer, Record(entry.sequence_number, entry.envelope, entry.chain_hash))
+    return Completed(answer, None)
+
+
+def _handle(state: State, pending: Pending, now_ms: int, recorded_ids: set[str]) -> Handled:
+    if pending.cause_in_batch and pending.cause_in_batch not in recorded_ids:
+        message = f"causation_id {pending.cause_in_batch} names an event that was refused"
+        return Handled([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+    mark = state.mark()
+    try:
+        return handle(state, pending.command, pending.references, now_ms)
+    except Exception:  # noqa: BLE001  # a bug in one command must neither stop the bus nor leave half of it behind
+        state.undo(mark)
+        fault_id = uuid.uuid4().hex
+        _LOG.exception("command.failed", fault_id=fault_id, command=type(pending.command).__name__)
+        return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, f"internal error {fault_id}; the server's log has the details"))
