@@ -32,6 +32,7 @@ PACKAGES: Final = ("proto/gen/python/gavel", "rules/gavel_rules", "server/gavel_
 MODULES: Final = {
     "rules/gavel_rules": (
         "arbitration",
+        "authoring/impact",
         "budget",
         "chain",
         "commands",
@@ -46,7 +47,6 @@ MODULES: Final = {
         "fingerprint",
         "first_decisions",
         "governed",
-        "impact",
         "journal",
         "language/case",
         "language/declarations",

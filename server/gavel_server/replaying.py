@@ -19,7 +19,7 @@ from gavel.v1 import decision_pb2, replay_service_pb2
 from gavel.v1.decision_pb2 import Engine, Outcome
 from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict, VerifyReplayResponse
 from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress, SimulateRuleSetResponse, SimulationSummary
-from gavel_rules.impact import Impact
+from gavel_rules.authoring.impact import Impact
 from gavel_rules.language.ruleset import CompiledRuleSet
 from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError
 

@@ -11,12 +11,12 @@ from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
+from gavel_rules.authoring.impact import Impact
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetAt, Tick, Waiting
 from gavel_rules.decider import handle
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.evidence import cited
 from gavel_rules.first_decisions import first_decision_id
-from gavel_rules.impact import Impact
 from gavel_rules.language.network import Network
 from gavel_rules.limits import CONTEST_CANDIDATES_MAX
 from gavel_rules.projection import State

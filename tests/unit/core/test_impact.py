@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gavel.v1 import decision_pb2
-from gavel_rules.impact import ChangedDecision, Impact
+from gavel_rules.authoring.impact import ChangedDecision, Impact
 
 from tests.unit.core.driver import BUS, RULES, Core, compiled, document
 from tests.unit.core.story import STORY, told

@@ -10,8 +10,8 @@ import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reasons
+from gavel_rules.authoring.impact import Impact
 from gavel_rules.commands import ActivateRuleSet, RuleSetAt
-from gavel_rules.impact import Impact
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
