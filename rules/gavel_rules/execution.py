@@ -10,7 +10,7 @@ on no facts, does not expire, takes over the key and ends by its success alone. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2
 from gavel.v1.common_pb2 import Producer
@@ -18,7 +18,7 @@ from gavel.v1.decision_pb2 import Decision, RuleSetReference
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LateExecution
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.execution_pb2 import Execution
+from gavel.v1.execution_pb2 import Execution, ExecutionError
 
 from gavel_rules import reasons
 from gavel_rules.commands import (
@@ -51,8 +51,8 @@ from gavel_rules.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDeci
 from gavel_rules.values import python_to_value, struct_to_dict
 
 _MESSAGES: Final = {
-    reasons.STALE_FACT: "a fact that the approval rests on is no longer fresh; propose again with current facts",
-    reasons.FACT_SUPERSEDED: "a fact that the approval rests on has changed; propose again with current facts",
+    reasons.STALE_FACT: "what the approval rests on is no longer fresh, propose again with current facts",
+    reasons.FACT_SUPERSEDED: "what the approval rests on has changed, propose again with current facts",
     reasons.RETRY_FACTS_CHANGED: "the facts changed after an attempt had started; a person has to look at what was done",
     reasons.EXPIRED: "the approval was not started in time; propose again",
     reasons.REVOKED: "the approval was taken back by a person",
@@ -91,11 +91,12 @@ def begin(emission: Emission, command: BeginExecution, references: References) -
         # Its executor may be at work, even if a person has been called meanwhile and grants another attempt.
         return _not_started(reasons.ALREADY_RUNNING, live.lease_until_ms - emission.now_ms)
     changed = _changed_facts(state, live, emission.now_ms)
-    if changed and live.phase == APPROVED:
+    if changed is not None and live.phase == APPROVED:
         _abort(emission, live, command.producer, changed)
-        return _not_started(changed)
-    if changed:
-        _call_person(emission, live, reasons.RETRY_FACTS_CHANGED, live.basis, f"facts-changed-{live.attempt}")
+        return NotStarted(changed.reason_code, changed.message)
+    if changed is not None:
+        warning = DecisionWarning(code=changed.reason_code, message=changed.message)
+        _call_person(emission, live, reasons.RETRY_FACTS_CHANGED, live.basis, f"facts-changed-{live.attempt}", (warning,))
         return _not_started(reasons.RETRY_FACTS_CHANGED)
     envelope = _start(emission, live, command.producer, live.attempt + 1, command.lease_ms)
     return Started(envelope, live.decision)
@@ -258,13 +259,14 @@ def _start(emission: Emission, live: LiveDecision, producer: Producer, attempt: 
     )
 
 
-def _abort(emission: Emission, live: LiveDecision, producer: Producer, reason_code: str) -> None:
-    """Record that a decision was given up before any attempt: its facts no longer hold (seeds 002 §4.4)."""
+def _abort(emission: Emission, live: LiveDecision, producer: Producer, changed: _Changed) -> None:
+    """Record that a decision was given up before any attempt: its facts no longer hold, and which (seeds 002 §4.4)."""
     execution = Execution(
         decision_id=live.decision_id,
         execution_id=execution_id_of(live.decision_id, 0),
         status=execution_pb2.EXECUTION_STATUS_ABORTED,
-        reason_code=reason_code,
+        reason_code=changed.reason_code,
+        error=ExecutionError(code=changed.reason_code, message=changed.message),
     )
     envelope = _record_execution(emission, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "aborted"))
     _note_failed_derivations(emission, live, envelope)
@@ -340,14 +342,26 @@ def emit_later(
     )
 
 
-def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
-    """Return STALE_FACT or FACT_SUPERSEDED if what an approval rests on no longer holds, else "". A compensation rests on none.
+class _Changed(NamedTuple):
+    """Facts that an approval rests on and that hold no more: why it may not be begun, and which they are, as (key, subject)."""
+
+    reason_code: str
+    facts: frozenset[tuple[str, str]]
+
+    @property
+    def message(self) -> str:
+        """For people: the reason, and every fact by name."""
+        return f"{_MESSAGES[self.reason_code]}: {', '.join(f'{key} of {subject}' for key, subject in sorted(self.facts))}"
+
+
+def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> _Changed | None:
+    """Return what no longer holds of what an approval rests on, or None. A compensation rests on nothing.
 
     The selection is repeated exactly as when it was made, subject templates included, for each rule set that was consulted, by
     itself: every pinned key must yield the same version, still fresh, and no optional fact that was absent may have appeared.
     """
     if live.compensates:
-        return ""
+        return None
     decision = live.basis.decision
     actions = state.actions_of(live.decision.decision)
     params = struct_to_dict(live.proposal.proposal.params)
@@ -356,7 +370,8 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
     pinned = {(policy_id, pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts for policy_id in pin.policy_ids or consulted}
     selected: set[tuple[str, str, str, str]] = set()
     absent: set[tuple[str, str, str]] = set()
-    stale = False
+    stale: set[tuple[str, str]] = set()
+    changed: set[tuple[str, str]] = set()
     for action in actions:
         policy_id = action.policy_id
         for piece in gather(state, action, actions, live.proposal, action.typed_params(params), now_ms).pieces:
@@ -366,15 +381,18 @@ def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> str:
             elif not piece.state:
                 absent.add((policy_id, key, subject))
             elif piece.state == STALE and _still_latest(state, pinned, policy_id, key, subject):
-                stale = True
+                stale.add((key, subject))
             else:
-                return reasons.FACT_SUPERSEDED
-    if not selected <= pinned or not absent <= was_absent:
-        return reasons.FACT_SUPERSEDED
-    # Whose fact a template means cannot be said while one that it takes is stale: then not all pieces are there to compare.
-    if stale:
-        return reasons.STALE_FACT
-    return reasons.FACT_SUPERSEDED if selected != pinned or absent != was_absent else ""
+                changed.add((key, subject))
+    changed.update((key, subject) for _, key, subject, _ in selected - pinned)
+    changed.update((key, subject) for _, key, subject in absent - was_absent)
+    if not changed and not stale:
+        # Whose fact a template means cannot be said while one that it takes is stale: then not all pieces are there to compare.
+        changed.update((key, subject) for _, key, subject, _ in pinned - selected)
+        changed.update((key, subject) for _, key, subject in was_absent - absent)
+    if changed:
+        return _Changed(reasons.FACT_SUPERSEDED, frozenset(changed))
+    return _Changed(reasons.STALE_FACT, frozenset(stale)) if stale else None
 
 
 def _still_latest(state: State, pinned: set[tuple[str, str, str, str]], policy_id: str, key: str, subject: str) -> bool:

@@ -234,7 +234,7 @@ def _execution(execution: Execution) -> str:
     parts = [f"attempt {execution.attempt} {short(ExecutionStatus, execution.status)}"]
     if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
         parts.append(f"leased until {moment(execution.lease_until)}")
-    if execution.reason_code:
+    if execution.reason_code and execution.reason_code != execution.error.code:
         parts.append(execution.reason_code)
     if execution.error.code:
         parts.append(f"{execution.error.code} {execution.error.message}".strip())

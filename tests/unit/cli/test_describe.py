@@ -70,9 +70,16 @@ CASES = [
         "attempt 2 FAILED, PSP_DOWN, another attempt follows",
     ),
     (
-        {"execution": {"status": "EXECUTION_STATUS_ABORTED", "reason_code": "STALE_FACT"}},
-        "attempt 0 ABORTED, STALE_FACT",
+        {
+            "execution": {
+                "status": "EXECUTION_STATUS_ABORTED",
+                "reason_code": "STALE_FACT",
+                "error": {"code": "STALE_FACT", "message": "old: k of s/1"},
+            }
+        },
+        "attempt 0 ABORTED, STALE_FACT old: k of s/1",
     ),
+    ({"execution": {"status": "EXECUTION_STATUS_ABORTED", "reason_code": "STALE_FACT"}}, "attempt 0 ABORTED, STALE_FACT"),
     (
         {"observation": {"source_tool": "t", "extracted_fields": {"b": 1, "a": True}, "trust_tier": "TRUST_TIER_2_TOOL_OBSERVATION"}},
         "a = true, b = 1, read through t, trust tier 2",

@@ -162,26 +162,31 @@ def _grow_old_and_change(core: Core) -> None:
 
 
 CHANGES = [
-    (_retract, reasons.FACT_SUPERSEDED),
-    (_change, reasons.FACT_SUPERSEDED),
-    (_repeat, reasons.FACT_SUPERSEDED),
-    (_change_elsewhere, reasons.FACT_SUPERSEDED),
-    (_retract_elsewhere, reasons.FACT_SUPERSEDED),
-    (_bring_optional, reasons.FACT_SUPERSEDED),
-    (_bring_poor_optional, reasons.FACT_SUPERSEDED),
-    (_grow_old, reasons.STALE_FACT),
-    (_grow_old_and_change, reasons.FACT_SUPERSEDED),
+    (_retract, reasons.FACT_SUPERSEDED, "order.status of order/1"),
+    (_change, reasons.FACT_SUPERSEDED, "order.status of order/1"),
+    (_repeat, reasons.FACT_SUPERSEDED, "order.status of order/1"),
+    (_change_elsewhere, reasons.FACT_SUPERSEDED, "order.status of order/1"),
+    (_retract_elsewhere, reasons.FACT_SUPERSEDED, "order.status of order/1"),
+    (_bring_optional, reasons.FACT_SUPERSEDED, "order.score of order/1"),
+    (_bring_poor_optional, reasons.FACT_SUPERSEDED, "order.score of order/1"),
+    (_grow_old, reasons.STALE_FACT, "order.status of order/1"),
+    (_grow_old_and_change, reasons.FACT_SUPERSEDED, "order.status of order/1"),
 ]
 LASTING = document(decision_ttl_ms=600_000, retry={"max_attempts": 3, "human_takeover_after_ms": 600_000})
 
 
-@pytest.mark.parametrize(("change", "reason_code"), CHANGES)
-def test_a_first_start_is_refused_when_the_facts_no_longer_hold(change: Any, reason_code: str) -> None:
-    """Each pinned key must yield the same version, still fresh, and no absent optional may have appeared; else ABORTED, attempt 0."""
+@pytest.mark.parametrize(("change", "reason_code", "named"), CHANGES)
+def test_a_first_start_is_refused_when_the_facts_no_longer_hold(change: Any, reason_code: str, named: str) -> None:
+    """Each pinned key must yield the same version, still fresh, and no absent optional may have appeared; else ABORTED, attempt 0.
+
+    Refusal and event name the facts.
+    """
     core = Core(LASTING)
     approval = core.approve()
     change(core)
-    assert reason_code == core.refuse_start(approval).reason_code
+    refusal = core.refuse_start(approval)
+    assert (reason_code, named) == (refusal.reason_code, refusal.message.partition(": ")[2])
+    assert (reason_code, refusal.message) == (core.events[-1].execution.error.code, core.events[-1].execution.error.message)
     aborted = core.events[-1]
     assert ("ExecutionAborted", 0, reason_code) == (aborted.event_name, aborted.execution.attempt, aborted.execution.reason_code)
     assert (execution_id_of(approval.event_id, 0), EXECUTOR) == (aborted.execution.execution_id, aborted.producer)
@@ -190,10 +195,13 @@ def test_a_first_start_is_refused_when_the_facts_no_longer_hold(change: Any, rea
     core.prove()
 
 
-@pytest.mark.parametrize(("change", "reason_code"), CHANGES)
+@pytest.mark.parametrize(("change", "reason_code", "named"), CHANGES)
 @pytest.mark.parametrize("first", ["failed", "lapsed"])
-def test_a_retry_after_a_change_calls_a_person(change: Any, reason_code: str, first: str) -> None:
-    """Once an attempt has started, work may be half done: changed facts call a person with RETRY_FACTS_CHANGED, and the key stays."""
+def test_a_retry_after_a_change_calls_a_person(change: Any, reason_code: str, named: str, first: str) -> None:
+    """Once an attempt has started, work may be half done: changed facts call a person with RETRY_FACTS_CHANGED, and the key stays.
+
+    A warning tells the person which facts they are.
+    """
     core = Core(LASTING)
     approval = core.approve()
     started = core.start(approval, lease_ms=1_000)
@@ -204,6 +212,8 @@ def test_a_retry_after_a_change_calls_a_person(change: Any, reason_code: str, fi
     change(core)
     assert reasons.RETRY_FACTS_CHANGED == core.refuse_start(approval).reason_code
     assert (reasons.RETRY_FACTS_CHANGED, approval.event_id) == last_review(core)
+    (warning,) = core.events[-2 if core.events[-1].HasField("agent_diagnostic") else -1].decision.warnings
+    assert (reason_code, named) == (warning.code, warning.message.partition(": ")[2])
     assert reasons.UNDER_REVIEW == core.refuse_start(approval).reason_code
     assert {SUBJECT: approval.event_id} == core.state.holds
     core.prove()
