@@ -41,6 +41,7 @@ from gavel_rules.outcomes import (
     refuse,
     refuse_for_conflict,
     refuse_for_evidence,
+    refuse_for_repetition,
     warn_of_unknown,
     warn_of_violations,
 )
@@ -221,10 +222,11 @@ def _judge_governed(
     warn_of_unknown(decision, unknown)
     contradicted = bool(state.contradicted) and _contradictions(decision, state, citations, pieces)
     reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key, contradicted)
-    if not reason_code and _repeated(state, envelope, now_ms):
-        reason_code = reasons.DUPLICATE_PROPOSAL
     if reason_code:
         refuse_for_evidence(decision, reason_code, governed, unmet)
+        return
+    # Who competes was no repetition when it entered; what was refused since was a repetition of it.
+    if not envelope.proposal.HasField("contest") and _repetition_refuses(decision, state, envelope, conflict_key, now_ms, governed):
         return
     decision.conflict_key = conflict_key
     holder = state.holds.get(conflict_key)
@@ -318,10 +320,19 @@ def _contradictions(decision: Decision, state: State, citations: list[Cited], pi
     return bool(contradicted)
 
 
-def _repeated(state: State, envelope: Envelope, now_ms: int) -> bool:
-    """Whether the trace was refused this very proposal last, for lack of evidence or by policy."""
+def _repetition_refuses(
+    decision: Decision, state: State, envelope: Envelope, conflict_key: str, now_ms: int, governed: list[Governed]
+) -> bool:
+    """Refuse if this very proposal of the trace competes for the key, or is what the trace was refused last, by evidence or policy."""
+    waiting_id = state.waits_already(envelope, conflict_key) if state.waiting_of_trace else ""
+    if waiting_id:
+        refuse_for_repetition(decision, state, waiting_id, governed, now_ms)
+        return True
     refused = state.refused(envelope.trace_id, now_ms)
-    return bool(refused) and fingerprint(envelope) == refused
+    if not refused or fingerprint(envelope) != refused:
+        return False
+    refuse_for_evidence(decision, reasons.DUPLICATE_PROPOSAL, governed, [])
+    return True
 
 
 def _cites_input(envelope: Envelope, citations: list[Cited], pieces: list[Piece]) -> bool:

@@ -34,7 +34,7 @@ from gavel_rules.events import FACT, OBSERVATION, milliseconds, set_timestamp
 from gavel_rules.evidence import Cited
 from gavel_rules.first_decisions import record_first
 from gavel_rules.language.ruleset import CompiledAction
-from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX
+from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
 from gavel_rules.outcomes import close_trace, outrank
 from gavel_rules.projection import State
 from gavel_rules.records import OpenContest, Shadowing
@@ -48,19 +48,21 @@ class Ranked(NamedTuple):
     decision: Decision
 
 
-def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Mapping[int, Cited]) -> Waiting | Fault:
-    """Record a proposal that has to compete, or say why there is no room for it. `would_be` is its approval as of now.
+def joined(state: State, envelope: Envelope) -> Waiting | Fault | None:
+    """Return the wait that a proposal joins by its event_id: it changes nothing. None: no proposal with that event_id waits."""
+    waiting = state.open_proposals.get(envelope.event_id)
+    if waiting is None:
+        return None
+    if _is_repeated(waiting, envelope):
+        return Waiting(waiting)
+    message = f"event_id {envelope.event_id} is that of another proposal, which waits for its contest; choose a new event_id"
+    return Fault(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message)
 
-    One that is repeated while it waits changes nothing and waits on.
-    """
+
+def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Mapping[int, Cited]) -> Waiting | Fault:
+    """Record a proposal that has to compete, or say why there is no room for it. `would_be` is its approval as of now."""
     state = emission.state
     proposal = envelope.proposal
-    waiting = state.open_proposals.get(envelope.event_id)
-    if waiting is not None:
-        if _is_repeated(waiting, envelope):
-            return Waiting(waiting)
-        message = f"event_id {envelope.event_id} is that of another proposal, which waits for its contest; choose a new event_id"
-        return Fault(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message)
     state.on_undo(lambda: proposal.ClearField("contest"))
     entry = proposal.contest
     entry.conflict_key = would_be.conflict_key
@@ -70,16 +72,32 @@ def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Map
         citation = known[reference.sequence_number]
         entry.citations.add(subject=citation.subject, keys=citation.keys, evidence_ref=citation.evidence_ref)
     contest = state.contests.get(action_on(proposal.action_type, entry.conflict_key))
-    competing, size_bytes = (len(contest.candidates), contest.size_bytes) if contest is not None else (0, 0)
-    if competing >= CONTEST_CANDIDATES_MAX or size_bytes + envelope.ByteSize() > CONTEST_BYTES_MAX:
+    crowded = _crowded(state, contest, envelope) if contest is not None else ""
+    if crowded:
         wait_ms = milliseconds(entry.closes_at) - emission.now_ms
         proposal.ClearField("contest")
-        message = (
-            f"{competing} proposals compete for {would_be.conflict_key} already; a contest has room for {CONTEST_CANDIDATES_MAX} "
-            f"of together {CONTEST_BYTES_MAX} bytes: propose again when it has closed, in {wait_ms} ms"
-        )
+        message = f"{crowded}: propose again when the contest has closed, in {wait_ms} ms"
         return Fault(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=wait_ms)
     return Waiting(emission.record(envelope))
+
+
+def _crowded(state: State, contest: OpenContest, envelope: Envelope) -> str:
+    """Say why a contest has no room for one more proposal; "" if it has. A proposal alone always fits."""
+    competing = len(contest.candidates)
+    if competing >= CONTEST_CANDIDATES_MAX or contest.size_bytes + envelope.ByteSize() > CONTEST_BYTES_MAX:
+        return (
+            f"{competing} proposals compete for {contest.conflict_key} already; "
+            f"a contest has room for {CONTEST_CANDIDATES_MAX} of together {CONTEST_BYTES_MAX} bytes"
+        )
+    if competing >= CONTEST_CANDIDATES_OF_PRODUCER_MAX:
+        producer_id = envelope.producer.id
+        own = sum([one.producer.id == producer_id for one in candidates(state, contest)])
+        if own >= CONTEST_CANDIDATES_OF_PRODUCER_MAX:
+            return (
+                f"{own} proposals of producer {producer_id} compete for {contest.conflict_key} already; "
+                f"of the {CONTEST_CANDIDATES_MAX} places of a contest a producer may have {CONTEST_CANDIDATES_OF_PRODUCER_MAX}"
+            )
+    return ""
 
 
 def close(emission: Emission, contest: OpenContest, judge: Judge, unjudged: Container[str] = ()) -> None:

@@ -127,6 +127,10 @@ def _submit_proposal(
     fault = emission.claim_fault(envelope)
     if fault is not None:
         return fault
+    if state.open_proposals:  # between commands: those that wait for contests
+        waiting = contest.joined(state, envelope)
+        if waiting is not None:
+            return waiting
     decided = Envelope()
     decision = decided.decision
     asking = judge(state, state.head + 2, engine)

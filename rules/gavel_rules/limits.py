@@ -33,6 +33,8 @@ TRACE_EVENTS_MAX = 10_000
 
 # What competes in one contest is judged and appended in one go when it closes. Bytes of the proposals as the log has them.
 CONTEST_CANDIDATES_MAX = 64
+# Of one producer, by its id: whoever tries again and again, each time in another trace, leaves places to others.
+CONTEST_CANDIDATES_OF_PRODUCER_MAX = 16
 CONTEST_BYTES_MAX = 4 * 1024 * 1024
 # No longer than a silent trace is remembered.
 CONTEST_WINDOW_MS_MAX = 24 * 60 * 60 * 1000

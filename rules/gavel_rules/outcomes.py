@@ -58,6 +58,15 @@ def refuse_for_conflict(decision: Decision, state: State, holder: str, now_ms: i
     decision.conflict_with_proposal_ids.append(state.decisions[holder].decision.decision.proposal_id)
 
 
+def refuse_for_repetition(decision: Decision, state: State, waiting_id: str, governed: list[Governed], now_ms: int) -> None:
+    """Refuse because the same proposal, named by its event_id, waits for its contest; it is decided when that closes."""
+    refuse_for_evidence(decision, reasons.DUPLICATE_PROPOSAL, governed, [])
+    contest = state.contest_of(waiting_id)
+    if contest is not None:
+        decision.retry_hint.retry_after_ms = contest.closes_at_ms - now_ms
+    decision.conflict_with_proposal_ids.append(waiting_id)
+
+
 def _free_after_ms(state: State, holder: str, now_ms: int) -> int:
     """Return when a held conflict key may be free again, as far as the log can tell."""
     live = state.decisions[holder]

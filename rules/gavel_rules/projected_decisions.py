@@ -18,7 +18,7 @@ from gavel_rules.limits import (
     LATE_REPORT_MS_MAX,
 )
 from gavel_rules.projected_evidence import EvidenceProjection
-from gavel_rules.reasons import INVALID_PARAMS, NO_ACTIVE_POLICY, NO_FEASIBLE_PROPOSAL, VERSION_MISMATCH
+from gavel_rules.reasons import DUPLICATE_PROPOSAL, INVALID_PARAMS, NO_ACTIVE_POLICY, NO_FEASIBLE_PROPOSAL, VERSION_MISMATCH
 from gavel_rules.records import (
     APPROVED,
     AWAITING_FACTS,
@@ -33,7 +33,7 @@ from gavel_rules.records import (
     Trace,
 )
 from gavel_rules.stages import RefusalClass, refusal_class
-from gavel_rules.tables import action_on
+from gavel_rules.tables import action_on, waiting_key
 
 
 class DecisionProjection(EvidenceProjection):
@@ -59,6 +59,8 @@ class DecisionProjection(EvidenceProjection):
         self._put(self.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
         of_subject = self.waiting_of_subject.get(envelope.subject, ())
         self._put(self.waiting_of_subject, envelope.subject, (*of_subject, envelope.event_id))
+        of_trace = self._inner(self.waiting_of_trace, envelope.trace_id)
+        self._put(of_trace, waiting_key(envelope, entry.conflict_key), envelope.event_id)
 
     def _leave_contest(self, contest: OpenContest, envelope: Envelope) -> None:
         """A candidate is decided; with the last one the contest is over."""
@@ -73,6 +75,10 @@ class DecisionProjection(EvidenceProjection):
             self._put(self.waiting_of_subject, envelope.subject, waiting)
         else:
             self._drop(self.waiting_of_subject, envelope.subject)
+        of_trace = self.waiting_of_trace[envelope.trace_id]
+        self._drop(of_trace, waiting_key(envelope, contest.conflict_key))
+        if not of_trace:
+            self._drop(self.waiting_of_trace, envelope.trace_id)
 
     def _apply_decision(self, envelope: Envelope) -> None:
         decision = envelope.decision
@@ -294,15 +300,16 @@ def _refused(decision: Decision, proposal: Envelope) -> str:
     """Return the fingerprint of a proposal that was rejected for lack of evidence or by rules; "" for any other outcome.
 
     Stages 3 to 5 do not count: as long as what they lack is lacking they refuse it again by themselves, and else it has not been
-    judged yet. Above all, versions are no part of the fingerprint, and who mends them does what he was told.
+    judged yet. Above all, versions are no part of the fingerprint, and who mends them does what he was told. Nor does a repetition:
+    it is what was refused already, or what competes, which nobody has refused.
     """
-    if decision.outcome != decision_pb2.OUTCOME_REJECTED or decision.reason_code in _BEFORE_JUDGEMENT:
+    if decision.outcome != decision_pb2.OUTCOME_REJECTED or decision.reason_code in _UNJUDGED:
         return ""
     return fingerprint(proposal) if refusal_class(decision.reason_code) in _OF_THE_PROPOSAL else ""
 
 
 _OF_THE_PROPOSAL: Final = (RefusalClass.EVIDENCE, RefusalClass.POLICY)
-_BEFORE_JUDGEMENT: Final = frozenset({NO_ACTIVE_POLICY, INVALID_PARAMS, VERSION_MISMATCH})
+_UNJUDGED: Final = frozenset({NO_ACTIVE_POLICY, INVALID_PARAMS, VERSION_MISMATCH, DUPLICATE_PROPOSAL})
 
 
 def _without(attempts: tuple[int, ...], attempt: int) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from gavel.v1.fact_pb2 import CrossCheck
 from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
+from gavel_rules.fingerprint import fingerprint
 from gavel_rules.journal import Journal
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import (
@@ -66,6 +67,7 @@ class Tables(Journal):
         self.open_proposals: dict[str, Envelope] = {}
         self.contests: dict[str, OpenContest] = {}  # by action and conflict key (`action_on`)
         self.waiting_of_subject: dict[str, tuple[str, ...]] = {}  # event_ids of the proposals that wait for contests
+        self.waiting_of_trace: dict[str, dict[str, str]] = {}  # by trace: the same event_ids, by `waiting_key`
         self.decisions: dict[str, LiveDecision] = {}
         self.decisions_of_subject: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, str] = {}
@@ -213,6 +215,14 @@ class Tables(Journal):
             return None
         return self.contests.get(action_on(proposal.proposal.action_type, proposal.proposal.contest.conflict_key))
 
+    def waits_already(self, envelope: Envelope, conflict_key: str) -> str:
+        """Return the event_id of another proposal of the trace that is the same and waits for a contest for the key, or ""."""
+        of_trace = self.waiting_of_trace.get(envelope.trace_id)
+        if of_trace is None:
+            return ""
+        waiting = of_trace.get(waiting_key(envelope, conflict_key), "")
+        return waiting if waiting != envelope.event_id else ""
+
     def pending_decisions(self) -> list[LiveDecision]:
         """Return all live decisions, oldest first."""
         return sorted(self.decisions.values(), key=lambda live: live.sequence_number)
@@ -250,6 +260,7 @@ class Tables(Journal):
             "open_proposals": {key: _plain(value) for key, value in self.open_proposals.items()},
             "contests": self.contests,
             "waiting_of_subject": self.waiting_of_subject,
+            "waiting_of_trace": self.waiting_of_trace,
             "decisions": {key: _plain_tuple(value) for key, value in self.decisions.items()},
             "decisions_of_subject": self.decisions_of_subject,
             "holds": self.holds,
@@ -276,6 +287,11 @@ def action_on(action_type: str, target: str) -> str:
     An action holds no space.
     """
     return f"{action_type} {target}"
+
+
+def waiting_key(envelope: Envelope, conflict_key: str) -> str:
+    """Name what a proposal is (`fingerprint`) and competes for. A fingerprint holds no space."""
+    return f"{fingerprint(envelope)} {conflict_key}"
 
 
 def read_key(subject: str, key: str) -> str:

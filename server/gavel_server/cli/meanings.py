@@ -27,7 +27,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     reasons.INSUFFICIENT_EVIDENCE_TIER: f"evidence is not trusted enough; {_TABLE}",
     reasons.STALE_FACTS: f"evidence is too old; {_TABLE}",
     reasons.FACT_SUPERSEDED: f"it cites evidence that a newer one has replaced; {_TABLE}",
-    reasons.DUPLICATE_PROPOSAL: "the trace was refused exactly this before; cite what has come since, or propose otherwise",
+    reasons.DUPLICATE_PROPOSAL: "the trace was refused exactly this before (cite what has come since, or propose otherwise), "
+    "or has it compete already (send the proposal that it conflicts with again)",
     reasons.CONFLICTING_DECISION: "an approval on the same conflict key has not come to its end; propose again when it has",
     reasons.OUTRANKED: "another proposal that wanted the same conflict key scored higher; propose again when that one has come to its end",
     reasons.NO_RULE_MATCHED: "no rule approves it; gavel preflight --explain shows what each one says",

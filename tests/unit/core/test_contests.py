@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from gavel.v1 import decision_pb2, error_pb2, fact_pb2
-from gavel.v1.common_pb2 import EventReference
+from gavel.v1 import common_pb2, decision_pb2, error_pb2, fact_pb2
+from gavel.v1.common_pb2 import EventReference, Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
@@ -18,7 +18,7 @@ from gavel_rules.errors import NetworkFaultError
 from gavel_rules.evidence import cited
 from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.language.network import Network
-from gavel_rules.limits import CONTEST_CANDIDATES_MAX
+from gavel_rules.limits import CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
 from gavel_rules.projection import State
 from gavel_rules.replay import DivergedError
 from gavel_server.services.arbitration import _would_decide
@@ -307,7 +307,7 @@ def test_a_trace_may_win_and_lose() -> None:
     core = Core(contested())
     fact = delivered(core)
     core.decide([], trace_id="a")
-    high, low = core.enter([fact], trace_id="a", priority=2), core.enter([fact], trace_id="a", priority=1)
+    high, low = core.enter([fact], trace_id="a", priority=2), core.enter([fact], trace_id="a", priority=1, amount=7)
     core.tick(WINDOW_MS)
     assert [(APPROVED, 0), (REJECTED, 1)] == [(core.decided(one).outcome, core.decided(one).consecutive_rejections) for one in (high, low)]
     core.prove()
@@ -331,12 +331,37 @@ def test_a_contest_is_bounded() -> None:
     core = Core(contested())
     fact = delivered(core)
     for number in range(CONTEST_CANDIDATES_MAX):
-        core.enter([fact], trace_id=f"t{number}")
+        core.enter([fact], trace_id=f"t{number}", producer=agent(number // CONTEST_CANDIDATES_OF_PRODUCER_MAX))
     core.pass_time(400)
-    fault = core.fault(core.proposal([fact], trace_id="late", priority=9))
+    fault = core.fault(core.proposal([fact], trace_id="late", priority=9, producer=agent(9)))
     assert (error_pb2.ERROR_REASON_QUEUE_FULL, WINDOW_MS - 400) == (fault.reason, fault.retry_after_ms)
+    assert fault.message.startswith("64 proposals compete for order/1 already; ")
     made = core.tick(WINDOW_MS)
     assert CONTEST_CANDIDATES_MAX == len(made)
+    core.prove()
+
+
+def agent(number: int) -> Producer:
+    """One of several agents."""
+    return Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id=f"agent-{number}")
+
+
+def test_no_producer_takes_all_places() -> None:
+    """A quarter of the places is one producer's at most, in whatever traces; others still find room, and may win."""
+    core = Core(contested())
+    fact = delivered(core)
+    other = core.enter([fact], trace_id="other", producer=agent(2), priority=9)
+    for number in range(CONTEST_CANDIDATES_OF_PRODUCER_MAX):
+        core.enter([fact], trace_id=f"t{number}", producer=agent(1))
+    digest = core.state.digest()
+    fault = core.fault(core.proposal([fact], trace_id="late", producer=agent(1)))
+    assert (error_pb2.ERROR_REASON_QUEUE_FULL, WINDOW_MS) == (fault.reason, fault.retry_after_ms)
+    assert fault.message.startswith("16 proposals of producer agent-1 compete for order/1 already; ")
+    assert digest == core.state.digest()
+    core.enter([fact], trace_id="late", producer=agent(2))
+    core.enter([delivered(core, "order/2")], subject="order/2", trace_id="late", producer=agent(1))
+    core.tick(WINDOW_MS)
+    assert APPROVED == core.decided(other).outcome
     core.prove()
 
 

@@ -71,6 +71,7 @@ IMPOSSIBLE = {
     "ungoverned": "where nothing governs the action, nobody wins",
     "unknown-event": "what a candidate cites was looked up when it entered",
     "no-input": "what a candidate cites was looked up when it entered",
+    "duplicate": "what its trace was refused while a candidate waits was a repetition of it, if anything",
     "conflict": "where another decision holds the key, nobody wins",
 }
 OBSTACLES = [name for name in REFUSALS if name not in IMPOSSIBLE]
@@ -135,11 +136,6 @@ def _happens(core: Core, obstacle: str, loser: Envelope, cited: Envelope, eviden
             core.fact("k.typed", 7, subject=LOSER)
         case "superseded":
             core.fact("k.cited", "x", subject=LOSER)
-        case "duplicate":
-            core.activate(stricter("rule"))
-            again = core.decide([cited], subject=LOSER, amount=AMOUNT_OF_LOSER)
-            assert "TOO_MUCH" == again.reason_code
-            core.activate(rule_set(1, RULES))
         case "params" | "versions" | "tier" | "rule" | "error" | "silence":
             core.activate(stricter(obstacle))
 
