@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 ROOT: Final = Path(__file__).parents[1]
 
 # On a busy machine any example may take long to make and to run: that is no failure of what is tested.
-settings.register_profile("gavel", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("gavel", settings(), max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gavel")
 
 
