@@ -191,7 +191,8 @@ async def world(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> AsyncItera
         await channel.close()
     await made.keeper.stop()
     await server.stop(None)
-    assert "" == capfd.readouterr().err
+    # gRPC may still speak of a connection to a front that an earlier test has killed.
+    assert [] == [line for line in capfd.readouterr().err.splitlines() if "Got goaway" not in line]
 
 
 @pytest.fixture
