@@ -13,14 +13,8 @@ from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
-from gavel.v1.decision_pb2 import (
-    Decision,
-    FactRequirementState,
-    RetryHint,
-)
-from gavel.v1.decision_pb2 import (
-    Warning as DecisionWarning,
-)
+from gavel.v1.decision_pb2 import Decision, FactRequirementState, RetryHint
+from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import evidence as evidence_module

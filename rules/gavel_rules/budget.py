@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from gavel.v1 import decision_pb2
-from gavel.v1.decision_pb2 import (
-    Decision,
-)
-from gavel.v1.decision_pb2 import (
-    Warning as DecisionWarning,
-)
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION, GAVEL

@@ -62,6 +62,9 @@ _MESSAGES: Final = {
     reasons.UNDER_REVIEW: "a person has to look at this decision's execution first",
 }
 
+# How many facts a refusal names; rule sets that share an action may have declared very many.
+FACTS_NAMED_MAX: Final = 20
+
 # Reports after which nobody is to do what was approved any more, although it has not been done.
 _UNDONE: Final = (execution_pb2.EXECUTION_STATUS_PARTIAL, execution_pb2.EXECUTION_STATUS_ABORTED)
 
@@ -350,8 +353,12 @@ class _Changed(NamedTuple):
 
     @property
     def message(self) -> str:
-        """For people: the reason, and every fact by name."""
-        return f"{_MESSAGES[self.reason_code]}: {', '.join(f'{key} of {subject}' for key, subject in sorted(self.facts))}"
+        """For people: the reason and the facts by name, as far as a message has room for them."""
+        named = [f"{key} of {subject}" for key, subject in sorted(self.facts)]
+        more = len(named) - FACTS_NAMED_MAX
+        if more > 0:
+            named[FACTS_NAMED_MAX:] = [f"and {more} more"]
+        return f"{_MESSAGES[self.reason_code]}: {', '.join(named)}"
 
 
 def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> _Changed | None:

@@ -10,13 +10,8 @@ from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import EventReference
-from gavel.v1.decision_pb2 import (
-    Decision,
-    RetryHint,
-)
-from gavel.v1.decision_pb2 import (
-    Warning as DecisionWarning,
-)
+from gavel.v1.decision_pb2 import Decision, RetryHint
+from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp

@@ -14,9 +14,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import derivation
 from gavel_rules.events import milliseconds
 from gavel_rules.fingerprint import fingerprint
-from gavel_rules.limits import (
-    LATE_REPORT_MS_MAX,
-)
+from gavel_rules.limits import LATE_REPORT_MS_MAX
 from gavel_rules.projected_evidence import EvidenceProjection
 from gavel_rules.reasons import DUPLICATE_PROPOSAL, INVALID_PARAMS, NO_ACTIVE_POLICY, NO_FEASIBLE_PROPOSAL, VERSION_MISMATCH
 from gavel_rules.records import (

@@ -15,20 +15,8 @@ from gavel.v1 import fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events import OBSERVATION, milliseconds
-from gavel_rules.limits import (
-    TRACE_ENDINGS_MAX,
-    TRACE_LAPSE_MS,
-    TRACE_TOOL_CALLS_MAX,
-    TRACE_TOOL_RESULTS_MAX,
-)
-from gavel_rules.records import (
-    NO_REJECTIONS,
-    Candidate,
-    Ended,
-    Rejections,
-    ToolEvidence,
-    Trace,
-)
+from gavel_rules.limits import TRACE_ENDINGS_MAX, TRACE_LAPSE_MS, TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
+from gavel_rules.records import NO_REJECTIONS, Candidate, Ended, Rejections, ToolEvidence, Trace
 from gavel_rules.tables import Tables, action_on, read_key
 from gavel_rules.values import value_to_python
 

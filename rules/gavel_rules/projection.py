@@ -22,13 +22,7 @@ from gavel_rules.language.agreement import disagreements
 from gavel_rules.language.document import digest_of
 from gavel_rules.language.ruleset import CompiledRuleSet
 from gavel_rules.projected_decisions import DecisionProjection
-from gavel_rules.records import (
-    ActiveRuleSet,
-    Candidate,
-    DeployedRuleSet,
-    Shadowing,
-    ShadowRuleSet,
-)
+from gavel_rules.records import ActiveRuleSet, Candidate, DeployedRuleSet, Shadowing, ShadowRuleSet
 from gavel_rules.tables import governing_actions
 from gavel_rules.values import value_to_python
 

@@ -9,10 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gavel.v1 import (
-    decision_pb2,
-    execution_service_pb2,
-)
+from gavel.v1 import decision_pb2, execution_service_pb2
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision

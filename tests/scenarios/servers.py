@@ -34,10 +34,7 @@ from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview, Proj
 from gavel_client.client import GavelClient
 from gavel_client.errors import GavelError
 from gavel_client.sync import SyncGavelClient
-from gavel_rules.commands import (
-    DeployRuleSet,
-    Tick,
-)
+from gavel_rules.commands import DeployRuleSet, Tick
 from gavel_rules.projection import State
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.identifiers import new_event_id

@@ -18,12 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gavel_rules.authoring.suite_parts import (
-    CasePart,
-    EarlierCase,
-    ExecutionCase,
-    ExpectCase,
-)
+from gavel_rules.authoring.suite_parts import CasePart, EarlierCase, ExecutionCase, ExpectCase
 from gavel_rules.language.document import DocumentError, advice, code_of_mistake, said
 from gavel_rules.language.schema import suggestion
 from gavel_rules.language.source import Messages, Path, Source

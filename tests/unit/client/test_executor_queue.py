@@ -10,9 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from gavel.v1.execution_pb2 import (
-    EXECUTION_STATUS_SUCCESS,
-)
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest
 from gavel_client.handlers import ExecutionContext, HandlerResult
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gavel.v1.execution_pb2 import (
-    EXECUTION_STATUS_SUCCESS,
-    EXECUTION_STATUS_TIMEOUT,
-)
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS, EXECUTION_STATUS_TIMEOUT
 from gavel_client import executor as runtime
 from gavel_client.handlers import ExecutionContext, HandlerResult
 

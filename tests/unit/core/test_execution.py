@@ -9,6 +9,7 @@ from gavel.v1 import decision_pb2, error_pb2
 from gavel_rules import reasons
 from gavel_rules.commands import BeginExecution
 from gavel_rules.events import derived_event_id, execution_id_of
+from gavel_rules.execution import FACTS_NAMED_MAX
 
 from tests.unit.core.driver import (
     EXECUTOR,
@@ -217,6 +218,19 @@ def test_a_retry_after_a_change_calls_a_person(change: Any, reason_code: str, na
     assert reasons.UNDER_REVIEW == core.refuse_start(approval).reason_code
     assert {SUBJECT: approval.event_id} == core.state.holds
     core.prove()
+
+
+def test_a_refused_start_names_the_first_facts_and_counts_the_rest() -> None:
+    """However many facts have changed, the refusal's message stays readable: the first 20 by name, and how many more."""
+    core = Core(LASTING)
+    keys = [f"k.required{number:02}" for number in range(FACTS_NAMED_MAX + 3)]
+    for key in keys:
+        core.fact(key, 1)
+    approval = core.approve(required_facts=keys)
+    for key in keys:
+        core.fact(key, 2)
+    named = [f"{key} of {SUBJECT}" for key in keys[:FACTS_NAMED_MAX]]
+    assert [*named, "and 3 more"] == core.refuse_start(approval).message.partition(": ")[2].split(", ")
 
 
 def test_unrelated_changes_do_not_matter() -> None:

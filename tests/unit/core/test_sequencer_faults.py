@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.commands import (
-    PublishEvent,
-    SubmitProposal,
-)
+from gavel_rules.commands import PublishEvent, SubmitProposal
 from gavel_rules.events import ARBITER_VERSION
 from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.checkpoint import Checkpoint
@@ -24,13 +21,7 @@ from gavel_server.log.memory import MemoryLog
 
 from tests.faults import FaultRates, FaultyLog
 from tests.simulation.virtual import run_virtually
-from tests.unit.core.driver import (
-    BUS,
-    WEEK_MS,
-    event_id,
-    proposal_envelope,
-    rechained,
-)
+from tests.unit.core.driver import BUS, WEEK_MS, event_id, proposal_envelope, rechained
 from tests.unit.core.servers import Servers, again, reason, recorded, scene, tell
 
 # Faults of the log
