@@ -17,6 +17,7 @@ GENERATED ?= proto/gen/python
 # Arguments of `make bench`, e.g. BENCH="--gate --json build/bench.json".
 BENCH ?=
 COMPILE ?= true
+UNIT_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 8 ? count + 1 : 8)))
 # How much of `make fuzz`, and further arguments of it.
 FUZZ_EVALUATIONS ?= 1000000
 FUZZ ?=
@@ -43,14 +44,15 @@ compiled: $(STAMP)
 	$(BIN)/python server/hatch_build.py
 
 # The fast tests speak first; everything else under tests/ follows.
-# Unit tests compute: a process for each processor. The others wait for servers half of their time: four, whatever the machine.
+# Unit tests mostly compute: a process for each processor, and one for while others wait. The rest wait for servers: four, whatever
+# the machine.
 test: $(STAMP)
-	$(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
+	$(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
 	$(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
 
 # The tests again, on the compiled build (tests/conftest.py makes sure that it is the one they run on), and what holds of both builds.
 test-compiled: compiled
-	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=logical --maxprocesses=8 tests/unit tests/contract
+	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
 
 check: $(STAMP)

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping
 
+from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError
 
@@ -36,6 +37,11 @@ class Load:
         self._stopping = False
         self._agents: list[asyncio.Task[None]] = []
         self._waiting: list[tuple[int, asyncio.Event]] = []
+
+    @property
+    def approvals(self) -> list[Envelope]:
+        """The decisions heard so far that approve."""
+        return [decision for decision in self.heard.values() if decision.decision.outcome == decision_pb2.OUTCOME_APPROVED]
 
     def start(self, clients: Iterable[GavelClient], sizes: Iterable[int] = BATCH_SIZES) -> None:
         """Start an agent for each client and size of batch (1: by SubmitProposal). It ends with its first failed call."""

@@ -23,6 +23,8 @@ from gavel_rules.values import INTEGER_MAX, number_problem
 
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024
 DOCUMENT_DEPTH_MAX: Final = 32
+# Deeper than this nothing else is said of a document: the YAML reader needs ever more time for a level.
+_HOPELESS_DEPTH: Final = 2 * DOCUMENT_DEPTH_MAX
 TAG_LENGTH_MAX: Final = 256
 DOCUMENT_PARTS_MAX: Final = 50_000  # keys, values, lists and mappings: the YAML reader takes a second for 30,000
 MESSAGES_MAX: Final = 1_000
@@ -211,6 +213,14 @@ class _TooManyPartsError(Exception):
     """Composing was stopped."""
 
 
+class _TooDeepError(Exception):
+    """Composing was stopped at a node, at (line, column)."""
+
+    def __init__(self, place: tuple[int, int]) -> None:
+        super().__init__(f"nested deep at {place}")
+        self.place = place
+
+
 class _LongTagError(Exception):
     """Scanning was stopped at a tag, at (line, column)."""
 
@@ -235,17 +245,23 @@ _BREAK: Final = frozenset("\0 \t\r\n\x85\u2028\u2029")
 
 
 class _Composer(Composer):
-    """Counts nodes as it makes them."""
+    """Counts nodes as it makes them, and how deep they are."""
 
     def __init__(self, loader: YAML) -> None:
         super().__init__(loader=loader)
         self._count = 0
+        self._depth = 0
 
     def compose_node(self, parent: Node | None, index: object) -> Node | None:
         self._count += 1
         if self._count > DOCUMENT_PARTS_MAX:
             raise _TooManyPartsError
+        if self._depth > _HOPELESS_DEPTH:
+            mark = self.parser.peek_event().start_mark
+            raise _TooDeepError((mark.line + 1, mark.column + 1))
+        self._depth += 1
         node: Node | None = super().compose_node(parent, index)
+        self._depth -= 1
         return node
 
 
@@ -274,8 +290,8 @@ def _compose(text: str, messages: Messages) -> Node | None:
     except YAMLError:
         messages.add((1, 1), "bad-character", "the document holds a character that YAML forbids", "remove NUL and control characters")
         return None
-    except RecursionError:
-        messages.add((1, 1), "too-deep", "the document is nested too deep", f"stay within {DOCUMENT_DEPTH_MAX} levels")
+    except _TooDeepError as error:
+        messages.add(error.place, "too-deep", f"nested deeper than {_HOPELESS_DEPTH} levels", f"stay within {DOCUMENT_DEPTH_MAX}")
         return None
     if root is None:
         messages.add((1, 1), "wrong-type", "the document is empty", "start with `gavel: v1`")

@@ -44,9 +44,12 @@ STEPS = [
 
 
 def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo tells the whole story, proves it, and leaves a log for the other commands; it can be played again."""
+    """The demo tells the whole story, proves it, and leaves a log for the other commands; it can be played again.
+
+    Settings of another server in the environment do not concern it.
+    """
     monkeypatch.chdir(tmp_path)
-    done = gavel("demo")
+    done = gavel("demo", GAVEL_FDR="false", GAVEL_REDIS="redis://127.0.0.1:9")
     assert (0, "") == (done.returncode, done.stderr)
     lines = done.stdout.splitlines()
     assert "proved: 53 events, 11 decisions recomputed equal" == lines[-1]
@@ -59,23 +62,19 @@ def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"order.total", "order.customer_id"} == {hint.split()[2] for hint in hints[:2]}
     replayed = gavel("replay", "--data", ".gavel")
     assert (0, lines[-1] + "\n") == (replayed.returncode, replayed.stdout)
+    check_what_it_leaves(done.stdout, tmp_path / ".gavel")
 
     again = gavel("demo")
     assert 0 == again.returncode
     assert "proved: 103 events, 22 decisions recomputed equal" == again.stdout.splitlines()[-1]
 
 
-def test_what_the_demo_leaves(tmp_path: Path) -> None:
-    """A server on the demo's directory shows the trace that the demo names, with its tool call paired, and the projection.
-
-    Settings of another server in the environment do not concern the demo.
-    """
-    done = gavel("demo", "--data", tmp_path / "data", GAVEL_FDR="false", GAVEL_REDIS="redis://127.0.0.1:9")
-    assert 0 == done.returncode
-    (trace,) = {word.rstrip(",") for word in done.stdout.split() if word.startswith("refund-") and word.rstrip(",)").endswith("-1")} - {
-        word for word in done.stdout.split() if word.endswith(")")
+def check_what_it_leaves(said: str, data: Path) -> None:
+    """Assert that a server on the demo's directory shows the trace that it named, its tool call paired, and the projection."""
+    (trace,) = {word.rstrip(",") for word in said.split() if word.startswith("refund-") and word.rstrip(",)").endswith("-1")} - {
+        word for word in said.split() if word.endswith(")")
     }
-    server = Server(tmp_path / "data")
+    server = Server(data)
     with serving(server):
         response = json.loads(gavel("trace", trace, "--json", server=server).stdout)
         assert ["TOOL_PAIR_STATE_PAIRED"] == [pair["state"] for pair in response["pairs"]]

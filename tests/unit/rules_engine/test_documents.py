@@ -156,7 +156,7 @@ def test_what_to_do(old: str, new: str, expected: str) -> None:
         ("gavel: v1", "gavel: [v1", None),
         (GOOD, "", [(1, 1, "wrong-type")]),
         (GOOD, "- a", [(1, 1, "wrong-type")]),
-        (GOOD, "[" * 3000, [(1, 1, "too-deep")]),
+        (GOOD, "[" * 3000, [(1, 66, "too-deep")]),
         (GOOD, "a: \x00", [(1, 1, "bad-character")]),
         (GOOD, "\ud800", [(1, 1, "bad-character")]),
         (GOOD, "#" * (DOCUMENT_BYTES_MAX + 1), [(1, 1, "document-too-long")]),
