@@ -116,7 +116,7 @@ class SyncProposalLoop:
     def __init__(self, client: SyncGavelClient, providers: FactProviders, **settings: Any) -> None:
         if isinstance(client, GavelClient):
             raise TypeError("a GavelClient belongs to an event loop; use ProposalLoop, or a SyncGavelClient")
-        self._loop = ProposalLoop(ThreadedClient(client), providers, **settings)  # type: ignore[arg-type]  # the four calls that a loop makes
+        self._loop = ProposalLoop(ThreadedClient(client), providers, **settings)  # type: ignore[arg-type]  # the five calls that a loop makes
 
     def run(self, proposal: Envelope) -> LoopResult:
         """Play one proposal to its end; see ProposalLoop.run. A provider's thread that is late is waited for."""
@@ -140,6 +140,7 @@ class _Run:
         self._proposals_max = proposals_max
         self._patience = patience
         self._rounds: list[Round] = []
+        self._joined: set[str] = set()
 
     async def play(self, proposal: Envelope) -> LoopResult:
         self._citations = Citations(proposal.proposal.based_on_events)
@@ -159,7 +160,7 @@ class _Run:
         current.decision = submitted.decision
         decision = submitted.decision.decision
         _stop_if_over(decision)
-        if len(self._rounds) == self._proposals_max:
+        if len(self._rounds) - len(self._joined) >= self._proposals_max and not _competing(decision):
             raise LoopStoppedError(
                 StopReason.BUDGET, f"{self._proposals_max} proposals were made, the last one refused with {decision.reason_code}"
             )
@@ -176,6 +177,9 @@ class _Run:
         """Do what the rejection asks for, and put it into the next proposal."""
         if decision.reason_code in _OF_CONFLICT:
             await self._until_free(current, decision.retry_hint.retry_after_ms, again)
+            return
+        if _competing(decision):
+            await self._join(_competing(decision), again)
             return
         if decision.reason_code == _OF_REPETITION and await self._resumed(decision, again):
             return
@@ -202,6 +206,19 @@ class _Run:
         same = decision.reason_code != _OF_PROJECTION and fingerprint(again) == fingerprint(current.proposal)
         if same or not progress:
             raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is nothing new to say")
+
+    async def _join(self, proposal_id: str, again: Envelope) -> None:
+        """Make the next proposal the one that competes already: sent once more under its event_id it waits, or has its decision."""
+        if proposal_id in self._joined:
+            raise LoopStoppedError(StopReason.NO_PROGRESS, f"{proposal_id} is decided, and is said to compete still")
+        self._joined.add(proposal_id)
+        recorded = await self._patience.judged(
+            lambda: self._client.get_event(event_id=proposal_id, timeout_ms=self._patience.call_ms(READ_TIMEOUT_MS))
+        )
+        again.CopyFrom(recorded.envelope)
+        for field in ("sequence_number", "recorded_at", "chain_hash"):
+            again.ClearField(field)
+        again.proposal.ClearField("contest")
 
     async def _resumed(self, decision: Decision, again: Envelope) -> bool:
         """Go on where another run of this trace broke off, with the evidence got and not cited; return whether that can help."""
@@ -253,6 +270,9 @@ class _Run:
             failures += 1
             await self._patience.pause(current, self._patience.backoff.pause_ms(failures, retry_after_ms))
             looked = await self._preflight(again)
+            if _competing(looked):
+                await self._join(_competing(looked), again)
+                return
             if looked.reason_code not in _OF_CONFLICT:
                 return
             retry_after_ms = looked.retry_hint.retry_after_ms
@@ -260,6 +280,13 @@ class _Run:
     async def _preflight(self, again: Envelope) -> Decision:
         looked = await self._patience.judged(lambda: self._client.preflight(again, timeout_ms=self._patience.call_ms(READ_TIMEOUT_MS)))
         return looked.decision
+
+
+def _competing(decision: Decision) -> str:
+    """Return the event_id of the same proposal, where a refusal says that it competes already; else ""."""
+    if decision.reason_code != _OF_REPETITION or not decision.conflict_with_proposal_ids:
+        return ""
+    return decision.conflict_with_proposal_ids[0]
 
 
 def _stop_if_over(decision: Decision) -> None:

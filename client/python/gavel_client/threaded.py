@@ -6,7 +6,7 @@ import asyncio
 
 from gavel.v1.arbitration_service_pb2 import PreflightResponse, SubmitProposalResponse
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.event_service_pb2 import PublishEventResponse
+from gavel.v1.event_service_pb2 import GetEventResponse, PublishEventResponse
 from gavel.v1.projection_service_pb2 import GetProjectionResponse
 
 from gavel_client.client import GavelClient
@@ -30,6 +30,10 @@ class ThreadedClient:
     async def publish_event(self, envelope: Envelope, *, timeout_ms: int) -> PublishEventResponse:
         """Append an event and return it as recorded."""
         return await asyncio.to_thread(self._client.publish_event, envelope, timeout_ms=timeout_ms)
+
+    async def get_event(self, *, event_id: str, timeout_ms: int) -> GetEventResponse:
+        """Read one event."""
+        return await asyncio.to_thread(self._client.get_event, event_id=event_id, timeout_ms=timeout_ms)
 
     async def get_projection(self, subject: str, *, timeout_ms: int) -> GetProjectionResponse:
         """Read a subject's state."""

@@ -28,6 +28,7 @@ from gavel_client import (
     SyncProposalLoop,
     ToolReading,
     fact_envelope,
+    observation_envelope,
     proposal_envelope,
     reference,
 )
@@ -386,6 +387,34 @@ async def test_a_conflict_is_waited_out_with_one_rejection() -> None:
         result = await running
         assert (StopReason.APPROVED, ["CONFLICTING_DECISION", ""]) == (result.reason, codes(result)), result.detail
         assert result.rounds[0].paused_ms > 0
+
+
+async def test_a_proposal_that_competes_already_is_waited_for_as_ones_own() -> None:
+    """A run after one that broke off in a contest takes the decision on the proposal that waits: one rejection, and no proposal more."""
+    clock = HeldClock()
+    async with running_world(clock=clock) as world:
+        contested = RULES.replace("min_trust: 2", "min_trust: 3").replace("decision_ttl_ms: 60000", "contest_window_ms: 1000")
+        await world.activate(contested)
+        client = GavelClient(world.channel)
+        sources = Sources(client)
+        (status,) = await sources.status(FactNeed("order/1", (), "refund-1", ""))
+        await client.publish_event(
+            observation_envelope("customer/7", AGENT, source_tool="fraud-mcp", extracted_fields={"customer.score": 0.1})
+        )
+        again: dict[str, Any] = {"trace_id": "refund-1", "based_on_events": [reference(status)]}
+        before = await world.head()
+        waiting = draft(priority=1, causation_id=status.event_id, **again)
+        broken_off = asyncio.create_task(client.submit_proposal(waiting))
+        while await world.head() == before:  # noqa: ASYNC110  # it competes once it is in the log
+            await asyncio.sleep(0.001)
+        running = asyncio.create_task(ProposalLoop(client, sources.providers, proposals_max=1).run(draft(priority=2, **again)))
+        while await world.head() < before + 3:  # noqa: ASYNC110  # the repetition and its refusal are in the log
+            await asyncio.sleep(0.001)
+        clock.let_go()
+        result = await running
+        decision = (await broken_off).decision
+        assert (StopReason.APPROVED, ["DUPLICATE_PROPOSAL", ""]) == (result.reason, codes(result)), result.detail
+        assert (waiting.event_id, decision) == (result.rounds[-1].proposal.event_id, result.decision)
 
 
 async def test_a_pause_beyond_the_deadline_is_not_waited_for(client: GavelClient) -> None:
