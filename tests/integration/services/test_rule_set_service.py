@@ -552,6 +552,41 @@ async def test_child_with_a_bug_is_internal(monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.value.code == grpc.StatusCode.INTERNAL
 
 
+async def test_what_a_child_has_answered_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document is given to a child once, and once more to be analysed; its mistakes are remembered too, a child's failure is not."""
+    compiling = Compiler()
+    mistaken = RULE_SET.replace("version: 1", "version: 0")
+    answers = [await compiling.check(RULE_SET), await compiling.check(mistaken)]
+    assert [True, False] == [answer.valid for answer in answers]
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))
+        assert answers == [await compiling.check(RULE_SET), await compiling.check(mistaken)]
+        with pytest.raises(ServiceError, match="internal error"):
+            await compiling.check(RULE_SET, analysed=True)
+
+    assert (await compiling.check(RULE_SET, analysed=True)).valid
+
+
+async def test_the_answers_that_are_remembered_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many documents the last few are remembered, the one that was asked for longest ago goes first; a long answer never is."""
+    monkeypatch.setattr(compiler, "ANSWERS_MAX", 2)
+    compiling = Compiler()
+    documents = [f"# {number}\n{RULE_SET}" for number in range(3)]
+    for document in (documents[0], documents[1], documents[0], documents[2]):
+        assert (await compiling.check(document)).valid
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))
+        assert (await compiling.check(documents[0])).valid
+        assert (await compiling.check(documents[2])).valid
+        with pytest.raises(ServiceError, match="internal error"):
+            await compiling.check(documents[1])
+    monkeypatch.setattr(compiler, "ANSWER_BYTES_MAX", 1)
+    assert (await compiling.check(documents[1])).valid
+    monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))
+    with pytest.raises(ServiceError, match="internal error"):
+        await compiling.check(documents[1])
+
+
 async def test_callers_that_wait_are_limited() -> None:
     """So many documents compile at once, so many wait; one more is refused with RESOURCE_EXHAUSTED at once."""
     compiling = Compiler()
