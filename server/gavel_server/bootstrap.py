@@ -314,6 +314,10 @@ async def _open_default(buses: Buses) -> None:
         await buses.get(DEFAULT_BUS)
     except ServiceError as error:
         raise ServeError(f"bus {DEFAULT_BUS} cannot be opened: {error.message}") from error
+    except asyncio.CancelledError:
+        # The start is given up: its log is read no further while the store goes.
+        await buses.stop()
+        raise
 
 
 def _checkpoint(settings: Settings) -> Checkpoint:
