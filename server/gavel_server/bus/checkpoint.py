@@ -40,6 +40,10 @@ class Checkpoint:
 
     async def save(self, heads_of_buses: Mapping[str, Head]) -> None:
         """Record that everything up to these heads is acknowledged. Does nothing if that is recorded. Raises OSError."""
+        # What has begun comes to its end, though its caller be cancelled: two writes at once would share the temporary file.
+        await asyncio.shield(self._save(heads_of_buses))
+
+    async def _save(self, heads_of_buses: Mapping[str, Head]) -> None:
         async with self._writing:
             heads = {**self._heads, **heads_of_buses}
             if heads == self._heads:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,35 @@ async def test_what_is_loaded_is_from_before_this_process(tmp_path: Path) -> Non
     assert written == path.stat()
     assert ["checkpoint.json"] == os.listdir(tmp_path)
     assert {"a": [1, head(1).chain_hash.hex()]} == json.loads(path.read_text())
+
+
+async def test_a_save_whose_caller_is_cancelled_is_finished_before_the_next(tmp_path: Path) -> None:
+    """A bus that stops in the middle of the regular save does not write the file at the same time."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowDisk(Checkpoint):
+        """A checkpoint whose first write takes until it is told to go on."""
+
+        def _write(self, text: str) -> None:
+            if not begun.is_set():
+                begun.set()
+                go_on.wait(60)
+            super()._write(text)
+
+    path = tmp_path / "checkpoint.json"
+    checkpoint = SlowDisk(path)
+    regular = asyncio.create_task(checkpoint.save({"a": head(1)}))
+    assert await asyncio.to_thread(begun.wait, 60)
+    regular.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await regular
+    last = asyncio.create_task(checkpoint.save({"b": head(7)}))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not path.exists()
+    go_on.set()
+    await last
+    assert [head(1), head(7)] == [Checkpoint(path).load(bus) for bus in ("a", "b")]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"a": 1}', '{"a": [1, "xy"]}', '{"a": ["one", ""]}', '{"a": [1]}'])
