@@ -53,20 +53,16 @@ def result_of(handler: asyncio.Future[HandlerResult]) -> HandlerResult:
 def report_envelope(
     started: ExecutionStarted, producer: Producer, result: HandlerResult, began_at: Timestamp, ended_at: Timestamp
 ) -> Envelope:
-    """Return the report of an attempt. A result that no Struct can hold is reported as INVALID_RESULT."""
+    """Return the report of an attempt. A result with values that no report can hold is reported as INVALID_RESULT."""
     decision = started.decision
     execution = Execution(
         decision_id=decision.event_id,
         execution_id=started.execution_id,
         attempt=started.attempt,
         status=result.status,
-        reason_code=result.reason_code,
-        completed_steps=result.completed_steps,
         started_at=began_at,
         finished_at=ended_at,
     )
-    if result.error_code or result.error_message:
-        execution.error.CopyFrom(ExecutionError(code=result.error_code, message=result.error_message))
     report = execution_envelope(
         decision.subject,
         producer,
@@ -76,11 +72,14 @@ def report_envelope(
         causation_id=decision.event_id,
     )
     try:
-        execution_result = to_struct(result.result, "result")
+        told = Execution(reason_code=result.reason_code, completed_steps=result.completed_steps)
+        if result.error_code or result.error_message:
+            told.error.CopyFrom(ExecutionError(code=result.error_code, message=result.error_message))
+        if result.result:
+            told.result.CopyFrom(to_struct(result.result, "result"))
     except (TypeError, ValueError) as error:
         return without_result(report, str(error))
-    if result.result:
-        report.execution.result.CopyFrom(execution_result)
+    report.execution.MergeFrom(told)
     return report
 
 

@@ -24,6 +24,8 @@ def to_value(value: object, path: str = "value") -> Value:
 
 def to_struct(mapping: Mapping[str, object], path: str = "params") -> Struct:
     """Return `mapping` as a Struct. Raises ValueError or TypeError that names the place by `path`."""
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"{path} is of type {type(mapping).__name__}; use a mapping")
     return _to_struct(mapping, path, NESTING_MAX)
 
 

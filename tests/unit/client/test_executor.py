@@ -183,7 +183,16 @@ async def test_exception_is_a_failure(
     assert "EUR" not in caplog.text
 
 
-@pytest.mark.parametrize("returned", [HandlerResult.success({"when": object()}), HandlerResult.success({"n": float("nan")}), None])
+UNUSABLE: list[Any] = [
+    HandlerResult.success({"when": object()}),
+    HandlerResult.success({"n": float("nan")}),
+    HandlerResult.success("done"),  # type: ignore[arg-type]  # the mistake
+    HandlerResult.partial(["paid"], {"paid": 30}),  # type: ignore[arg-type]  # the mistake
+    None,
+]
+
+
+@pytest.mark.parametrize("returned", UNUSABLE)
 async def test_unusable_result_is_partial(returned: Any, executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
     """A handler that is done and cannot say with what has done something: PARTIAL, never a failure without effect."""
     executions.add(approved(7, bus))
