@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from cel_expr_python import cel
 
 from gavel_rules.language.cel_syntax import Node, decode
 from gavel_rules.language.schema import suggestion
-from gavel_rules.language.vocabulary import ValueType
 
 Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
 
@@ -64,6 +63,15 @@ _EQUALITIES: Final = ("_==_", "_!=_")
 _NUMBERS: Final = ("int", "uint", "double")
 # What functions of other languages are here.
 _ELSEWHERE: Final = dict.fromkeys(("length", "len", "count"), "size(x) counts the characters of a text and the items of a list")
+# How what the library only knows in one form is written.
+_CALLS: Final[Mapping[str, str]] = {
+    **{
+        name: f'write x.{name}(item, …), with a name for each item: x.{name}(item, item == "a")'
+        for name in ("all", "exists", "exists_one", "filter")
+    },
+    "map": "write x.map(item, …), with a name for each item: x.map(item, item + 1)",
+    "has": "write has(x.name), with nothing before it",
+}
 
 
 @cache
@@ -158,10 +166,10 @@ def _item(lines: list[str]) -> list[str]:
     return [f"- {lines[0]}", *(f"  {line}" for line in lines[1:])]
 
 
-def report_complaint(scope: Mapping[str, ValueType], text: str, complaint: str, note: Report, *, reported: bool) -> None:
+def report_complaint(names: Collection[str], text: str, complaint: str, note: Report, *, reported: bool) -> None:
     """Report the library's complaints, each at its place, in our words where we know the case.
 
-    `reported`: something is wrong already. Complaints that only follow from it are left out then.
+    `names` stand for values at this place. `reported`: something is wrong already. Complaints that only follow from it are left out then.
     """
     if _TOO_DEEP.search(complaint):
         note(0, "too-complex", *NESTED_TOO_DEEP)
@@ -172,7 +180,7 @@ def report_complaint(scope: Mapping[str, ValueType], text: str, complaint: str, 
         if int(line) > len(starts) or "*error*" in message:
             continue  # the library's own marker behind an error, or a consequence of one
         offset = min(starts[int(line) - 1] + max(int(column) - 1, 0), max(len(text) - 1, 0))
-        explained = _explain(scope, message, is_call=text.startswith("(", offset), reported=reported)
+        explained = _explain(names, message, is_call=text.startswith("(", offset), reported=reported)
         if explained is not None:
             said = True
             note(offset, *explained)
@@ -187,14 +195,16 @@ NESTED_TOO_DEEP: Final = (
 )
 
 
-def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, reported: bool) -> tuple[str, str, str] | None:
+def _explain(names: Collection[str], message: str, *, is_call: bool, reported: bool) -> tuple[str, str, str] | None:
     """Return a complaint of the library as (code, message, suggestion), None for one that says nothing new."""
     undeclared = _UNDECLARED.search(message)
     if undeclared is not None:
         name = undeclared.group(1)
         if not is_call:
             return None if reported else ("unknown-name", f"nothing is named {name}", "")
-        hint = f"{name} is a value: write it without parentheses" if name in scope else _ELSEWHERE.get(name) or suggestion(name, FUNCTIONS)
+        if name in FUNCTIONS:
+            return "unknown-function", f"{name} is not called like this", _CALLS.get(name, "see the CEL language")
+        hint = f"{name} is a value: write it without parentheses" if name in names else _ELSEWHERE.get(name) or suggestion(name, FUNCTIONS)
         return "unknown-function", f"there is no function {name}", hint
     overload = _OVERLOAD.search(message)
     if overload is not None:
@@ -212,7 +222,7 @@ def _explain(scope: Mapping[str, ValueType], message: str, *, is_call: bool, rep
 
 def _explain_overload(function: str, types: str) -> tuple[str, str]:
     operator = function.strip("_@").replace("_?_:", "?:").replace("[_", "[]")
-    given = types.strip("()")
+    given = types.removeprefix("(").removesuffix(")")
     message = f"{operator} cannot be applied to {given}"
     kinds = set(given.split(", "))
     if function in ("_+_", "_-_", "_*_", "_/_", "_%_") and kinds <= set(_NUMBERS):

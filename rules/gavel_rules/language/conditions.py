@@ -127,7 +127,7 @@ class Environment:
         try:
             parsed = decode(self._library.compile(text, disable_check=True).serialize())
         except RuntimeError as error:
-            report_complaint(self.scope, text, str(error), note, reported=False)
+            report_complaint(self.scope.keys() | variables, text, str(error), note, reported=False)
             return None
         analysis = _Analysis(self.scope, note, variables, salvaged=self.salvaged)
         analysis.visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
@@ -140,7 +140,7 @@ class Environment:
         try:
             compiled = self._library.compile(source)
         except RuntimeError as error:
-            report_complaint(self.scope, source, str(error), note, reported=reports > 0)
+            report_complaint(self.scope.keys() | variables, source, str(error), note, reported=reports > 0)
             return None
         given = compiled.return_type().name()
         unknown = given == "DYN" and self.salvaged

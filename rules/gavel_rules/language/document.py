@@ -173,6 +173,10 @@ def said(details: ErrorDetails) -> str:
 
 def advice(details: ErrorDetails) -> str:
     """Return what to do about a value of another type than the key takes; "" where the message says it."""
+    if details["input"] is None:
+        return "nothing stands here: write a value, or remove the key"
+    if details["type"] == "list_type" and details["loc"][-1] in VersionsPart.model_fields:
+        return "quote it"
     if details["type"].startswith("int_") and str(details["loc"][-1]).endswith("_ms"):
         return "write milliseconds, e.g. 60000"
     return _ADVICE.get(details["type"], "")

@@ -101,8 +101,11 @@ class Source:
             self.data = _Reader(self._places, self.broken, messages).read(root, None, ())
 
     def place(self, path: Path) -> tuple[int, int]:
-        """Return the (line, column) of the value at `path`, or of the nearest part around it."""
-        return _start(self._nodes(path)[1])
+        """Return the (line, column) of the value at `path`, or of the nearest part around it; of an empty one, its key's."""
+        key, value = self._nodes(path)
+        # To the library, nothing stands where the next thing begins, which is some line below.
+        is_empty = isinstance(value, ScalarNode) and not value.value and value.style is None
+        return _start(key if is_empty and key is not None else value)
 
     def key_place(self, path: Path) -> tuple[int, int]:
         """Return the (line, column) of the key at the end of `path`; of a list's item, its own."""
@@ -304,7 +307,28 @@ def _explain_syntax(problem: str) -> tuple[str, str]:
         return problem, "YAML indents with spaces: replace the tab"
     if "another document" in problem:
         return "a second document begins here", "a file holds one document: remove `---`, or split the file"
-    return problem, "see yaml.org for the syntax"
+    return problem, next((hint for signs, hint in _SYNTAX_HINTS if any(sign in problem for sign in signs)), "see yaml.org for the syntax")
+
+
+# Expressions are full of what YAML takes for its own: signs of a complaint, and what was most likely meant.
+_SYNTAX_HINTS: Final = (
+    (
+        ("but got ':'", "mapping values are not allowed"),
+        "a text with a colon and a space in it, as in a ? b : c, goes into quotes; else mend brackets or indentation",
+    ),
+    (("<scalar>",), "a text that begins with a quote goes into the other quotes as a whole, as in '\"a\" == b'; else mend the indentation"),
+    (
+        (
+            "cannot start any token",
+            "undefined alias",
+            "expected a comment",
+            "expected chomping",
+            "sequence entries are",
+            "mapping keys are",
+        ),
+        "a text that begins with one of > | * & ! % @ ` - ? goes into quotes",
+    ),
+)
 
 
 class _Reader:
@@ -328,7 +352,7 @@ class _Reader:
             return self._mapping(node, path)
         if isinstance(node, SequenceNode) and kind == "seq":
             return [self.read(item, None, (*path, index)) for index, item in enumerate(node.value)]
-        return self._refuse(node, path, "yaml-tag", f"the tag {node.tag} is not supported", "remove it")
+        return self._refuse(node, path, "yaml-tag", f"the tag {node.tag} is not supported", _UNTAG)
 
     def _refuse(self, node: Node, path: Path, code: str, message: str, suggestion: str) -> object:
         """Record a mistake; return what stands in for the value."""
@@ -372,6 +396,8 @@ class _Reader:
                     number, problem = 0, "is not written as a plain decimal"
                 hint = "use a plain decimal below 2^53"
                 return self._refuse(node, path, "bad-number", f"the number {text} {problem}", hint) if problem else number
+        if kind.startswith("!"):
+            return self._refuse(node, path, "yaml-tag", f"the tag {kind} is not supported", _UNTAG)
         message = f"{text!r} is neither string, number, true, false nor null in YAML"
         return self._refuse(node, path, "wrong-type", message, "quote it")
 
@@ -403,4 +429,5 @@ def _start(node: Node) -> tuple[int, int]:
     return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
 
 
+_UNTAG: Final = "remove it; a text that begins with ! goes into quotes"
 _NOWHERE: Final = ScalarNode("tag:yaml.org,2002:null", "", None, None)

@@ -124,7 +124,7 @@ class Variables:
         try:
             tree = parse(text)
         except RuntimeError as error:
-            report_complaint({}, text, str(error), note, reported=False)
+            report_complaint((), text, str(error), note, reported=False)
             return
         for offset, captured in _captures(tree, self.names):
             note(offset, "shadowed-name", f"{captured} already has a meaning", "name the macro's variable otherwise")

@@ -56,6 +56,22 @@ def test_good(refusals: Refusals) -> None:
         ("required: [amount]", "required: amount", "required must be of type array"),
         ("params.amount < 5", "len(facts.status) > 5", "there is no function len (size(x) counts the characters"),
         ("params.amount < 5", "facts.status != null", "(nothing is null here: has(…) says whether it is there)"),
+        ("params.amount < 5", "'params.list.all(x > 1)'", '(write x.all(item, …), with a name for each item: x.all(item, item == "a"))'),
+        ("params.amount < 5", "'[[1]] == [[1.0]]'", "== cannot be applied to list(list(int)), list(list(double)) ("),
+        (
+            "rules:",
+            "variables: {tiny: params.amount < 1}\nrules:\n  - {id: t, action: thing.do, priority: 1, when: tiny(), effect: approve}",
+            "tiny is a value",
+        ),
+        (
+            "{id: small, action: thing.do, priority: 10, when: params.amount < 5, effect: approve}",
+            "{when: !small }",
+            "a text that begins with ! goes",
+        ),
+        ("when: params.amount < 5", "when: params.amount < 5 ? true : false", "as in a ? b : c, goes into quotes"),
+        ("when: params.amount < 5", 'when: "a" == facts.status', "goes into the other quotes as a whole"),
+        ("when: params.amount < 5", "when: ", "(nothing stands here: write a value, or remove the key)"),
+        ("    params:", "    versions: {planner_version: 7}\n    params:", "input should be a valid list (quote it)"),
     ],
 )
 def test_what_to_do(old: str, new: str, expected: str) -> None:
@@ -89,7 +105,8 @@ def test_what_to_do(old: str, new: str, expected: str) -> None:
         ("version: 1", "version: 1\ndescription: 2020-01-01", [(4, 14, "wrong-type")]),
         ("version: 1", 'version: 1\ndescription: "a\\0b"', [(4, 14, "bad-character")]),
         ("version: 1", 'version: 1\ndescription: "\\ud83d"', [(4, 14, "bad-character")]),
-        ("version: 1", "version: 1\ndescription: !secret x", [(4, 14, "wrong-type")]),
+        ("version: 1", "version: 1\ndescription: !secret x", [(4, 14, "yaml-tag")]),
+        ("version: 1", "version:", [(3, 1, "wrong-type")]),
         ("version: 1", "version: 1\ndescription: &d x", [(4, 14, "yaml-anchor")]),
         ("version: 1", "version: 1\nvariables: {a: 1}", [(4, 16, "wrong-type")]),
         ("version: 1", "version: 1\nvariables: {a-b: 'true'}", [(4, 13, "bad-name")]),
