@@ -222,6 +222,7 @@ async def test_a_compensation_that_fails_goes_to_a_person(pair: tuple[Server, Se
     )
     (pending,) = [one for one in (await second.list_pending_decisions()).decisions if one.compensates_decision_id]
     assert PENDING_PHASE_UNDER_REVIEW == pending.phase
+    await caught_up((first, second))
     listed = await asyncio.to_thread(gavel, "reviews", "--bus", bus, server=pair[0], COLUMNS="400")
     assert ("COMPENSATION_FAILED" in listed.stdout, review.decision_id in listed.stdout) == (True, True), listed
     refused = await asyncio.to_thread(gavel, "revoke", compensation.event_id, "--reason", "no", "--bus", bus, server=pair[0])
