@@ -6,9 +6,10 @@ can become a part of the drawing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from gavel_rules.language.conditions import Condition, Environment, presences, reads
+from gavel_rules.language.conditions import Condition, Environment, Expression
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 
 _FACTS: Final = "facts."
@@ -27,7 +28,10 @@ class Node(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """An arrow. `kind` is "reads", from a fact to what reads it, or "next", from a rule to the one that is asked if it does not match."""
+    """An arrow. `kind` is "reads", from a fact to what reads it, or "next", from a rule to the one that is asked if it does not match.
+
+    What reads a fact is a rule's condition, or the subject of another fact.
+    """
 
     origin: str
     target: str
@@ -78,10 +82,38 @@ def dot(rule_set: CompiledRuleSet) -> str:
     return "\n".join(lines)
 
 
+def described(rule_set: CompiledRuleSet) -> dict[str, object]:
+    """Return what the diagrams show as plain data: for each action its facts in the order of their selection, and its rules in theirs."""
+    return {
+        "policy_id": rule_set.policy_id,
+        "version": rule_set.version,
+        "actions": [
+            {
+                "action": action.action_type,
+                "facts": [
+                    {"name": fact.name, "key": fact.key, "optional": fact.optional, "subject_reads": _taken(action, fact.name)}
+                    for fact in action.facts
+                ],
+                "rules": [
+                    {
+                        "id": rule.id,
+                        "priority": rule.priority,
+                        "effect": rule.effect,
+                        "reason_code": rule.reason_code,
+                        "reads": _facts_read(condition, action.environment),
+                    }
+                    for rule, condition in zip(action.rules, action.conditions, strict=True)
+                ],
+            }
+            for action in rule_set.actions.values()
+        ],
+    }
+
+
 def _graph(prefix: str, action: CompiledAction) -> Graph:
     facts = {fact.name: f"{prefix}f{number}" for number, fact in enumerate(action.facts)}
     nodes = [Node(facts[fact.name], "fact", (f"{fact.name}?" if fact.optional else fact.name, fact.key)) for fact in action.facts]
-    edges: list[Edge] = []
+    edges = [Edge(facts[need], facts[fact.name], "reads") for fact in action.facts for need in _taken(action, fact.name)]
     before = ""
     for number, (rule, condition) in enumerate(zip(action.rules, action.conditions, strict=True)):
         name = f"{prefix}r{number}"
@@ -93,6 +125,15 @@ def _graph(prefix: str, action: CompiledAction) -> Graph:
     return Graph(Node(prefix, "action", (action.action_type,)), tuple(nodes), tuple(edges))
 
 
+def _taken(action: CompiledAction, fact: str) -> list[str]:
+    """Return the declared facts that the subject of a declared fact takes."""
+    expression = action.subject_expressions.get(fact)
+    return [] if expression is None else sorted(_facts(expression.names()))
+
+
 def _facts_read(condition: Condition, environment: Environment) -> list[str]:
-    paths = {*(path for path, _ in reads(condition.tree, environment.types)), *presences(condition.tree)}
-    return sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS))
+    return sorted(_facts(Expression(environment, condition).names()))
+
+
+def _facts(names: Iterable[str]) -> Iterator[str]:
+    return (name.removeprefix(_FACTS) for name in names if name.startswith(_FACTS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from gavel.v1.arbitration_service_pb2 import ExplainedTerm, RuleExplanation
@@ -104,6 +105,8 @@ def _failure(message: object) -> str:
     if text.startswith("UNKNOWN: No value with name"):
         name = text.split('"')[1]
         return f"error: {name} is absent"
+    if text.partition(": ")[2].startswith("Key not found in map : "):
+        return _clip(f"error: {text.rpartition(' : ')[2]} is absent")
     return _clip(f"error: {text.partition(': ')[2] or text}")
 
 
@@ -117,6 +120,10 @@ def _literal(value: object) -> str:
         return _clip(f"[{', '.join(map(_literal, value))}]")
     if isinstance(value, dict):
         return _clip("{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}")
+    if isinstance(value, datetime):
+        return f'timestamp("{value.astimezone(UTC).replace(tzinfo=None).isoformat()}Z")'
+    if isinstance(value, timedelta):
+        return f'duration("{value.total_seconds():g}s")'
     return _clip(str(value))
 
 

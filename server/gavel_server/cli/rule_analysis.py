@@ -66,6 +66,7 @@ def diff(
 def graph(
     file: RuleSetFile,
     language: Annotated[GraphFormat, typer.Option("--format", help="The language of the diagram.")] = GraphFormat.MERMAID,
+    as_json: JsonOutput = False,
     debug: Debug = False,
 ) -> None:
     """Print a diagram of a rule set: its actions, the facts that their rules read, the order in which rules are asked."""
@@ -73,6 +74,9 @@ def graph(
 
     from gavel_server.cli import output
 
+    if as_json:
+        output.say(json.dumps(drawing.described(_compiled(file)), ensure_ascii=False, indent=2))
+        return
     draw = {GraphFormat.MERMAID: drawing.mermaid, GraphFormat.DOT: drawing.dot}[language]
     output.say(draw(_compiled(file)))
 

@@ -73,7 +73,20 @@ def test_graph(written: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     for text in drawn:
         for name in ("refund.create", "order_status", "fraud_score?", "600 large", "review LARGE_REFUND"):
             assert name in text
+    assert "  a0f0 --> a0f4\n" in drawn[0], "the subject of fraud_score takes order_customer"
     assert 2 == run(["rules", "graph", written[0], "--format", "svg"])
+
+
+def test_graph_for_machines(written: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON a graph says what each rule reads, and what the subject of each fact takes."""
+    assert 0 == run(["rules", "graph", written[0], "--json"])
+    (action,) = json.loads(capsys.readouterr().out)["actions"]
+    facts = {fact["name"]: fact for fact in action["facts"]}
+    fraud_score = {"name": "fraud_score", "key": "customer.fraud_score", "optional": True, "subject_reads": ["order_customer"]}
+    assert fraud_score == facts["fraud_score"]
+    rules = {rule["id"]: rule for rule in action["rules"]}
+    assert (600, "review", "LARGE_REFUND", ["fraud_score"]) == tuple(rules["large"][key] for key in ("priority", "effect", "reason_code", "reads"))
+    assert ["order_status"] == rules["delivered"]["reads"]
 
 
 def test_bench(written: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
