@@ -88,6 +88,8 @@ def _explained(error: Exception) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         # Typer's validators say of themselves what they are.
         said = error.format_message().replace("Value error, ", "")
+        if hasattr(error, "option_name") and hasattr(getattr(context, "command", None), "commands"):
+            said += "; a command's options follow it"
         return f"{said} (see {context.command_path if context else PROGRAM} --help)", error.exit_code
     if isinstance(error, CommandError):
         return str(error), error.exit_status

@@ -102,6 +102,14 @@ def test_failures(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
     assert err.startswith(sentence)
 
 
+def test_an_option_before_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who gives an option of a command to the program, or to a group, is told where it belongs."""
+    for arguments, of in ((["--server", NOBODY, "status"], "gavel"), (["rules", "--json", "list"], "gavel rules")):
+        assert 2 == run(arguments)
+        option = next(word for word in arguments if word.startswith("--"))
+        assert f"gavel: No such option: {option}; a command's options follow it (see {of} --help)\n" == capsys.readouterr().err
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """With --debug a failure leaves as it is, for the interpreter to show."""
     monkeypatch.setattr(options, "_debugging", False)
