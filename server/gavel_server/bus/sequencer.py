@@ -279,6 +279,9 @@ class Sequencer:
         self._flight = Flight(self.log, decided)
         if not self._queue or self._readers:
             await self._land()
+        else:
+            # A turn of the event loop sends it, before a slice of the next batch takes the processor for milliseconds.
+            await asyncio.sleep(0)
 
     async def _decide(self) -> Plan | None:
         """Take a batch from the queue and decide it, on top of what is being appended. None: there is nothing to decide."""
