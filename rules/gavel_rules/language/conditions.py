@@ -132,8 +132,11 @@ class Environment:
         analysis = _Analysis(self.scope, note, variables, salvaged=self.salvaged)
         analysis.visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
         for literal in every(parsed):
-            if isinstance(literal, Constant) and isinstance(literal.value, str) and (problem := text_problem(literal.value)):
+            value = literal.value if isinstance(literal, Constant) else None
+            if isinstance(value, str) and (problem := text_problem(value)):
                 note(literal.offset, "bad-character", f"a text {problem}", "remove it: no event can carry it")
+            elif isinstance(value, float) and not math.isfinite(value):
+                note(literal.offset, "bad-number", "the number is too large for a double", "write one below 1.8e308")
         if open_names:
             return None
         source = analysis.rewrite(text)

@@ -71,6 +71,7 @@ def test_good(refusals: Refusals) -> None:
         ("when: params.amount < 5", "when: params.amount < 5 ? true : false", "as in a ? b : c, goes into quotes"),
         ("when: params.amount < 5", 'when: "a" == facts.status', "goes into the other quotes as a whole"),
         ("when: params.amount < 5", "when: ", "(nothing stands here: write a value, or remove the key)"),
+        ("params.amount < 5", "params.amount < 1e400", "bad-number: the number is too large for a double (write one below 1.8e308)"),
         ("    params:", "    versions: {planner_version: 7}\n    params:", "input should be a valid list (quote it)"),
     ],
 )
