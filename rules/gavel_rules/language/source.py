@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import Reader
 from ruamel.yaml.scanner import Scanner
 
 from gavel_rules.values import INTEGER_MAX, number_problem
@@ -119,7 +120,7 @@ class Source:
         the same order, so the two are walked together.
         """
         node = self._nodes(path)[1]
-        if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
+        if not isinstance(node, ScalarNode) or not isinstance(node.value, str) or node.start_mark is None:
             return _start(node)
         index = node.start_mark.index
         end = node.end_mark.index
@@ -174,7 +175,8 @@ class Source:
     def _nodes(self, path: Path) -> tuple[Node | None, Node]:
         if self._places is None:
             self._places = {}
-            root = _compose(self._text, Messages())
+            # What JSON may hold and YAML not is no reason to lose all places; a JSON text that YAML cannot read otherwise has none.
+            root = _compose(_NOT_IN_YAML.sub("?", self._text), Messages())
             if root is not None:
                 _Reader(self._places, set(), Messages()).read(root, None, ())
         while path and path not in self._places:
@@ -429,5 +431,6 @@ def _start(node: Node) -> tuple[int, int]:
     return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
 
 
+_NOT_IN_YAML: Final = Reader.NON_PRINTABLE
 _UNTAG: Final = "remove it; a text that begins with ! goes into quotes"
 _NOWHERE: Final = ScalarNode("tag:yaml.org,2002:null", "", None, None)

@@ -251,6 +251,14 @@ def test_json_and_yaml_are_one_language(document: Document, refusals: Refusals) 
     assert refusals('{"gavel":\n "v3", "rule_set": "a\\u0000"}')[-2:] == [(2, 2, "unknown-value"), (2, 20, "bad-character")]
 
 
+@pytest.mark.parametrize(("old", "new"), [("order.status", "order\x7f\ufffe"), ('"rules":', '"rules"\n:')])
+def test_places_in_json_that_is_no_yaml(refusals: Refusals, document: Document, old: str, new: str) -> None:
+    """A mistake in JSON that YAML could not read is reported as any other: at its place, or that of the whole if it cannot be found."""
+    text = json.dumps(document(["params.nothing > 1"]), ensure_ascii=False).replace(old, new)
+    place = (1, 1) if "\n" in new else (1, text.index("params.nothing") + 1)
+    assert (*place, "unknown-name") in refusals(text)
+
+
 def test_digest_follows_content(document: Document) -> None:
     """Comments and order do not change the digest; a single literal does."""
     original = compile_rule_set(GOOD)
