@@ -7,7 +7,7 @@ stands. What is older is read from the log.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from gavel.v1 import decision_pb2
@@ -87,10 +87,6 @@ class Lookup:
     def cited(self) -> dict[int, Cited]:
         """Recent events that proposals may cite, by sequence number. To be read only."""
         return self._cited
-
-    def uncached(self, sequence_numbers: Iterable[int]) -> list[int]:
-        """Return those numbers that `cited` does not have."""
-        return [number for number in sequence_numbers if number not in self._cited]
 
     async def fetch_cited(self, sequence_numbers: Sequence[int]) -> dict[int, Cited]:
         """Read events to cite from the log; those that it does not hold are absent."""

@@ -29,6 +29,7 @@ from gavel_rules import limits
 from gavel_rules.arbitration import arbitrate, explain
 from gavel_rules.commands import ResolveReview, RevokeDecision, Tick
 from gavel_rules.decider import handle, judge
+from gavel_rules.evidence import Cited
 from gavel_rules.language.agreement import described, disagreements
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.projection import State
@@ -44,6 +45,7 @@ from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError, abort, invalid
 from gavel_server.framing import envelope_bytes, field_1, named_result, results
 from gavel_server.people import resolution, revocation
+from gavel_server.services.batches import check_batch
 from gavel_server.services.boundary import fitted, refused, register
 from gavel_server.streaming import Ask, streaming
 
@@ -111,8 +113,7 @@ class Arbitration:
 
     def _submit_proposal(self, data: bytes, heard: _Heard) -> None:
         """Answer a SubmitProposalRequest with its SubmitProposalResponse."""
-        if len(data) > limits.MESSAGE_BYTES_MAX:
-            raise invalid([("request", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes")])
+        _check_size(data)
         request = _parse(SubmitProposalRequest, data)
 
         def done(result: Completed | ServiceError) -> None:
@@ -124,7 +125,7 @@ class Arbitration:
         """Answer a BatchSubmitProposalsRequest; every item succeeds or fails by itself."""
         request = _parse(BatchSubmitProposalsRequest, data)
         envelopes = list(request.envelopes)
-        _check_batch(data, len(envelopes))
+        check_batch(len(envelopes), len(data))
         self._on_bus(request.bus, heard, lambda sequencer: _propose_all(sequencer, envelopes, len(data), heard))
 
     def _stream_proposal(self, data: bytes, heard: _Heard) -> None:
@@ -156,8 +157,7 @@ class Arbitration:
 
     def _say(self, request: _Word, command_of: Callable[[_Word], ResolveReview | RevokeDecision], data: bytes, heard: _Heard) -> None:
         """Answer what a person says with the decision that follows."""
-        if len(data) > limits.MESSAGE_BYTES_MAX:
-            raise invalid([("request", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes")])
+        _check_size(data)
         command = command_of(request)
 
         def done(result: Completed | ServiceError) -> None:
@@ -167,15 +167,14 @@ class Arbitration:
 
     async def _preflight(self, data: bytes) -> bytes:
         """Answer a PreflightRequest: the decision that the proposal would get now."""
-        if len(data) > 2 * limits.MESSAGE_BYTES_MAX:
-            raise invalid([("request", f"is larger than {2 * limits.MESSAGE_BYTES_MAX} bytes")])
+        _check_size(data, 2 * limits.MESSAGE_BYTES_MAX)
         request = _parse(PreflightRequest, data)
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
         override = await self._compiler.compile(request.rule_set_override, "rule_set_override") if request.rule_set_override else None
         envelope = request.envelope
         admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
         await _inherit_trace(sequencer, envelope)
-        known = await _references(sequencer, [envelope])
+        known = await _citations(sequencer, [envelope])
         state = await sequencer.settled()
         governing = None if override is None else _governing_with(state, override, envelope)
         response = PreflightResponse(evaluated_at_sequence_number=state.head)
@@ -188,7 +187,7 @@ class Arbitration:
     async def _batch_preflight(self, data: bytes) -> bytes:
         """Answer a BatchPreflightRequest; each proposal as if it were the only one."""
         request = _parse(BatchPreflightRequest, data)
-        _check_batch(data, len(request.envelopes))
+        check_batch(len(request.envelopes), len(data))
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
         admitted: list[Envelope | ServiceError] = []
         for envelope in request.envelopes:
@@ -198,7 +197,7 @@ class Arbitration:
                 admitted.append(envelope)
             except ServiceError as error:
                 admitted.append(refused(f"{SERVICE}/BatchPreflight", error))
-        known = await _references(sequencer, [item for item in admitted if isinstance(item, Envelope)])
+        known = await _citations(sequencer, [item for item in admitted if isinstance(item, Envelope)])
         state = await sequencer.settled()
         now_ms = sequencer.now_ms()
         response = BatchPreflightResponse()
@@ -240,7 +239,7 @@ def _decision_bytes(result: Completed) -> bytes:
     return envelope_bytes(result.record)
 
 
-def _would_decide(state: State, envelope: Envelope, known: Any, now_ms: int, governing: Governing | None) -> Decision:
+def _would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], now_ms: int, governing: Governing | None) -> Decision:
     """Return the decision as of now, with timers that are due taken into account, and leave the state as it was."""
     if envelope.proposal.projection_version > state.head:
         problem = f"is {envelope.proposal.projection_version}, ahead of the log, whose head is {state.head}"
@@ -259,20 +258,20 @@ def _would_decide(state: State, envelope: Envelope, known: Any, now_ms: int, gov
     return decision
 
 
-async def _references(sequencer: Sequencer, envelopes: Iterable[Envelope]) -> Any:
-    """Return what the proposals cite, from memory or, where that has it no more, from the log.
+async def _citations(sequencer: Sequencer, envelopes: Iterable[Envelope]) -> dict[int, Cited]:
+    """Return what the proposals cite, by sequence number, from memory or, where that has it no more, from the log.
 
-    Where they speak of events that this server has not seen yet, it first reads on, as it does before it decides.
+    Where they speak of events that this server has not seen yet, it first reads on, as it does before it decides. It is a copy:
+    memory forgets while the caller waits for the state.
     """
     lookup = sequencer.lookup
     proposals = [envelope.proposal for envelope in envelopes]
     cited = [reference.sequence_number for proposal in proposals for reference in proposal.based_on_events]
     if max([*cited, *(proposal.projection_version for proposal in proposals)], default=0) > sequencer.head.sequence_number:
         await sequencer.read_on()
-    uncached = lookup.uncached(cited)
-    if not uncached:
-        return lookup.cited
-    return {**lookup.cited, **await lookup.fetch_cited(uncached)}
+    found = {number: lookup.cited[number] for number in cited if number in lookup.cited}
+    forgotten = [number for number in cited if number not in found]
+    return {**found, **await lookup.fetch_cited(forgotten)} if forgotten else found
 
 
 async def _inherit_trace(sequencer: Sequencer, envelope: Envelope) -> None:
@@ -294,14 +293,9 @@ def _governing_with(state: State, override: CompiledRuleSet, envelope: Envelope)
     return governing_actions({**in_force, override.policy_id: override}.values()).get(envelope.proposal.action_type, ())
 
 
-def _check_batch(data: bytes, items: int) -> None:
-    violations = []
-    if len(data) > limits.BATCH_BYTES_MAX:
-        violations.append(("request", f"is larger than {limits.BATCH_BYTES_MAX} bytes"))
-    if not 1 <= items <= limits.BATCH_ITEMS_MAX:
-        violations.append(("envelopes", f"are {items}; send 1 to {limits.BATCH_ITEMS_MAX}"))
-    if violations:
-        raise invalid(violations)
+def _check_size(data: bytes, bytes_max: int = limits.MESSAGE_BYTES_MAX) -> None:
+    if len(data) > bytes_max:
+        raise invalid([("request", f"is larger than {bytes_max} bytes")])
 
 
 def _parse(message: type[_Request], data: bytes) -> _Request:

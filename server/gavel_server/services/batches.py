@@ -9,7 +9,6 @@ from typing import NamedTuple
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Command
 from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
-from google.protobuf.message import Message
 
 from gavel_server.bus.planning import Completed
 from gavel_server.bus.sequencer import Sequencer
@@ -23,12 +22,12 @@ class Admitted(NamedTuple):
     check_id: str
 
 
-def check_batch(request: Message, envelopes: Sequence[Envelope]) -> None:
+def check_batch(items: int, size_bytes: int) -> None:
     """Refuse a batch that is empty, too long or too large. Raises ServiceError INVALID_ARGUMENT."""
     violations = []
-    if not 1 <= len(envelopes) <= BATCH_ITEMS_MAX:
-        violations.append(("envelopes", f"are {len(envelopes)}, not 1 to {BATCH_ITEMS_MAX}"))
-    if request.ByteSize() > BATCH_BYTES_MAX:
+    if not 1 <= items <= BATCH_ITEMS_MAX:
+        violations.append(("envelopes", f"are {items}, not 1 to {BATCH_ITEMS_MAX}"))
+    if size_bytes > BATCH_BYTES_MAX:
         violations.append(("request", f"is larger than {BATCH_BYTES_MAX} bytes"))
     if violations:
         raise invalid(violations)

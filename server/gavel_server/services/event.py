@@ -70,7 +70,7 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
 
     async def BatchPublishEvents(self, request: BatchPublishEventsRequest, context: _Context) -> BatchPublishEventsResponse:
         """Append events, each for itself, in order."""
-        check_batch(request, request.envelopes)
+        check_batch(len(request.envelopes), request.ByteSize())
         sequencer = await self._buses.get(request.bus)
         results = await execute_all(sequencer, request.envelopes, lambda envelope: _admitted(envelope, sequencer.bus))
         return BatchPublishEventsResponse(

@@ -84,7 +84,6 @@ async def test_what_may_be_cited() -> None:
     fetched = await Lookup(log).fetch_cited([*numbers, 10_000])
     assert numbers == list(fetched)
     assert expected == {number: citation for number, citation in fetched.items() if citation.keys}
-    assert [10_000] == lookup.uncached([next(iter(expected)), 10_000])
 
 
 async def test_memory_is_bounded() -> None:
