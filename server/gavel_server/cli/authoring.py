@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID, InvalidInputError
-from gavel_server.cli.options import Debug
+from gavel_server.cli.options import Debug, JsonReport
 
 if TYPE_CHECKING:
     from gavel_rules.authoring.suite import Suite
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 Files = Annotated[
     list[str], typer.Argument(metavar="PATH…", help="Rule sets and suites (*_test.yaml), or folders of them; - is standard input.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
-def lint(files: Files, as_json: AsJson = False, debug: Debug = False) -> None:
+def lint(files: Files, as_json: JsonReport = False, debug: Debug = False) -> None:
     """Check rule sets and their test suites without a server, and whether rule sets that share an action agree on it.
 
     Every mistake is a line, file:line:column: code: message; exit status 2 if there is one. Warnings leave it at 0.
@@ -59,7 +58,7 @@ def run_tests(
         ),
     ] = 0,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write the results as JUnit XML, too.")] = None,
-    as_json: AsJson = False,
+    as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
     """Run test suites of rule sets, without a server; see docs/rule-tests.md.
@@ -130,7 +129,7 @@ def explain(
         str, typer.Argument(metavar="PROPOSAL", help="A case by itself: action, subject, params, facts, …; - is standard input.")
     ] = "",
     case: Annotated[str, typer.Option("--case", metavar="NAME", help="The case of the suite, by its name.")] = "",
-    as_json: AsJson = False,
+    as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
     """Show what is decided on one proposal, every rule of its action, and the value of every part of its condition.
@@ -189,11 +188,11 @@ def _valid_proposal(file: str, proposal: str) -> tuple[CompiledRuleSet, Suite]:
     from gavel_rules.language.ruleset import DocumentError
 
     from gavel_server.cli.author_files import Invalid, lines, rule_set_in
-    from gavel_server.cli.documents import read_document, shown
+    from gavel_server.cli.documents import invalid_rule_set, read_document, shown
 
     rule_set = rule_set_in(file)
     if isinstance(rule_set, Invalid):
-        raise InvalidInputError("\n".join([f"{file} is not a valid rule set; mend what follows and try again", *lines([rule_set])]))
+        raise invalid_rule_set(file, lines([rule_set]))
     try:
         suite = read_case(read_document(proposal), "proposal")
         check_suite(suite, rule_set)
@@ -208,7 +207,7 @@ def _valid_proposal(file: str, proposal: str) -> tuple[CompiledRuleSet, Suite]:
 def fmt(
     files: Files,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit status 1 if a file would change.")] = False,
-    as_json: AsJson = False,
+    as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
     """Lay out rule sets and test suites alike. Comments stay, and so does what they say: the digest does not change.

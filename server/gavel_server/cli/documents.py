@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +14,7 @@ from gavel_server.cli.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
+    from gavel_rules.language.ruleset import CompiledRuleSet
     from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
 STANDARD_INPUT: Final = "-"
@@ -53,6 +54,21 @@ def read_rule_set(name: str) -> str:
     if name.endswith(SUITE_SUFFIXES):
         raise InvalidInputError(f"{name} is a test suite; give the rule set that it tests")
     return read_document(name)
+
+
+def compiled(document: str, name: str) -> CompiledRuleSet:
+    """Return the rule set that the text of a file is. Raises InvalidInputError, with each mistake at its place."""
+    from gavel_rules.language.ruleset import DocumentError, compile_rule_set
+
+    try:
+        return compile_rule_set(document)
+    except DocumentError as error:
+        raise invalid_rule_set(name, (message.format(name) for message in error.messages)) from error
+
+
+def invalid_rule_set(name: str, mistakes: Iterable[str]) -> InvalidInputError:
+    """Return the error of a rule set with mistakes, a line each."""
+    return InvalidInputError("\n".join([f"{shown(name)} is not a valid rule set; mend what follows and try again", *mistakes]))
 
 
 def read_envelope(name: str) -> Envelope:

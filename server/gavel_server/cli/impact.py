@@ -10,9 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-import typer
-
-from gavel_server.cli.errors import EXIT_INVALID
+from gavel_server.cli.errors import CommandError
 from gavel_server.cli.options import explained
 from gavel_server.cli.passes import Passes
 
@@ -24,37 +22,29 @@ if TYPE_CHECKING:
 CHANGES_SHOWN_MAX: Final = 1_000
 
 
-def compiled(file: str) -> tuple[str, CompiledRuleSet]:
-    """Return a candidate's text and the rule set it is. One that is none is explained, and ends the command with status 2."""
-    from gavel_rules.language.ruleset import DocumentError, compile_rule_set
-
-    from gavel_server.cli import documents, output
-
-    text = documents.read_rule_set(file)
-    try:
-        return text, compile_rule_set(text)
-    except DocumentError as error:
-        for message in error.messages:
-            output.note(message.format(file))
-        raise typer.Exit(EXIT_INVALID) from error
-
-
 async def show(responses: AsyncGenerator[SimulateRuleSetResponse, None], candidate: CompiledRuleSet, as_json: bool) -> None:
-    """Print the decisions that the candidate would change, and how many by transition; progress on a terminal."""
+    """Print the decisions that the candidate would change, and how many by transition; progress on a terminal.
+
+    Raises CommandError if the answer ends before its summary.
+    """
     from gavel_server.cli import output
 
     changed: list[ChangedDecision] = []
+    summary: SimulationSummary | None = None
     with Passes() as passes:
         async with aclosing(responses):
             async for response in responses:
                 if response.HasField("progress"):
                     passes.show(response.progress)
-                elif as_json:
+                    continue
+                if as_json:
                     output.print_json(response, one_line=True)
-                elif response.HasField("summary"):
+                if response.HasField("summary"):
                     summary = response.summary
-                elif len(changed) < CHANGES_SHOWN_MAX:
+                elif not as_json and len(changed) < CHANGES_SHOWN_MAX:
                     changed.append(response.changed)
+    if summary is None:
+        raise CommandError("the answer ended before its summary, so what was shown may not be all; try again")
     if not as_json:
         _print_table(changed)
         _print_summary(summary, candidate, len(changed))

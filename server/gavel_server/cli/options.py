@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from gavel_server.cli.documents import invalid_rule_set
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ Server = Annotated[
 ]
 Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", metavar="NAME", help="The bus.")]
 Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON of the response, for machines.")]
+JsonReport = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of a failure.")]
 
 
@@ -123,7 +125,7 @@ def explained(error: GavelError, server: str, document: str = "") -> CommandErro
     mistakes = [(_PLACE.fullmatch(violation.field), violation.description) for violation in error.violations]
     if document and mistakes and all(place for place, _ in mistakes):
         lines = [f"{document}:{place[1]}:{place[2]}: {description}" for place, description in mistakes if place]
-        return InvalidInputError("\n".join([f"{document} is not a valid rule set; mend what follows and try again", *lines]))
+        return invalid_rule_set(document, lines)
     lines = [f"{error.message} ({error.reason})"]
     if error.retry_after_ms:
         lines[0] += f"; try again in {error.retry_after_ms} ms"

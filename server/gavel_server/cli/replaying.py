@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gavel_server.cli import impact
+from gavel_server.cli import documents, impact
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, countable, explained, named_log, server_address
 from gavel_server.cli.passes import Passes
@@ -75,7 +75,8 @@ def replay(
         raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
     if rules:
         # Compiled first: a mistake in the candidate needs no log.
-        text, candidate = impact.compiled(rules)
+        text = documents.read_rule_set(rules)
+        candidate = documents.compiled(text, rules)
         if server:
             responses = impact.simulated_by_server(server, bus, rules, text, from_sequence_number, to_sequence_number)
         else:

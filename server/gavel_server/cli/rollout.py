@@ -42,9 +42,10 @@ def simulate(
 
     It is tried on every proposal of the server's log, everything else exactly as it was. Nothing is written.
     """
-    from gavel_server.cli import impact
+    from gavel_server.cli import documents, impact
 
-    text, candidate = impact.compiled(file)
+    text = documents.read_rule_set(file)
+    candidate = documents.compiled(text, file)
     responses = impact.simulated_by_server(server, bus, file, text, from_sequence_number, to_sequence_number)
     asyncio.run(impact.show(responses, candidate, as_json))
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gavel_server.cli.documents import STANDARD_INPUT
-from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INVALID, InvalidInputError
-from gavel_server.cli.options import Debug
+from gavel_server.cli.errors import EXIT_FAILURE, InvalidInputError
+from gavel_server.cli.options import Debug, JsonReport
 from gavel_server.cli.rules import RuleSetFile
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ BENCH_CASES_MAX: Final = 64
 BENCH_ROUNDS: Final = 5
 BENCH_ROUND_MS: Final = 50
 
-JsonOutput = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
-
 
 class GraphFormat(StrEnum):
     """Languages for diagrams."""
@@ -37,7 +35,7 @@ class GraphFormat(StrEnum):
 def diff(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A rule set in YAML or JSON; - is standard input.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="Another version of it.")],
-    as_json: JsonOutput = False,
+    as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
     """Show what two versions of a rule set decide differently.
@@ -66,7 +64,7 @@ def diff(
 def graph(
     file: RuleSetFile,
     language: Annotated[GraphFormat, typer.Option("--format", help="The language of the diagram.")] = GraphFormat.MERMAID,
-    as_json: JsonOutput = False,
+    as_json: JsonReport = False,
     debug: Debug = False,
 ) -> None:
     """Print a diagram of a rule set: its actions, the facts that their rules read, the order in which rules are asked."""
@@ -81,7 +79,7 @@ def graph(
     output.say(draw(_compiled(file)))
 
 
-def bench(file: RuleSetFile, as_json: JsonOutput = False, debug: Debug = False) -> None:
+def bench(file: RuleSetFile, as_json: JsonReport = False, debug: Debug = False) -> None:
     """Measure how long the rules of each action take on made cases: both engines, Rete alone, the reference engine alone.
 
     Times are microseconds a case, the best of several rounds; an empty call is what Python itself takes.
@@ -111,16 +109,9 @@ def bench(file: RuleSetFile, as_json: JsonOutput = False, debug: Debug = False) 
 
 
 def _compiled(file: str) -> CompiledRuleSet:
-    """Return the rule set of a file; of a document with mistakes, print each and leave with status 2."""
-    from gavel_rules.language.ruleset import DocumentError, compile_rule_set
+    from gavel_server.cli import documents
 
-    from gavel_server.cli import documents, output
-
-    try:
-        return compile_rule_set(documents.read_rule_set(file))
-    except DocumentError as error:
-        output.say("\n".join(message.format(file) for message in error.messages))
-        raise typer.Exit(EXIT_INVALID) from error
+    return documents.compiled(documents.read_rule_set(file), file)
 
 
 def _as_json(older: CompiledRuleSet, newer: CompiledRuleSet, found: Difference) -> dict[str, Any]:
