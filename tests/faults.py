@@ -71,10 +71,6 @@ class FaultyLog:
         """See EventLog."""
         return await self._log.find(event_ids, now_ms)
 
-    async def wait_beyond(self, sequence_number: int, timeout_ms: int) -> Head:
-        """See EventLog."""
-        return await self._log.wait_beyond(sequence_number, timeout_ms)
-
     async def time_ms(self) -> int:
         """See EventLog."""
         return await self._log.time_ms()

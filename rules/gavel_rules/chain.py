@@ -6,9 +6,6 @@ the same bytes twice. The bus's name starts the chain so that one bus's log cann
 """
 
 import hashlib
-from typing import Final
-
-CHAIN_HASH_BYTES: Final = 32
 
 
 def genesis_hash(bus: str) -> bytes:

@@ -48,7 +48,7 @@ LEASE_MS_DEFAULT = 30_000
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
 
-# A producer's clock may run ahead of the bus's by this much (design of `occurred_at` and `observed_at`).
+# How far `occurred_at` and `observed_at` may lie ahead of the server's clock, for producers whose own runs ahead.
 CLOCK_AHEAD_MS_MAX = 5_000
 
 # A trace that has been silent for so long starts over: its count of rejections and its tool evidence lapse.

@@ -257,26 +257,12 @@ async def test_contending_writers_leave_no_gap(open_log: OpenLog, bus: str) -> N
     assert set(ids) == set(await logs[0].find(ids, NOW_MS))
 
 
-async def test_wait_beyond(open_log: OpenLog, bus: str) -> None:
-    """A wait ends when another handle appends, at once when the head is beyond already, and else when its time is up."""
-    reader, writer = await open_log(), await open_log()
-    assert empty_head(bus) == await reader.wait_beyond(0, timeout_ms=1)
-    waiting = asyncio.create_task(reader.wait_beyond(1, timeout_ms=60_000))
-    first = entries_after(empty_head(bus), 1)
-    await writer.append(empty_head(bus), first, NOW_MS, [])
-    assert head_of(first) == await reader.wait_beyond(0, timeout_ms=60_000)
-    second = entries_after(head_of(first), 2)
-    await writer.append(head_of(first), second, NOW_MS, [])
-    assert head_of(second) == await waiting
-
-
-async def test_abandoned_wait_harms_nothing(log: EventLog, bus: str) -> None:
-    """A wait that is cancelled leaves the log usable."""
-    waiting = asyncio.create_task(log.wait_beyond(0, timeout_ms=60_000))
+async def test_abandoned_call_harms_nothing(log: EventLog, bus: str) -> None:
+    """A call that is cancelled leaves the log usable."""
+    asking = asyncio.create_task(log.head())
     await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    asking.cancel()
+    await asyncio.wait([asking])
     assert empty_head(bus) == await log.head()
 
 

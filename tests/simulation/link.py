@@ -67,10 +67,6 @@ class Link:
         """See EventLog."""
         return await self._over(lambda: self._log.find(event_ids, now_ms))
 
-    async def wait_beyond(self, sequence_number: int, timeout_ms: int) -> Head:
-        """See EventLog."""
-        return await self._over(lambda: self._log.wait_beyond(sequence_number, timeout_ms))
-
     async def time_ms(self) -> int:
         """See EventLog."""
         return await self._over(self._log.time_ms)

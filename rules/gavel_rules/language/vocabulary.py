@@ -68,16 +68,6 @@ class ValueType:
     fields: Mapping[str, Field] = field(default_factory=lambda: _NO_FIELDS)
     size_max: int | None = None
 
-    @property
-    def is_number(self) -> bool:
-        """Whether it is int or double; the two compare with each other."""
-        return self.kind in ("int", "double")
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether a slot of the Rete network can hold it."""
-        return self.kind in ("int", "double", "string", "bool")
-
     def cel(self) -> str:
         """Return the type as CEL's signatures spell it."""
         if self.kind == "list":

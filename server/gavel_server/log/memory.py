@@ -6,7 +6,6 @@ work queues: in one process nobody else could read them.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -38,7 +37,6 @@ class MemoryLog:
         self._records: list[Record] = []
         self._head = empty_head(bus)
         self._ids_of_day: defaultdict[int, dict[str, IdEntry]] = defaultdict(dict)
-        self._moved = asyncio.Event()
 
     async def head(self) -> Head:
         """The newest event."""
@@ -55,8 +53,6 @@ class MemoryLog:
         ids = self._ids_of_day[recorded_at_ms // DAY_MS]
         ids.update((entry.event_id, IdEntry(entry.sequence_number, entry.decision_sequence_number)) for entry in entries)
         self._head = Head(entries[-1].sequence_number, entries[-1].chain_hash)
-        self._moved.set()
-        self._moved = asyncio.Event()
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
         """See EventLog."""
@@ -70,16 +66,6 @@ class MemoryLog:
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """See EventLog."""
         return self._known(event_ids, now_ms)
-
-    async def wait_beyond(self, sequence_number: int, timeout_ms: int) -> Head:
-        """See EventLog."""
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while self._head.sequence_number <= sequence_number:
-                    await self._moved.wait()
-        except TimeoutError:
-            pass  # the contract: the head as it is then
-        return self._head
 
     async def time_ms(self) -> int:
         """The clock this log was given."""

@@ -146,9 +146,6 @@ class EventLog(Protocol):
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """Where these event_ids stand, if recorded within the idempotency window before `now_ms`; others are absent."""
 
-    async def wait_beyond(self, sequence_number: int, timeout_ms: int) -> Head:
-        """The head, as soon as it lies beyond `sequence_number`, or after `timeout_ms` as it is then."""
-
     async def time_ms(self) -> int:
         """The clock of the store, against which servers check their own."""
 

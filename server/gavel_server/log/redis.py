@@ -15,7 +15,6 @@ transaction is the last word. Nothing here retries an append whose outcome is un
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,9 +50,6 @@ TIMEOUT_MS_DEFAULT: Final = 5000
 READ_CONNECTIONS_MAX: Final = 16
 # Lookups sent in one go by read_many and find.
 LOOKUPS_MAX: Final = 1000
-# A follower looks at the head this often. Polling costs the same whatever the load; a blocking read would be woken, and
-# would carry an event, once per append, also by this server's own.
-HEAD_POLL_MS: Final = 10
 # An append that others' fences refuse so many times in a row meets a Redis that loses one answer after another.
 FENCED_MAX: Final = 5
 
@@ -182,17 +178,6 @@ class RedisLog:
             for values in self._answers(await self._reads.ask(*(("HMGET", day, *ids) for day in days))):
                 found.update((event_id, _id_entry(value)) for event_id, value in zip(ids, values, strict=True) if value is not None)
         return found
-
-    async def wait_beyond(self, sequence_number: int, timeout_ms: int) -> Head:
-        """See EventLog. Looks at the head every HEAD_POLL_MS."""
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
-        while True:
-            (fields,) = self._answers(await self._reads.ask(("HMGET", self._head_key, "sequence_number", "chain_hash")))
-            head = self._head_of(fields)
-            remaining = deadline - asyncio.get_running_loop().time()
-            if head.sequence_number > sequence_number or remaining <= 0:
-                return head
-            await asyncio.sleep(min(HEAD_POLL_MS / 1000, remaining))
 
     async def time_ms(self) -> int:
         """Redis's clock."""

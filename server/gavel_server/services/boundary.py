@@ -110,9 +110,7 @@ def _service_error(method: str, error: Exception) -> ServiceError:
 
 def _guarded(method: str, handler: Any) -> Any:
     serializer = handler.response_serializer
-    if handler.request_streaming:
-        decode = _decoder_of_stream(handler.request_deserializer)
-        return grpc.stream_stream_rpc_method_handler(_guarded_stream(method, handler.stream_stream), decode, serializer)
+    assert not handler.request_streaming  # noqa: S101  # the one stream of requests, StreamProposals, is not registered through Guard
     decode = _decoder(handler.request_deserializer)
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(_guarded_stream(method, handler.unary_stream), decode, serializer)
@@ -126,25 +124,9 @@ def _decoder(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return decode(data)
         except DecodeError as error:
-            return _undecodable(error)
+            return invalid([("request", f"is not a message of the contract: {error}")])
 
     return total
-
-
-def _decoder_of_stream(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return the decoder with the error it is to raise: it runs inside the method, as that reads its requests."""
-
-    def raising(data: bytes) -> Any:
-        try:
-            return decode(data)
-        except DecodeError as error:
-            raise _undecodable(error) from error
-
-    return raising
-
-
-def _undecodable(error: DecodeError) -> ServiceError:
-    return invalid([("request", f"is not a message of the contract: {error}")])
 
 
 def _guarded_unary(method: str, behaviour: _UnaryMethod) -> _UnaryMethod:
