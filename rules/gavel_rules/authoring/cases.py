@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, product, zip_longest
 from typing import Any, Final, NamedTuple
@@ -195,8 +196,10 @@ class CaseMaker:
         walk(scope["params"], "params", (), resolved(self.action.params_schema, self.action.params_schema))
         walk(scope["facts"], "facts", (), None)
         for path, type_ in self.action.environment.types.items():
-            if type_.kind == "int" and path in optional and path not in domains:
-                domains[path] = Domain(low=-INTEGER_MAX, high=INTEGER_MAX, integer=True)
+            if type_.kind in ("int", "double") and path in optional:
+                known = domains.get(path, Domain(integer=type_.kind == "int"))
+                # Beyond these no number is admitted, whatever a schema allows.
+                domains[path] = known.common(Domain(low=-INTEGER_MAX, high=INTEGER_MAX)) or replace(known, allowed=frozenset())
         for version in (self.action, *beside):
             for condition in version.conditions:
                 for path in presences(condition.tree):

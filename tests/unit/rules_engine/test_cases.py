@@ -115,6 +115,22 @@ def test_proofs_and_witnesses_hold(
             assert compiled.evaluate(witness.found.case, both=True).matched[0] == rule
 
 
+@pytest.mark.parametrize("compared", ["{0} != 9007199254740993.0", "{0} < -1e300", "{0} > -1e300", "{0} >= 9007199254740992"])
+@pytest.mark.parametrize("path", ["params.count", "params.amount", "params.deep.whole", "facts.pieces", "facts.total"])
+def test_no_number_is_made_that_is_not_admitted(action: Make, path: str, compared: str) -> None:
+    """Conditions may compare with numbers that no proposal and no fact can have: what is made stays within those that they can."""
+    params = {
+        "type": "object",
+        "properties": {"deep": {"type": "object", "properties": {"whole": {"type": "integer"}}, "required": ["whole"]}},
+    }
+    params["properties"].update({"count": {"type": "integer"}, "amount": {"type": "number"}})  # type: ignore[attr-defined]
+    params["required"] = ["count", "amount", "deep"]
+    compiled = action(compared.format(path), params=params)
+    maker = CaseMaker(compiled)
+    assert [] != [one for one in generated_cases(compiled, 20) if compiled.evaluate(one.case, True).disagreement is None]
+    assert maker.decided_by(0).impossible == (compared == "{0} < -1e300")
+
+
 def test_every_shipped_rule_decides_a_case() -> None:
     """Of a shipped set, generated cases are decided by every rule; the engines agree on all, and they are the same every time."""
     compiled = compile_rule_set(shipped_rule_set("refunds")).actions["refund.create"]
