@@ -141,10 +141,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     checkpoint = _checkpoint(settings)
     reactors = _Reactors(redis_url) if settings.fdr else None
 
-    try:
-        tails = RedisTails(redis_url)
-    except ValueError as error:
-        raise ServeError(f"{error} (--redis, GAVEL_REDIS)") from error
+    tails = RedisTails(redis_url)
     watch = Watch(tails)
 
     async def open_bus(name: str) -> Sequencer:
@@ -246,15 +243,12 @@ async def open_sequencer(
     watch: Watch | None = None,
 ) -> Sequencer:
     """Connect to a bus's log and begin to serve it. Raises ServeError, ServiceError, LogError."""
-    try:
-        log = await RedisLog.connect(
-            redis_url,
-            bus,
-            idempotency_window_ms=settings.idempotency_window_ms,
-            acknowledge_replicas=settings.ack_replicas,
-        )
-    except ValueError as error:
-        raise ServeError(f"{error} (--redis, GAVEL_REDIS)") from error
+    log = await RedisLog.connect(
+        redis_url,
+        bus,
+        idempotency_window_ms=settings.idempotency_window_ms,
+        acknowledge_replicas=settings.ack_replicas,
+    )
     sequencer = Sequencer(
         log,
         clock,

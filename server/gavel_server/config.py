@@ -20,6 +20,8 @@ from gavel.v1.fact_pb2 import CrossCheck
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from gavel_server.log.wire import check_url
+
 ENVIRONMENT_PREFIX: Final = "GAVEL_"
 LISTEN_DEFAULT: Final = "127.0.0.1:9090"
 DATA_DEFAULT: Final = Path(".gavel")
@@ -68,6 +70,10 @@ def _checked_ack(ack: str) -> str:
     return ack
 
 
+def _checked_redis(url: str | None) -> str | None:
+    return None if url is None else check_url(url)
+
+
 class Settings(BaseSettings):
     """How a server runs. Make it with `load`; raises SettingsError there, pydantic's ValidationError when constructed.
 
@@ -80,7 +86,7 @@ class Settings(BaseSettings):
     """HOST:PORT, [IPV6]:PORT or unix:PATH. Port 0: a free one."""
     data: Path = DATA_DEFAULT
     """Directory of the embedded Redis and of what this server keeps beside the log."""
-    redis: str | None = None
+    redis: Annotated[str | None, AfterValidator(_checked_redis)] = None
     """URL of a Redis or Valkey to use instead of the embedded one."""
     accept_volatile: bool = False
     """Serve although that Redis may lose acknowledged events."""
@@ -169,7 +175,7 @@ def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> 
         return Configured(**(given or {}))
     except ValidationError as error:
         raise SettingsError("\n".join(_sentence(problem, config) for problem in error.errors())) from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{config} is not TOML: {error}") from None
     except OSError as error:
         raise SettingsError(f"cannot read {config}: {error.strerror}") from None

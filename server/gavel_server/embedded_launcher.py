@@ -16,13 +16,15 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Tie this process to its parent, then become the program."""
+    """Tie this process to its parent, keep its files to this user, then become the program."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         # SIGTERM: Redis then stops as it does for an operator. The kernel sends it when the thread that started us ends.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             sys.exit("gavel: the server ended before its Redis started")
+    # What it writes holds the log: for this user alone, also in a directory that others may enter.
+    os.umask(0o077)
     os.execv(program[0], program)  # noqa: S606 - no shell is the point
 
 

@@ -90,7 +90,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 async def test_settings(directory: Path) -> None:
-    """The child runs with the settings that the durability promise rests on, and opens no port."""
+    """The child runs with the settings that the durability promise rests on, opens no port, and writes for its user alone."""
     async with EmbeddedRedis(directory) as server, redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client:
         settings = {
             "appendonly": "yes",
@@ -104,7 +104,7 @@ async def test_settings(directory: Path) -> None:
             "dir": str(directory),
         }
         assert settings == {name: (await client.config_get(name))[name] for name in settings}
-    assert 0o700 == permissions(directory)
+    assert (0o700, 0o600) == (permissions(directory), permissions(directory / "appendonly.aof"))
 
 
 async def test_stop_and_start_again(directory: Path, bus: str) -> None:

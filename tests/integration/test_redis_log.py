@@ -430,6 +430,11 @@ async def test_durability(own_redis: EmbeddedRedis, bus: str) -> None:
         assert ["appendfsync is everysec, so a crash may lose up to 1 s of acknowledged events; set it to always"] == await log.durability()
         await plain.config_set("appendfsync", "no")
         assert ["appendfsync is no, so a crash may lose acknowledged events; set it to always"] == await log.durability()
+        await plain.config_set("appendfsync", "always")
+        await plain.config_set("no-appendfsync-on-rewrite", "yes")
+        assert [
+            "no-appendfsync-on-rewrite is yes, so a crash while Redis rewrites its file may lose acknowledged events; set it to no"
+        ] == await log.durability()
         await plain.config_set("maxmemory-policy", "allkeys-lru")
         await plain.config_set("appendonly", "no")
         assert [
@@ -485,6 +490,10 @@ async def test_replicas(tmp_path: Path, bus: str) -> None:
 
         replica = await RedisLog.connect(f"redis://127.0.0.1:{replica_port}/0", bus)
         assert records_of(first) == await replica.read(1, 10)
+        assert (
+            f"it is a replica of 127.0.0.1:{port}, whose next copy undoes what is written here; name the primary"
+            in await replica.durability()
+        )
         with pytest.raises(LogUnavailableError, match="READONLY"):
             await replica.append(head_of(first), entries_after(head_of(first), 1), NOW_MS, [])
 

@@ -17,21 +17,11 @@ def _serve(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ("--redis", "redis://:secret@127.0.0.1:9"),
-            "gavel: bus default cannot be opened: cannot connect to Redis at redis://***@127.0.0.1:9",
-        ),
-        (("--redis", "nowhere"), "gavel: the Redis URL nowhere is malformed; use redis://host:6379/0"),
-    ],
-)
-def test_a_redis_that_cannot_be_used_is_named(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
-    """A Redis that is away, or a URL that is none, ends the start with that sentence, without its password."""
-    ended = _serve(tmp_path, *arguments)
+def test_a_redis_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """A Redis that is away ends the start with that sentence, without its password."""
+    ended = _serve(tmp_path, "--redis", "redis://:secret@127.0.0.1:9")
     assert (1, "") == (ended.returncode, ended.stdout)
-    assert sentence in ended.stderr
+    assert "gavel: bus default cannot be opened: cannot connect to Redis at redis://***@127.0.0.1:9" in ended.stderr
     assert "secret" not in ended.stderr
     assert "this is a bug" not in ended.stderr
 

@@ -62,7 +62,7 @@ class Pending:
     """A command that waits.
 
     `check_id` is its event_id where the producer chose it; `cause_in_batch` one before it in the batch; `unchecked` says
-    that its envelope has not been admitted yet.
+    that its envelope has not been admitted yet, `lost` that an append of it has got lost once.
     """
 
     command: Command
@@ -72,6 +72,7 @@ class Pending:
     unchecked: bool = False
     references: References = NO_REFERENCES
     cause_in_batch: str = ""
+    lost: bool = False
 
     @property
     def answered(self) -> bool:

@@ -391,6 +391,8 @@ class Sequencer:
             if isinstance(error, EventIdTakenError):
                 self._requeue(await self._earlier.give_taken(batch, error))
             elif landing is Landing.CORRECTED:
+                if error is None:
+                    _send_away_lost(batch)
                 self._gathering.halve()
                 self._requeue(batch)
                 await self.replica.refresh()
@@ -473,3 +475,11 @@ class Sequencer:
 def _answer_all(batch: Iterable[Pending], error: ServiceError) -> None:
     for pending in batch:
         pending.answer(error)
+
+
+def _send_away_lost(batch: Iterable[Pending]) -> None:
+    """The append is not in, after a doubt. A store that loses one after the other must not keep callers waiting for ever."""
+    for pending in batch:
+        if pending.lost:
+            pending.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "the log lost the event twice: it is not in it; try again"))
+        pending.lost = True

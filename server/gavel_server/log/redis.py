@@ -187,13 +187,17 @@ class RedisLog:
 
     async def durability(self) -> list[str]:
         """See EventLog. What Redis's settings do not promise; a setting that cannot be read promises nothing."""
-        names = ("maxmemory-policy", "appendonly", "appendfsync", "min-replicas-to-write")
+        names = ("maxmemory-policy", "appendonly", "appendfsync", "no-appendfsync-on-rewrite", "min-replicas-to-write")
         *settings, info = await self._reads.ask(*(("CONFIG", "GET", name) for name in names), ("INFO", "replication"))
         refused = next((reply for reply in settings if isinstance(reply, Exception)), None)
         if refused is not None:
             return [f"Redis does not say how durable it is: CONFIG GET answers {reason(refused)}; allow it to the server's user"]
-        policy, appendonly, appendfsync, min_replicas = (setting[1].decode() if setting else "" for setting in settings)
+        policy, appendonly, appendfsync, not_on_rewrite, min_replicas = (setting[1].decode() if setting else "" for setting in settings)
+        replication = _info(self._answers([info])[0])
         reasons = []
+        if replication.get("role") == "slave":
+            primary = f"{replication.get('master_host')}:{replication.get('master_port')}"
+            reasons.append(f"it is a replica of {primary}, whose next copy undoes what is written here; name the primary")
         if policy != "noeviction":
             reasons.append(f"maxmemory-policy is {policy}, so Redis may evict the log; set it to noeviction")
         if appendonly != "yes":
@@ -202,7 +206,11 @@ class RedisLog:
             reasons.append("appendfsync is everysec, so a crash may lose up to 1 s of acknowledged events; set it to always")
         elif appendfsync != "always":
             reasons.append(f"appendfsync is {appendfsync}, so a crash may lose acknowledged events; set it to always")
-        replicas = int(_info(self._answers([info])[0]).get("connected_slaves", "0"))
+        elif not_on_rewrite == "yes":
+            reasons.append(
+                "no-appendfsync-on-rewrite is yes, so a crash while Redis rewrites its file may lose acknowledged events; set it to no"
+            )
+        replicas = int(replication.get("connected_slaves", "0"))
         if replicas and min_replicas == "0":
             reasons.append(
                 f"{replicas} replica(s) and min-replicas-to-write 0, so a failover may lose acknowledged events; set it to at least 1"

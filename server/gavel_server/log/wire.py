@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
@@ -116,6 +117,12 @@ class Wire:
         return connection
 
 
+def check_url(url: str) -> str:
+    """Return the URL of a Redis if it can be one. Raises ValueError, which says what is wrong, without passwords."""
+    _connection_factory(url, mask_url(url), 0.0)
+    return url
+
+
 def mask_url(url: str) -> str:
     """The URL without user and password, fit for logs and messages."""
     without_user = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
@@ -131,6 +138,9 @@ def reason(reply: Exception) -> str:
 def _connection_factory(url: str, address: str, timeout_seconds: float) -> Callable[[], AbstractConnection]:
     example = "use redis://host:6379/0, rediss://… or unix:///path/redis.sock"
     try:
+        where = urlsplit(url)
+        if where.scheme != "unix" and not re.fullmatch(r"/?[0-9]*/?", where.path):
+            raise ValueError(url)  # the library would take database 0
         options: dict[str, Any] = dict(parse_url(url))
         unusable = sorted(name for name in options if name in _FIXED_OPTIONS)
         if unusable:

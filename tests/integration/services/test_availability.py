@@ -28,7 +28,7 @@ from gavel_server.admission import admit
 from gavel_server.bus.planning import Completed
 from gavel_server.clock import wall_clock_ms
 from gavel_server.errors import ServiceError
-from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, chain, empty_head
+from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, OutcomeUnknownError, chain, empty_head
 from gavel_server.log.memory import MemoryLog
 from gavel_server.log.redis import RedisLog
 from gavel_server.services.event import PUBLISHABLE
@@ -79,6 +79,22 @@ async def test_log_that_refuses_writes(world: World, monkeypatch: pytest.MonkeyP
     while not (await world.projections.GetStatus(GetStatusRequest())).writable:  # noqa: ASYNC110  # a caller has no other way
         await asyncio.sleep(0.01)  # a caller has no other way to learn of it
     await world.publish(fact("order/1", "order.status", "paid"))
+
+
+async def test_log_that_loses_one_append_after_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose append gets lost is sent again once; lost twice, its caller hears so and does not wait for ever."""
+    log = (await world.buses.get("")).log
+    lost: list[int] = []
+
+    async def lose(*arguments: object) -> None:
+        lost.append(len(lost))
+        raise OutcomeUnknownError("the request was lost")
+
+    with monkeypatch.context() as away:
+        away.setattr(log, "append", lose)
+        heard = await refusal(world.publish(fact("order/1", "order.status", "paid")))
+    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
+    assert (2, 1) == (len(lost), await world.head())
 
 
 async def test_clock_that_is_behind_the_log(world: World) -> None:

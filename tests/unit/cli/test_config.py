@@ -106,3 +106,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_text("listen = \n")
     with pytest.raises(SettingsError, match=r"gavel\.toml is not TOML: .*line 1"):
         load(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match=r"gavel\.toml is not TOML: .*utf-8"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    "url", ["nowhere", "http://host", "redis://host:port", "redis://host/orders", "redis://host/1/2", "redis://host?db=x"]
+)
+def test_redis_urls_that_are_none(url: str) -> None:
+    """What is no URL of a Redis is refused, above all one whose database is no number: it would be database 0."""
+    with pytest.raises(SettingsError, match=r"setting redis \(--redis, .* the Redis URL .* is malformed; use redis://host:6379/0"):
+        load(given={"redis": url})
+
+
+@pytest.mark.parametrize("url", ["redis://host", "redis://host/", "rediss://:secret@host:6379/15", "unix:///run/redis.sock?db=1"])
+def test_redis_urls(url: str) -> None:
+    """A URL of a Redis is taken as it is."""
+    assert url == load(given={"redis": url}).redis
