@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import redis
 from gavel.v1 import common_pb2, replay_service_pb2
@@ -29,6 +29,8 @@ from gavel.v1.replay_service_pb2 import ReplayVerdict
 from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id, proposal_envelope, reference
 from gavel_client.backoff import Backoff
 from gavel_server.embedded import noted_url
+
+from tests.e2e.runs import Run, run_to_its_end
 
 GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
 # Bounds that only a hanging program meets.
@@ -87,16 +89,21 @@ class Server:
     """One `gavel serve` on `data`, started and ended as often as a test likes: by turns, like an operator's.
 
     Without `redis_url` it has its embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with port 0 every start
-    picks another port, which `address` names. `options` are further ones of `gavel serve`.
+    picks another port, which `address` names. `options` are further ones of `gavel serve`. With `installed` each start is one of the
+    installed program, with hashes of its own; without, a fork of one that has imported it already (see `forking`).
     """
 
-    def __init__(self, data: Path, *, redis_url: str = "", listen: str = "127.0.0.1:0", options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, data: Path, *, redis_url: str = "", listen: str = "127.0.0.1:0", options: Sequence[str] = (), installed: bool = False
+    ) -> None:
         self.data = data
         self.address = ""
         self._redis_url = redis_url
         self._listen = listen
         self._options = tuple(options)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._installed = installed
+        self._process: Run | subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
 
     @property
     def redis_url(self) -> str:
@@ -106,7 +113,7 @@ class Server:
         return url
 
     @property
-    def running(self) -> subprocess.Popen[bytes]:
+    def running(self) -> Run | subprocess.Popen[bytes]:
         """The process of the last start."""
         assert self._process is not None
         return self._process
@@ -114,19 +121,22 @@ class Server:
     def launch(self) -> None:
         """Start the process and do not wait for it."""
         self.data.mkdir(parents=True, exist_ok=True)
-        command = [GAVEL, "serve", "--listen", self._listen, "--data", str(self.data), *self._options]
+        arguments = ["serve", "--listen", self._listen, "--data", str(self.data), *self._options]
         if self._redis_url:
-            command += ["--redis", self._redis_url]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
-        with (self.data / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
+            arguments += ["--redis", self._redis_url]
+        read_end, write_end = os.pipe()
+        self._said = open(read_end, "rb")  # noqa: SIM115  # as long as the process runs
+        with open(os.devnull, "rb") as nothing, open(write_end, "wb") as ready, (self.data / "server.log").open("ab") as log:
+            if self._installed:
+                self._process = subprocess.Popen([GAVEL, *arguments], stdin=nothing, stdout=ready, stderr=log, env=_environment())
+            else:
+                self._process = Run(arguments, _environment(), (nothing, ready, log))
 
     def await_ready(self) -> None:
         """Return once the process says that it is ready."""
-        process = self.running
-        assert process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], START_SECONDS_MAX)
-        line = process.stdout.readline().decode() if readable else ""
+        assert self._said is not None
+        readable, _, _ = select.select([self._said], [], [], START_SECONDS_MAX)
+        line = self._said.readline().decode() if readable else ""
         if not line.startswith("gavel: ready on "):
             self.kill()
             raise AssertionError(f"gavel serve said {line!r} and not that it is ready; its log:\n{self.log()}")
@@ -151,8 +161,8 @@ class Server:
     def wait(self) -> int:
         """Return the exit status once the process has ended."""
         status = self.running.wait(STOP_SECONDS_MAX)
-        assert self.running.stdout is not None
-        self.running.stdout.close()
+        assert self._said is not None
+        self._said.close()
         return status
 
     def redis_process_id(self) -> int:
@@ -297,6 +307,8 @@ async def prove(client: GavelClient) -> ReplayVerdict:
 
 def replay(redis_url: str, bus: str) -> subprocess.CompletedProcess[str]:
     """Run `gavel replay`, which opens the log itself and needs no server."""
-    return subprocess.run(
-        [GAVEL, "replay", "--redis", redis_url, "--bus", bus], capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=False
-    )
+    return run_to_its_end(["replay", "--redis", redis_url, "--bus", bus], _environment())
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}

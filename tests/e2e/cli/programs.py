@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
@@ -22,10 +16,9 @@ from gavel_server.embedded import EmbeddedRedis
 from gavel_server.log import chain, genesis_hash
 from google.protobuf.json_format import MessageToJson
 
-from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, GAVEL, Server, rule_set
+from tests.e2e.runs import run_to_its_end
+from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, Server, rule_set
 
-# Only a hanging program takes so long.
-RUN_SECONDS_MAX = 100
 LOG_KEY = "gavel:{default}:log"
 HEAD_KEY = "gavel:{default}:head"
 
@@ -35,32 +28,7 @@ def gavel(*arguments: str | Path, server: Server | None = None, text: str = "", 
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_") and name != "COLUMNS"}
     if server is not None:
         clean["GAVEL_SERVER"] = server.address
-    with TemporaryDirectory() as directory:
-        streams = [Path(directory, name) for name in ("in", "out", "err")]
-        for stream in streams:
-            stream.write_text(text if stream.name == "in" else "")
-        request = {
-            "arguments": [*map(str, arguments)],
-            "environment": clean | environment,
-            "directory": str(Path.cwd()),
-            "streams": [*map(str, streams)],
-            "seconds_max": RUN_SECONDS_MAX,
-        }
-        program = _program()
-        print(json.dumps(request), file=program, flush=True)
-        status = int(program.readline())
-        assert -signal.SIGALRM != status, f"gavel {arguments} did not end within {RUN_SECONDS_MAX} s"
-        return subprocess.CompletedProcess([GAVEL, *arguments], status, *(stream.read_text() for stream in streams[1:]))
-
-
-@cache
-def _program() -> TextIO:
-    """Return the way to the process that `forking` is. It ends when this one does."""
-    here, there = socket.socketpair()
-    with there:
-        command = [sys.executable, "-P", str(Path(__file__).with_name("forking.py")), str(there.fileno())]
-        subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL)
-    return here.makefile("rw")
+    return run_to_its_end(arguments, clean | environment, text)
 
 
 def send(fact: Envelope, weight: float, trace_id: str = "") -> Envelope:

@@ -17,7 +17,8 @@ from gavel_client import SyncGavelClient, fact_envelope
 from google.protobuf.json_format import ParseDict
 from ruamel.yaml import YAML
 
-from tests.e2e.cli.programs import RUN_SECONDS_MAX, as_text, gavel, send
+from tests.e2e.cli.programs import as_text, gavel, send
+from tests.e2e.runs import RUN_SECONDS_MAX
 from tests.e2e.world import DEPOT, GAVEL, Server, rule_set
 
 

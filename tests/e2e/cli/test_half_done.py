@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests.e2e.cli.programs import RUN_SECONDS_MAX, gavel
+from tests.e2e.cli.programs import gavel
+from tests.e2e.runs import RUN_SECONDS_MAX
 from tests.e2e.world import GAVEL, Server, rule_set
 
 

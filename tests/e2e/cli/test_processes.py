@@ -14,7 +14,8 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel_client import SyncGavelClient
 
-from tests.e2e.cli.programs import RUN_SECONDS_MAX, gavel, play
+from tests.e2e.cli.programs import gavel, play
+from tests.e2e.runs import RUN_SECONDS_MAX
 from tests.e2e.world import GAVEL, Server
 
 HANDLERS = """
