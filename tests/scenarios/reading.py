@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gavel_rules.language.document import DocumentError, code_of_mistake
 from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
-from gavel_rules.language.schema import suggestion
 from gavel_rules.language.source import Messages, Source
 from gavel_rules.language.source import Path as Place
+from gavel_rules.language.suggestions import suggestion
 from pydantic import BaseModel, ValidationError
 
 from tests.scenarios.steps import STEPS, AnyStep, FilePart, Finally, RepeatStep, ScenarioPart, Step, Wait

@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple
 from gavel_rules.authoring.probing import Question, flips, moments_to_ask, numbers_to_ask
 from gavel_rules.language.attributes import ATTRIBUTES, NOW, attribute_schema, case_of, settled
 from gavel_rules.language.case import Case
-from gavel_rules.language.conditions import presences
 from gavel_rules.language.constraints import Budget, Constraints, Domain, negated, solutions
 from gavel_rules.language.lowering import Conjunction, Formula, lower
+from gavel_rules.language.reading import presences
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.language.sample_hints import Hints, Reference, hints_of
 from gavel_rules.language.samples import VALUES_MAX, Sampler, near, plain, resolved, unique

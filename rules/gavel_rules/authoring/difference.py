@@ -21,9 +21,9 @@ from gavel_rules.authoring.analysis import attribute
 from gavel_rules.authoring.cases import WORK_MAX, WORK_MIN, CaseMaker, Generated, generated_cases
 from gavel_rules.language.attributes import ATTRIBUTES
 from gavel_rules.language.cel_syntax import Constant, Node, children
-from gavel_rules.language.conditions import reads
 from gavel_rules.language.constraints import Budget
 from gavel_rules.language.lowering import Formula
+from gavel_rules.language.reading import reads
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 
 SWEPT_CASES_MAX: Final = 200  # of one version of an action

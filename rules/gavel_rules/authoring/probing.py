@@ -14,8 +14,9 @@ from typing import Final
 from gavel_rules.errors import CaseError
 from gavel_rules.language.attributes import BASE_MS
 from gavel_rules.language.case import Case, Reader
-from gavel_rules.language.conditions import Environment, presences, reads
+from gavel_rules.language.conditions import Environment
 from gavel_rules.language.lowering import Guard
+from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.reference import Program, guard_source
 from gavel_rules.language.samples import moments_named, near, plain
 

@@ -20,8 +20,8 @@ from pydantic_core import ErrorDetails
 
 from gavel_rules.authoring.suite_parts import CasePart, EarlierCase, ExecutionCase, ExpectCase
 from gavel_rules.language.document import DocumentError, advice, code_of_mistake, said
-from gavel_rules.language.schema import suggestion
 from gavel_rules.language.source import Messages, Path, Source
+from gavel_rules.language.suggestions import suggestion
 from gavel_rules.values import problems
 
 CASES_MAX: Final = 10_000

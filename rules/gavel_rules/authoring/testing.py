@@ -21,8 +21,8 @@ from gavel_rules.authoring.suite import Suite, SuiteCase, mistaken
 from gavel_rules.authoring.suite_parts import FactCase
 from gavel_rules.errors import CaseError
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet, FactDeclaration
-from gavel_rules.language.schema import suggestion
 from gavel_rules.language.source import Path
+from gavel_rules.language.suggestions import suggestion
 
 SOURCE_DEFAULT: Final = "test-source"
 

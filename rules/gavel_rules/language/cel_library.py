@@ -16,7 +16,7 @@ from typing import Any, Final
 from cel_expr_python import cel
 
 from gavel_rules.language.cel_syntax import Node, decode
-from gavel_rules.language.schema import suggestion
+from gavel_rules.language.suggestions import suggestion
 
 Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
 

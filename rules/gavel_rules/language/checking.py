@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from gavel.v1.decision_pb2 import RetryPolicy
 
 from gavel_rules.language.compensation import Compensation, check_compensation
-from gavel_rules.language.conditions import Condition, Environment, Expression, presences, reads
+from gavel_rules.language.conditions import Condition, Environment, Expression
 from gavel_rules.language.cost import ACTION_STEPS_MAX
 from gavel_rules.language.declarations import FactDeclaration, Rule
 from gavel_rules.language.derivation_rules import DerivationRule
@@ -21,6 +21,7 @@ from gavel_rules.language.expressions import Expressions
 from gavel_rules.language.lowering import Lowered, lower
 from gavel_rules.language.network import LimitError, NetworkPlan, plan
 from gavel_rules.language.parts import ActionPart, DerivationPart, FactPart, RulePart, RuleSetPart, VersionsPart
+from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.report_expressions import ReportExpression
 from gavel_rules.language.schema import ParamsSchema, compile_schema, salvaged_type
 from gavel_rules.language.source import Messages, Path, Source

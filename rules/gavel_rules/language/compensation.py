@@ -16,7 +16,8 @@ from google.protobuf.struct_pb2 import Struct
 
 from gavel_rules.language.conditions import Condition
 from gavel_rules.language.report_expressions import NoValueError, ReportExpression
-from gavel_rules.language.schema import ParamsSchema, suggestion
+from gavel_rules.language.schema import ParamsSchema
+from gavel_rules.language.suggestions import suggestion
 from gavel_rules.language.vocabulary import ValueType
 from gavel_rules.limits import COMPENSATION_PARAMS_BYTES_MAX
 from gavel_rules.values import problems, python_to_value, struct_to_dict

@@ -11,45 +11,20 @@ cannot be tested. The replacement has the same length, so every place stays righ
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from cel_expr_python import cel
 
-from gavel_rules.language.cel_library import (
-    NESTED_TOO_DEEP,
-    TIME_FIELDS,
-    UNSUPPORTED_FUNCTIONS,
-    Report,
-    library_config,
-    literal_problems,
-    report_complaint,
-)
-from gavel_rules.language.cel_syntax import (
-    Call,
-    Comprehension,
-    Constant,
-    Identifier,
-    ListLiteral,
-    MapLiteral,
-    Node,
-    Select,
-    children,
-    decode,
-    every,
-)
+from gavel_rules.language.cel_library import NESTED_TOO_DEEP, Report, library_config, report_complaint
+from gavel_rules.language.cel_syntax import Constant, Node, decode, every
 from gavel_rules.language.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, advice, cost_of
-from gavel_rules.language.schema import suggestion
-from gavel_rules.language.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType, variables
+from gavel_rules.language.name_analysis import ERRORS_PER_CONDITION_MAX, NameAnalysis
+from gavel_rules.language.reading import presences, reads
+from gavel_rules.language.vocabulary import PRESENCE_MAPS, ValueType, variables
 from gavel_rules.values import text_problem
 
-ERRORS_PER_CONDITION_MAX: Final = 20
-COMPREHENSIONS_MAX: Final = 8
-
-_FIXED_ZONE: Final = re.compile(r"UTC|[+-][0-9]{2}:[0-9]{2}")
-_ACCUMULATOR: Final = "@result"
 _NO_NAMES: Final[frozenset[str]] = frozenset()
 
 
@@ -96,8 +71,8 @@ class Environment:
 
     def unguarded(self, text: str) -> tuple[str, ...]:
         """Return the paths that a piece of a checked expression reads without testing in it that they are there."""
-        analysis = _Analysis(self.scope, _ignore)
-        analysis.visit(decode(self._library.compile(text, disable_check=True).serialize()), _NOTHING, {})
+        analysis = NameAnalysis(self.scope, _ignore)
+        analysis.walk(decode(self._library.compile(text, disable_check=True).serialize()))
         return tuple(analysis.unguarded)
 
     def check(
@@ -129,8 +104,8 @@ class Environment:
         except RuntimeError as error:
             report_complaint(self.scope.keys() | variables, text, str(error), note, reported=False)
             return None
-        analysis = _Analysis(self.scope, note, variables, salvaged=self.salvaged)
-        analysis.visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
+        analysis = NameAnalysis(self.scope, note, variables, salvaged=self.salvaged)
+        analysis.walk(parsed, open_names)
         for literal in every(parsed):
             value = literal.value if isinstance(literal, Constant) else None
             if isinstance(value, str) and (problem := text_problem(value)):
@@ -173,6 +148,22 @@ class Environment:
         return True
 
 
+class Expression(NamedTuple):
+    """A checked expression and the vocabulary that it was checked in."""
+
+    environment: Environment
+    condition: Condition
+
+    def names(self) -> set[str]:
+        """Return every variable and path that it reads or tests."""
+        tree = self.condition.tree
+        return {*(name for name, _ in reads(tree, self.environment.types)), *presences(tree)}
+
+
+def _ignore(offset: int, code: str, message: str, hint: str) -> None:
+    """Drop a report: what is asked about here has been checked before."""
+
+
 def _wrong_result(given: str, wanted: str) -> tuple[str, str, str]:
     """Return (code, message, suggestion) for an expression of another type than its place asks for."""
     named = _NAMED_RESULTS.get(wanted, wanted)
@@ -203,308 +194,3 @@ _TOWARDS: Final[Mapping[str, str]] = {
     "string": "string(x) gives one",
     "scalar": "a fact's value is one of these",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What a chain of names stands for: its path, type, and the paths along it that may be absent."""
-
-    path: tuple[str, ...]
-    type: ValueType
-    optional: tuple[tuple[str, ...], ...] = ()
-    offset: int = 0
-
-    def step(self, name: str, type_: ValueType, optional: bool) -> _Place:
-        path = (*self.path, name)
-        return _Place(path, type_, (*self.optional, path) if optional else self.optional, self.offset)
-
-
-def _ignore(offset: int, code: str, message: str, hint: str) -> None:
-    """Drop a report: what is asked about here has been checked before."""
-
-
-# What a chain stands for that names nothing: reported once, and then left alone.
-_BROKEN: Final = _Place((), DYN)
-
-_Locals = Mapping[str, _Place]
-_Known = frozenset[tuple[str, ...]]
-_NOTHING: Final[_Known] = frozenset()
-
-
-class _Analysis:
-    """One walk over a parsed expression: names, guards, functions with hidden input."""
-
-    def __init__(
-        self, scope: Mapping[str, ValueType], note: Report, variables: frozenset[str] = _NO_NAMES, *, salvaged: bool = False
-    ) -> None:
-        self._scope = scope
-        self._salvaged = salvaged
-        self._report = note
-        self._variables = variables
-        self._reports = 0
-        self._comprehensions = 0
-        self._presence_tests: set[int] = set()
-        self.unguarded: dict[str, None] = {}
-
-    def _note(self, offset: int, code: str, message: str, hint: str = "") -> None:
-        self._reports += 1
-        self._report(offset, code, message, hint)
-
-    def _note_unknown(self, offset: int, message: str, name: str, known: list[str]) -> None:
-        # Finding the nearest name takes time, and only so many mistakes are shown.
-        self._note(offset, "unknown-name", message, suggestion(name, known) if self._reports < ERRORS_PER_CONDITION_MAX else "")
-
-    def rewrite(self, text: str) -> str:
-        """Return the text with the roots of tested paths replaced by the presence maps."""
-        for offset in self._presence_tests:
-            root = next(root for root in PRESENCE_MAPS if text.startswith(root, offset))
-            text = text[:offset] + PRESENCE_MAPS[root] + text[offset + len(root) :]
-        return text
-
-    def visit(self, node: Node, known: _Known, names: _Locals) -> None:
-        """Check a node. `known` are the paths that are certainly present wherever its value matters.
-
-        The operands of && and || guard each other in both directions, as CEL's absorption does: when a path is absent, the
-        operand that tests it is false (or true), and decides alone whatever the other one does.
-        """
-        match node:
-            case Call("_&&_", None, (left, right)):
-                self.visit(left, known | self._present(right, True, names), names)
-                self.visit(right, known | self._present(left, True, names), names)
-            case Call("_||_", None, (left, right)):
-                self.visit(left, known | self._present(right, False, names), names)
-                self.visit(right, known | self._present(left, False, names), names)
-            case Call("_?_:_", None, (condition, then, otherwise)):
-                self.visit(condition, known, names)
-                self.visit(then, known | self._present(condition, True, names), names)
-                self.visit(otherwise, known | self._present(condition, False, names), names)
-            case Select(operand, _, True):
-                self._visit_test(node, operand, known, names)
-            case Select() | Identifier():
-                self._visit_read(node, known, names)
-            case Call():
-                self._visit_call(node, known, names)
-            case Comprehension():
-                self._visit_comprehension(node, known, names)
-            case MapLiteral(message_name=message_name) if message_name:
-                self._note(node.offset, "not-supported", f"messages like {message_name} are not supported", "use timestamp() or duration()")
-            case _:
-                for child in children(node):
-                    self.visit(child, known, names)
-
-    def _visit_read(self, node: Node, known: _Known, names: _Locals) -> None:
-        place = self._resolve(node, names, complain=True)
-        if place is None:
-            if isinstance(node, Select):
-                self.visit(node.operand, known, names)
-            return
-        if place is _BROKEN:
-            return
-        name = _dotted(place)
-        if place.type.kind == "scope":
-            fields = sorted(place.type.fields)
-            self._note(place.offset, "not-a-value", f"{name} is not a value", f"read one of its fields: {', '.join(fields[:8])}")
-        elif place.type.kind == "dyn" and place.path[0] == "params" and not self._salvaged:
-            self._note(place.offset, "untyped-param", f"the schema gives {name} no single type", "declare its type in the params schema")
-        self._check_guarded(place, known)
-
-    def _check_guarded(self, place: _Place, known: _Known) -> None:
-        for path in place.optional:
-            if path not in known:
-                name = _dotted(_Place(path, DYN))
-                self.unguarded[name] = None
-                self._note(place.offset, "unguarded-optional", f"{name} may be absent", f"write has({name}) && …")
-
-    def _visit_test(self, node: Select, operand: Node, known: _Known, names: _Locals) -> None:
-        place = self._resolve(operand, names, complain=True)
-        if place is None:
-            self.visit(operand, known, names)
-            return
-        tested = self._resolve_field(place, node.field_name, complain=True)
-        if tested is None or tested is _BROKEN:
-            return
-        root = place.path[0]
-        if root in PRESENCE_MAPS:
-            # An element of a list is a value like any other, which the library can test.
-            if not any(step.startswith("[") for step in place.path):
-                self._presence_tests.add(place.offset)
-        elif root in self._scope and place.type.kind != "dyn":
-            self._note(place.offset, "needless-has", f"{_dotted(tested)} is always there", "remove has()")
-        self._check_guarded(place, known)
-
-    def _visit_call(self, node: Call, known: _Known, names: _Locals) -> None:
-        if node.function in TIME_FIELDS and node.arguments:
-            zone = node.arguments[0]
-            if not (isinstance(zone, Constant) and isinstance(zone.value, str) and _FIXED_ZONE.fullmatch(zone.value)):
-                self._note(
-                    node.offset,
-                    "hidden-input",
-                    f"{node.function} with a named time zone reads the host's time zone files",
-                    'write "UTC" or a fixed offset like "+02:00"',
-                )
-        if node.function in UNSUPPORTED_FUNCTIONS:
-            self._note(node.offset, "not-supported", f"{node.function} is not supported: its result may grow without bound", "")
-        if node.function == "matches" and node.arguments and not isinstance(node.arguments[-1], Constant):
-            hint = 'write the pattern out, as in x.matches("^[a-z]+$")'
-            self._note(node.offset, "not-supported", "matches takes no pattern that is only known later: what it costs has no bound", hint)
-        for argument in node.arguments:
-            if isinstance(argument, Constant) and isinstance(argument.value, str):
-                for message, hint in literal_problems(node.function, argument.value):
-                    self._note(argument.offset, "bad-literal", message, hint)
-        if node.function == "_[_]" and self._resolve(node, names) is not None:
-            self._visit_read(node, known, names)
-            return
-        for child in children(node):
-            self.visit(child, known, names)
-
-    def _visit_comprehension(self, node: Comprehension, known: _Known, names: _Locals) -> None:
-        self._comprehensions += 1
-        if self._comprehensions == COMPREHENSIONS_MAX + 1:
-            self._note(node.offset, "too-complex", f"more than {COMPREHENSIONS_MAX} macros in one expression", "split the rule")
-        self.visit(node.range, known, names)
-        over = self._resolve(node.range, names)
-        if isinstance(node.start, ListLiteral) and self._may_be_map(node.range, names):
-            message = "the keys of a map have no order: a list of them would come out otherwise each time"
-            self._note(node.offset, "hidden-input", message, "map and filter take lists; exists, all and exists_one take maps, too")
-        element = DYN
-        if over is not None and over.type.kind == "list" and over.type.element is not None:
-            element = over.type.element
-        elif over is not None and over.type.kind in ("map", "object"):
-            element = STRING
-        inner = dict(names)
-        for variable in filter(None, (node.variable, node.second_variable)):
-            if variable in self._scope or variable in TYPE_NAMES or variable in PRESENCE_MAPS.values():
-                self._note(node.offset, "shadowed-name", f"{variable} already has a meaning", "name the macro's variable otherwise")
-            inner[variable] = _Place((f"{variable}@{node.offset}",), element, (), node.offset)
-        inner[node.accumulator] = _Place((_ACCUMULATOR,), DYN)
-        self.visit(node.start, known, names)
-        for part in (node.condition, node.step, node.result):
-            self.visit(part, known, inner)
-
-    def _may_be_map(self, node: Node, names: _Locals) -> bool:
-        """Whether what a macro goes over may be a map when it is evaluated."""
-        place = self._resolve(node, names)
-        if place is not None:
-            # Of params without a type, and names that mean nothing, it has been said already.
-            said = place is _BROKEN or (place.type.kind == "dyn" and place.path[0] == "params")
-            return place.type.kind in ("map", "object", "dyn") and not said
-        match node:
-            case Call("_?_:_", None, (_, then, otherwise)):
-                return self._may_be_map(then, names) or self._may_be_map(otherwise, names)
-            case Call("dyn", None, (inner,)):
-                return self._may_be_map(inner, names)
-            case MapLiteral() | Select() | Call("_[_]"):
-                return True
-        return False
-
-    def _present(self, node: Node, outcome: bool, names: _Locals) -> _Known:
-        """Return the paths that are present whenever a node comes out as `outcome`."""
-        match node:
-            case Select(operand, field_name, True) if outcome:
-                place = self._resolve(operand, names)
-                return frozenset({(*place.path, field_name)}) if place is not None else _NOTHING
-            case Call("!_", None, (operand,)):
-                return self._present(operand, not outcome, names)
-            case Call("_&&_" | "_||_", None, (left, right)):
-                of_left = self._present(left, outcome, names)
-                of_right = self._present(right, outcome, names)
-                return of_left | of_right if (node.function == "_&&_") is outcome else of_left & of_right
-        return _NOTHING
-
-    def _resolve(self, node: Node, names: _Locals, *, complain: bool = False) -> _Place | None:
-        """Return what a chain of names stands for; None when it is no such chain, _BROKEN when it names nothing."""
-        match node:
-            case Identifier(name):
-                if name in names:
-                    return names[name]
-                if name in self._scope:
-                    return _Place((name,), self._scope[name], (), node.offset)
-                if complain and name not in TYPE_NAMES:
-                    known = sorted({*self._scope, *self._variables, *(local for local in names if local != _ACCUMULATOR)})
-                    self._note_unknown(node.offset, f"nothing is named {name}", name, known)
-                    return _BROKEN
-            case Select(operand, field_name, False):
-                place = self._resolve(operand, names, complain=complain)
-                return self._resolve_field(place, field_name, complain=complain) if place is not None else None
-            case Call("_[_]", None, (operand, Constant(value=index))):
-                place = self._resolve(operand, names)
-                if place is not None and place.type.kind in ("list", "map") and place.type.element is not None:
-                    return place.step(f"[{index!r}]", place.type.element, optional=False)
-        return None
-
-    def _resolve_field(self, place: _Place, name: str, *, complain: bool) -> _Place | None:
-        field = place.type.fields.get(name)
-        if field is not None:
-            return place.step(name, field.type, not field.required)
-        if place.type.kind == "map":
-            return place.step(name, place.type.element or DYN, optional=True)
-        if place is _BROKEN:
-            return place
-        if place.type.kind == "dyn":
-            return place.step(name, DYN, optional=False)
-        if place.type.kind not in ("object", "scope") and not place.type.fields:
-            return None  # the type checker says so
-        if complain:
-            whole = _dotted(place)
-            known = [f"{whole}.{field_name}" for field_name in sorted(place.type.fields)]
-            self._note_unknown(place.offset, f"{whole} has no field {name}", f"{whole}.{name}", known)
-        return _BROKEN
-
-
-def _dotted(place: _Place) -> str:
-    """Return a path as an author writes it."""
-    text = place.path[0].partition("@")[0]
-    for step in place.path[1:]:
-        text += step if step.startswith("[") else f".{step}"
-    return text
-
-
-class Expression(NamedTuple):
-    """A checked expression and the vocabulary that it was checked in."""
-
-    environment: Environment
-    condition: Condition
-
-    def names(self) -> set[str]:
-        """Return every variable and path that it reads or tests."""
-        tree = self.condition.tree
-        return {*(name for name, _ in reads(tree, self.environment.types)), *presences(tree)}
-
-
-def reads(tree: Node, types: Mapping[str, ValueType]) -> Iterator[tuple[str, ValueType]]:
-    """Yield every variable that a checked tree reads, with its type."""
-    if isinstance(tree, Identifier) and tree.name in types:
-        yield tree.name, types[tree.name]
-    for child in children(tree):
-        yield from reads(child, types)
-
-
-def presence_path(node: Node) -> str | None:
-    """Return "facts.x" for the checked tree of has(facts.x), None for anything that is no test of a presence map."""
-    if not isinstance(node, Select) or not node.test_only:
-        return None
-    steps = [node.field_name]
-    operand = node.operand
-    while isinstance(operand, Select):
-        steps.append(operand.field_name)
-        operand = operand.operand
-    if isinstance(operand, Identifier):
-        for root, presence_map in PRESENCE_MAPS.items():
-            if operand.name == presence_map:
-                return ".".join((root, *reversed(steps)))
-    return None
-
-
-def presences(tree: Node) -> Iterator[str]:
-    """Yield the path of every presence that a checked tree tests."""
-    path = presence_path(tree)
-    if path is not None:
-        yield path
-        return
-    for child in children(tree):
-        yield from presences(child)
-
-
-def macros(tree: Node) -> int:
-    """Return how many macros over lists or maps a tree holds."""
-    return isinstance(tree, Comprehension) + sum(macros(child) for child in children(tree))

@@ -35,8 +35,8 @@ from gavel_rules.language.parts import (
     RuleSetPart,
     VersionsPart,
 )
-from gavel_rules.language.schema import suggestion
 from gavel_rules.language.source import DocumentMessage, Messages, Path, Source
+from gavel_rules.language.suggestions import suggestion
 from gavel_rules.language.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, spellable
 from gavel_rules.reasons import RESERVED
 

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.case import Case, Reader
-from gavel_rules.language.conditions import Environment, presences, reads
+from gavel_rules.language.conditions import Environment
 from gavel_rules.language.lowering import GUARD, PRESENCE, Atom, Conjunction, Formula, Guard, Lowered, Slot
+from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.reference import Program, guard_source
 
 _FACTS: Final = "facts."

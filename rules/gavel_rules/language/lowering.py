@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 
 from gavel_rules.errors import GavelRulesError
 from gavel_rules.language.cel_syntax import Call, Constant, Identifier, ListLiteral, Node
-from gavel_rules.language.conditions import Condition, Environment, macros, presence_path
+from gavel_rules.language.conditions import Condition, Environment
+from gavel_rules.language.reading import macros, presence_path
 from gavel_rules.language.vocabulary import ValueType
 from gavel_rules.values import INTEGER_MAX
 

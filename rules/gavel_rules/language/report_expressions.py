@@ -14,8 +14,9 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 
 from gavel_rules.language.case import Case, Reader
-from gavel_rules.language.conditions import Expression, presences, reads
+from gavel_rules.language.conditions import Expression
 from gavel_rules.language.cost import ITERATIONS_MAX, cost_of, elements_of
+from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.schema import ParamsSchema
 from gavel_rules.values import VALUE_DEPTH_MAX, struct_to_dict
 

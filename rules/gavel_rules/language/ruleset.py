@@ -19,7 +19,7 @@ from mypy_extensions import mypyc_attr
 
 from gavel_rules.language.case import Case, Reader
 from gavel_rules.language.checking import CheckedAction, check_actions, required_versions, warnings
-from gavel_rules.language.conditions import Expression, presences, reads
+from gavel_rules.language.conditions import Expression
 from gavel_rules.language.declarations import FactDeclaration, Rule
 from gavel_rules.language.document import DocumentError, canonical_json, digest_of, read_document
 from gavel_rules.language.explanation import explain
@@ -27,6 +27,7 @@ from gavel_rules.language.expressions import Expressions
 from gavel_rules.language.feasibility import Feasibility, Known, Prospect
 from gavel_rules.language.network import Document, Network, NetworkPlan
 from gavel_rules.language.parts import ActionPart, RuleSetPart
+from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.reference import Program, condition_source, guard_source
 from gavel_rules.language.source import DocumentMessage, Messages, Source
 from gavel_rules.language.subjects import SubjectTemplate

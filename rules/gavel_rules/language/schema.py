@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, Final
 
 import jsonschema_rs
@@ -20,6 +19,7 @@ import jsonschema_rs
 from gavel_rules.errors import CaseError
 from gavel_rules.language.patterns import measure
 from gavel_rules.language.source import Path
+from gavel_rules.language.suggestions import suggestion
 from gavel_rules.language.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType
 from gavel_rules.values import size_of
 
@@ -439,14 +439,6 @@ def _typed_fields(value: dict[str, object], fields: Mapping[str, Field]) -> dict
         if field is not None and field.type.kind not in ("string", "bool", "dyn"):
             typed[name] = _typed(item, field.type)
     return typed
-
-
-def suggestion(name: str, known: list[str]) -> str:
-    """Return the nearest known name as a suggestion, or all of them when they are few, or ""."""
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"known: {', '.join(known)}" if 0 < len(known) <= 12 else ""
 
 
 def _pointer(path: list[str | int]) -> str:

@@ -13,7 +13,8 @@ from typing import Final
 
 from gavel_rules.language.case import Case, Reader
 from gavel_rules.language.cel_syntax import Call, Constant, Identifier, Node
-from gavel_rules.language.conditions import Condition, Environment, presences, reads
+from gavel_rules.language.conditions import Condition, Environment
+from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.reference import Program, condition_source
 from gavel_rules.limits import SUBJECT
 

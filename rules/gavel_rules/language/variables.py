@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from gavel_rules.language.cel_library import Report, parse, report_complaint
 from gavel_rules.language.cel_syntax import Comprehension, Identifier, Node, children
-from gavel_rules.language.schema import suggestion
+from gavel_rules.language.suggestions import suggestion
 from gavel_rules.language.vocabulary import ROOTS, TYPE_NAMES
 
 EXPANDED_LENGTH_MAX: Final = 16 * 1024

@@ -153,7 +153,7 @@ def explain(
 
 def _explained(file: str, proposal: str, case: str) -> CaseResult:
     from gavel_rules.authoring.testing import run_cases
-    from gavel_rules.language.schema import suggestion
+    from gavel_rules.language.suggestions import suggestion
 
     from gavel_server.cli.author_files import is_suite
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from gavel_rules.language.case import Case
-from gavel_rules.language.conditions import COMPREHENSIONS_MAX
 from gavel_rules.language.lowering import CONDITIONS_PER_CONJUNCTION_MAX, CONJUNCTIONS_MAX
+from gavel_rules.language.name_analysis import COMPREHENSIONS_MAX
 from gavel_rules.language.network import CHAINS_MAX, SLOTS_MAX
 from gavel_rules.language.parts import ACTIONS_MAX, CONDITION_LENGTH_MAX, FACTS_PER_ACTION_MAX, RULES_MAX, RULES_PER_ACTION_MAX
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet, compile_rule_set
