@@ -46,6 +46,7 @@ from gavel_rules.commands import (
     Tick,
 )
 from gavel_rules.decider import handle
+from gavel_rules.errors import GavelRulesError
 from gavel_rules.events import (
     ARBITER_VERSION,
     CATEGORIES_OF_PRODUCER,
@@ -59,7 +60,7 @@ from gavel_rules.language.ruleset import CompiledRuleSet, DocumentError, compile
 from gavel_rules.projection import State
 
 
-class DamagedError(Exception):
+class DamagedError(GavelRulesError):
     """The log is not intact: chain, gap or undecodable entry."""
 
     def __init__(self, divergence: Divergence) -> None:
@@ -67,7 +68,7 @@ class DamagedError(Exception):
         self.divergence = divergence
 
 
-class DivergedError(Exception):
+class DivergedError(GavelRulesError):
     """The log holds something that does not follow from the log."""
 
     def __init__(self, divergence: Divergence) -> None:
@@ -75,7 +76,7 @@ class DivergedError(Exception):
         self.divergence = divergence
 
 
-class VersionNotImplementedError(Exception):
+class VersionNotImplementedError(GavelRulesError):
     """The log needs semantics that this build does not have."""
 
     def __init__(self, sequence_number: int, arbiter_version: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -42,7 +42,7 @@ async def verify(
     engine: Engine.ValueType = decision_pb2.ENGINE_UNSPECIFIED,
     from_sequence_number: int = 0,
     to_sequence_number: int = 0,
-) -> AsyncIterator[VerifyReplayResponse]:
+) -> AsyncGenerator[VerifyReplayResponse, None]:
     """Recompute the log up to `to_sequence_number` (0: its head now) and compare from `from_sequence_number` (0: the start).
 
     Yields progress, which counts up once per pass, and last the verdict. Raises ReplayRangeError, LogUnavailableError.
@@ -82,7 +82,7 @@ async def verify(
 
 async def impact(
     log: EventLog, candidate: CompiledRuleSet, *, from_sequence_number: int = 0, to_sequence_number: int = 0
-) -> AsyncIterator[SimulateRuleSetResponse]:
+) -> AsyncGenerator[SimulateRuleSetResponse, None]:
     """Decide the log's proposals under `candidate`, everything else as it was; list the first decisions that would change.
 
     Yields progress, which counts up once per pass, changed decisions, and last their sum. Raises ReplayRangeError,
@@ -159,7 +159,7 @@ async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: i
 
 async def _pages(
     log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None]] | None = None
-) -> AsyncIterator[int]:
+) -> AsyncGenerator[int, None]:
     """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
     number = 0
     while number < last:

@@ -256,7 +256,7 @@ async def seen(client: GavelClient, wanted: Callable[[Envelope], bool], count: i
                 found.append(item.envelope)
                 if len(found) == count:
                     break
-        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+        await stream.aclose()
     return found
 
 

@@ -8,7 +8,8 @@ Nothing is opened at import or by constructing a client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import grpc
@@ -40,10 +41,10 @@ def _awaited(
 
 def _iterated(
     describe: Callable[Arguments, StreamCall[Response]],
-) -> Callable[Concatenate[GavelClient, Arguments], AsyncIterator[Response]]:
+) -> Callable[Concatenate[GavelClient, Arguments], AsyncGenerator[Response, None]]:
     """Return the method that makes the described call and iterates over its answers."""
 
-    def method(self: GavelClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> AsyncIterator[Response]:
+    def method(self: GavelClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> AsyncGenerator[Response, None]:
         return self._iterate(describe(*args, **kwargs))
 
     return as_method(method, describe)
@@ -91,7 +92,7 @@ class GavelClient(Connection[grpc.aio.Channel]):
         *,
         bus: str = "",
         timeout_ms: int | None = None,
-    ) -> AsyncIterator[StreamProposalsResponse]:
+    ) -> AsyncGenerator[StreamProposalsResponse, None]:
         """Submit a stream of (request_id, proposal) and iterate over the decisions, in order of completion.
 
         A `request_id` of at most 128 characters comes back with its answer. After an error submit again what has no answer
@@ -103,8 +104,10 @@ class GavelClient(Connection[grpc.aio.Channel]):
                 yield calls.stream_proposals_request(request_id, envelope, bus or self.bus)
 
         rpc = self._stub(ArbitrationServiceStub).StreamProposals
-        async for response in _responses(rpc(requests(), timeout=None if timeout_ms is None else timeout_ms / 1000)):
-            yield response
+        stream = rpc(requests(), timeout=None if timeout_ms is None else timeout_ms / 1000)
+        async with aclosing(_responses(stream)) as responses:
+            async for response in responses:
+                yield response
 
     async def close(self) -> None:
         """Close the channel, unless somebody else made it. Calls under way are cancelled."""
@@ -132,12 +135,12 @@ class GavelClient(Connection[grpc.aio.Channel]):
             else:
                 return response
 
-    def _iterate(self, call: StreamCall[Response]) -> AsyncIterator[Response]:
+    def _iterate(self, call: StreamCall[Response]) -> AsyncGenerator[Response, None]:
         rpc = self._rpc(call)
         return _responses(rpc(call.request, timeout=None if call.timeout_ms is None else call.timeout_ms / 1000))
 
 
-async def _responses(stream: Any) -> AsyncIterator[Any]:
+async def _responses(stream: Any) -> AsyncGenerator[Any, None]:
     """Iterate over a stream's answers; whoever leaves early cancels the call."""
     try:
         async for response in stream:

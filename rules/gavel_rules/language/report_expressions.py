@@ -13,6 +13,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 
+from gavel_rules.errors import GavelRulesError
 from gavel_rules.language.case import Case, Reader
 from gavel_rules.language.conditions import Expression
 from gavel_rules.language.cost import ITERATIONS_MAX, cost_of, elements_of
@@ -26,7 +27,7 @@ _ERROR: Final = "ERROR"
 _SCALARS: Final = frozenset({"BOOL", "INT", "UINT", "DOUBLE", "STRING"})
 
 
-class NoValueError(Exception):
+class NoValueError(GavelRulesError):
     """An expression errs, or gives what is no JSON value."""
 
 

@@ -234,7 +234,7 @@ class Story:
     async def _show_until(self, reached: Callable[[Envelope], bool]) -> None:
         """Print the log as it grows, up to the event that was waited for."""
         responses = self._client.subscribe_events(from_sequence_number=self._shown + 1, timeout_ms=STEP_TIMEOUT_MS)
-        async with aclosing(responses):  # type: ignore[type-var]
+        async with aclosing(responses):
             async for response in responses:
                 if not response.HasField("envelope"):
                     continue

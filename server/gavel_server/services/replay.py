@@ -65,7 +65,7 @@ class ReplayServicer(replay_service_pb2_grpc.ReplayServiceServicer):
         with self._replays.running():
             try:
                 responses = verify(sequencer.log, engine=request.engine, from_sequence_number=first, to_sequence_number=last)
-                async with aclosing(responses) as items:  # type: ignore[type-var]  # it is a generator
+                async with aclosing(responses) as items:
                     async for item in items:
                         yield item
             except ReplayRangeError as error:

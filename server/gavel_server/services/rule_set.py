@@ -142,7 +142,7 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
         with self._replays.running():
             try:
                 responses = impact(sequencer.log, candidate, from_sequence_number=first, to_sequence_number=last)
-                async with aclosing(responses) as items:  # type: ignore[type-var]  # it is a generator
+                async with aclosing(responses) as items:
                     async for item in items:
                         yield item
             except ReplayRangeError as error:
