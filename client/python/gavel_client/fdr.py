@@ -22,6 +22,7 @@ import grpc
 from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT, EVENT_CATEGORY_EXECUTION_EVENT
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import ListEventsResponse
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED
 from gavel.v1.projection_service_pb2 import PENDING_PHASE_AWAITING_FACTS, PendingDecision
 from gavel_rules.derivation import derive
@@ -31,6 +32,7 @@ from gavel_client.client import GavelClient
 from gavel_client.consumer import Consumer, Statistics, Verdict
 from gavel_client.errors import GavelError
 from gavel_client.lookout import LOOK_INTERVAL_MS_DEFAULT, looks
+from gavel_client.paging import pages
 from gavel_client.work_queue import EXECUTIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
 
 GROUP: Final = "fdr"
@@ -112,22 +114,18 @@ class FactDerivationReactor:
         return Verdict.LEAVE
 
     async def _reports(self, decision: PendingDecision) -> AsyncIterator[Envelope]:
-        page_token = ""
-        while True:
-            page = await self._consumer.persist(
-                self._client.list_events,
-                categories=[EVENT_CATEGORY_EXECUTION_EVENT],
-                trace_id=decision.trace_id,
-                from_sequence_number=decision.sequence_number,
-                to_sequence_number=decision.last_sequence_number,
-                page_token=page_token,
-            )
+        async for page in self._events(
+            categories=[EVENT_CATEGORY_EXECUTION_EVENT],
+            trace_id=decision.trace_id,
+            from_sequence_number=decision.sequence_number,
+            to_sequence_number=decision.last_sequence_number,
+        ):
             for execution in page.envelopes:
                 if execution.execution.decision_id == decision.decision_id and execution.execution.status != EXECUTION_STATUS_STARTED:
                     yield execution
-            page_token = page.next_page_token
-            if not page_token:
-                return
+
+    def _events(self, **filters: object) -> AsyncIterator[ListEventsResponse]:
+        return pages(partial(self._consumer.persist, self._client.list_events), **filters)
 
     async def _rule_set(self, decision: Envelope) -> CompiledRuleSet | None:
         """Return the rule set that made a decision, compiled; None for a decision of Gavel's own."""
@@ -161,18 +159,10 @@ class FactDerivationReactor:
             if error.reason != "EVENT_NOT_FOUND":
                 raise
             not_found = error
-        page_token = ""
-        while True:
-            page = await self._consumer.persist(
-                self._client.list_events,
-                categories=[EVENT_CATEGORY_DECISION_EVENT],
-                trace_id=execution.trace_id,
-                to_sequence_number=execution.sequence_number,
-                page_token=page_token,
-            )
+        async for page in self._events(
+            categories=[EVENT_CATEGORY_DECISION_EVENT], trace_id=execution.trace_id, to_sequence_number=execution.sequence_number
+        ):
             for envelope in page.envelopes:
                 if envelope.event_id == decision_id:
                     return envelope
-            page_token = page.next_page_token
-            if not page_token:
-                raise not_found
+        raise not_found

@@ -19,6 +19,7 @@ from gavel.v1.projection_service_pb2 import PendingDecision, PendingPhase
 from gavel_client.client import GavelClient
 from gavel_client.consumer import Consumer
 from gavel_client.errors import GavelError, where_and_what
+from gavel_client.paging import pages
 
 # How often to look, at most: chance takes away up to half, so that not all look at once.
 LOOK_INTERVAL_MS_DEFAULT: Final = 60_000
@@ -54,12 +55,9 @@ async def looks(client: GavelClient, consumer: Consumer, phase: PendingPhase.Val
 async def _pending(client: GavelClient, phase: PendingPhase.ValueType) -> tuple[int, list[PendingDecision]]:
     first = 0
     waiting: list[PendingDecision] = []
-    page_token = ""
-    while True:
-        page = await client.list_pending_decisions(page_size=_PAGE_SIZE, page_token=page_token)
+    async for page in pages(client.list_pending_decisions, page_size=_PAGE_SIZE):
         if page.decisions and not first:
             first = page.decisions[0].sequence_number
         waiting.extend(one for one in page.decisions if one.phase == phase)
-        page_token = page.next_page_token
-        if not page_token:
-            return first or page.projection_version + 1, waiting
+        last_known = page.projection_version
+    return first or last_known + 1, waiting

@@ -121,27 +121,23 @@ def log_list(
     """Print the events that pass all filters, oldest first."""
     from gavel.v1.common_pb2 import EventCategory
     from gavel.v1.event_service_pb2 import ListEventsResponse
+    from gavel_client.paging import sync_pages
 
     from gavel_server.cli import output
 
     categories = [EventCategory.Value(f"EVENT_CATEGORY_{chosen.name}_EVENT") for chosen in category]
 
     def events(client: SyncGavelClient) -> Iterator[Envelope]:
-        page_token = ""
-        while True:
-            page = client.list_events(
-                categories=categories,
-                subject=subject,
-                trace_id=trace_id,
-                from_sequence_number=from_sequence_number,
-                to_sequence_number=to_sequence_number,
-                page_size=min(limit + 1, PAGE_EVENTS),
-                page_token=page_token,
-            )
+        for page in sync_pages(
+            client.list_events,
+            categories=categories,
+            subject=subject,
+            trace_id=trace_id,
+            from_sequence_number=from_sequence_number,
+            to_sequence_number=to_sequence_number,
+            page_size=min(limit + 1, PAGE_EVENTS),
+        ):
             yield from page.envelopes
-            page_token = page.next_page_token
-            if not page_token:
-                return
 
     with connected(server, bus) as client:
         # One more than asked for tells whether there are more.

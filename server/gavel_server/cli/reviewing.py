@@ -140,13 +140,10 @@ def _print_resolution(response: ResolveReviewResponse) -> None:
 
 
 def _pending(client: SyncGavelClient) -> Iterator[PendingReview]:
-    page_token = ""
-    while True:
-        page = client.list_pending_reviews(page_size=PAGE_REVIEWS, page_token=page_token)
+    from gavel_client.paging import sync_pages
+
+    for page in sync_pages(client.list_pending_reviews, page_size=PAGE_REVIEWS):
         yield from page.reviews
-        page_token = page.next_page_token
-        if not page_token:
-            return
 
 
 def _person(by: str) -> str:

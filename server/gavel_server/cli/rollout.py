@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gavel_client import SyncGavelClient
     from google.protobuf.message import Message
 
+PAGE_EVENTS: Final = 1_000
 # Differences of a shadow that are printed: the latest.
 DIFFERENCES_SHOWN_MAX: Final = 20
 
@@ -124,23 +125,20 @@ def rollback(
 def _watched(client: SyncGavelClient, policy_id: str) -> tuple[RuleSet, list[Envelope]]:
     """Return the shadow of a rule set and the latest decisions that it would have made otherwise."""
     from gavel.v1.common_pb2 import EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT
+    from gavel_client.paging import sync_pages
 
     found = next((one for one in client.get_status().shadow_rule_sets if one.policy_id == policy_id), None)
     if found is None:
         raise CommandError(f"{policy_id} has no shadow; name the deployed version that is to watch")
     differences: deque[Envelope] = deque(maxlen=DIFFERENCES_SHOWN_MAX)
-    token = ""
-    while True:
-        page = client.list_events(
-            categories=[EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT],
-            from_sequence_number=found.activated_at_sequence_number,
-            page_size=1_000,
-            page_token=token,
-        )
+    for page in sync_pages(
+        client.list_events,
+        categories=[EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT],
+        from_sequence_number=found.activated_at_sequence_number,
+        page_size=PAGE_EVENTS,
+    ):
         differences.extend(event for event in page.envelopes if event.agent_diagnostic.shadow_difference.policy_id == policy_id)
-        token = page.next_page_token
-        if not token:
-            return found, list(differences)
+    return found, list(differences)
 
 
 def _print_differences(found: RuleSet, differences: list[Envelope], as_json: bool) -> None:

@@ -99,16 +99,14 @@ def list_(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Json
     """Print every deployed version."""
     from gavel.v1.fact_pb2 import ACTIVATION_MODE_SHADOW, ActivationMode
     from gavel.v1.rule_set_service_pb2 import ListRuleSetsResponse
+    from gavel_client.paging import sync_pages
 
     from gavel_server.cli import output
     from gavel_server.cli.describe import moment, short, short_digest
 
     listed = ListRuleSetsResponse()
     with connected(server, bus) as client:
-        page = client.list_rule_sets()
-        listed.rule_sets.extend(page.rule_sets)
-        while page.next_page_token:
-            page = client.list_rule_sets(page_token=page.next_page_token)
+        for page in sync_pages(client.list_rule_sets):
             listed.rule_sets.extend(page.rule_sets)
     if as_json:
         output.print_json(listed)
