@@ -238,11 +238,11 @@ def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
                     _SPELLING,
                 )
     for name in getattr(part, "variables", {}):
-        place = source.key_place(("variables", name))
+        path: Path = ("variables", name)
         if not spellable(name):
-            messages.add(place, "bad-name", f"conditions cannot spell a variable named {name!r}", _SPELLING)
+            messages.add(source.key_place(path), "bad-name", f"conditions cannot spell a variable named {name!r}", _SPELLING)
         elif name in ROOTS or name in TYPE_NAMES or name in PRESENCE_MAPS.values() or name in FUNCTIONS:
-            messages.add(place, "shadowed-name", f"{name} already has a meaning", "name the variable otherwise")
+            messages.add(source.key_place(path), "shadowed-name", f"{name} already has a meaning", "name the variable otherwise")
 
 
 _SPELLING: Final = "use 1 to 64 letters, digits and _, not starting with a digit, and no word of CEL itself"

@@ -15,8 +15,10 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
+import rfc8785
 from gavel_rules.authoring.suite import Suite
 from gavel_rules.authoring.testing import run_cases
+from gavel_rules.language import library
 from gavel_rules.language.cel_library import parse
 from gavel_rules.language.cel_syntax import Constant, Node, children
 from gavel_rules.language.ruleset import DocumentError, compile_rule_set
@@ -101,7 +103,10 @@ def survives(mutation: Mutation, suite: Suite) -> bool:
     What does not compile could never be deployed, and what the suite does not fit could not be tested: neither survives.
     """
     try:
-        rule_set = compile_rule_set(json.dumps(mutation.data))
+        text = rfc8785.dumps(mutation.data).decode()
+        rule_set = compile_rule_set(text)
+        assert text == rule_set.canonical_json
+        library.keep(rule_set)
     except DocumentError:
         return False
     cases = [case for case in suite.cases if mutation.action in ("", case.part.action or mutation.action)]
