@@ -179,7 +179,7 @@ class Arbitration:
         governing = None if override is None else _governing_with(state, override, envelope)
         response = PreflightResponse(evaluated_at_sequence_number=state.head)
         now_ms = sequencer.now_ms()
-        response.decision.CopyFrom(_would_decide(state, envelope, known, now_ms, governing))
+        response.decision.CopyFrom(would_decide(state, envelope, known, now_ms, governing))
         if request.explain:
             response.explanations.extend(explain(state, envelope, now_ms, governing))
         return response.SerializeToString()
@@ -206,7 +206,7 @@ class Arbitration:
                 response.results.append(PreflightResult(error=item.status()))
                 continue
             try:
-                response.results.append(PreflightResult(decision=_would_decide(state, item, known, now_ms, None)))
+                response.results.append(PreflightResult(decision=would_decide(state, item, known, now_ms, None)))
             except Exception as error:  # noqa: BLE001  # a bug or a broken engine costs one proposal, not those that are asked with it
                 response.results.append(PreflightResult(error=refused(f"{SERVICE}/BatchPreflight", error).status()))
         return response.SerializeToString()
@@ -239,7 +239,7 @@ def _decision_bytes(result: Completed) -> bytes:
     return envelope_bytes(result.record)
 
 
-def _would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], now_ms: int, governing: Governing | None) -> Decision:
+def would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], now_ms: int, governing: Governing | None) -> Decision:
     """Return the decision as of now, with timers that are due taken into account, and leave the state as it was."""
     if envelope.proposal.projection_version > state.head:
         problem = f"is {envelope.proposal.projection_version}, ahead of the log, whose head is {state.head}"

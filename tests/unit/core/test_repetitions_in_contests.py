@@ -9,10 +9,10 @@ from gavel_rules import reasons
 from gavel_rules.commands import Waiting
 from gavel_rules.decider import handle
 from gavel_rules.limits import CONTEST_CANDIDATES_MAX
-from gavel_server.services.arbitration import _would_decide
+from gavel_server.services.arbitration import would_decide
 
+from tests.unit.core.contesting import APPROVED, REJECTED, REVIEW, WINDOW_MS, agent, contested, delivered, verdict
 from tests.unit.core.driver import Core
-from tests.unit.core.test_contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, agent, contested, delivered, verdict
 
 
 def test_a_copy_is_refused_and_names_what_waits() -> None:
@@ -137,7 +137,7 @@ def test_a_preflight_says_so_too() -> None:
     fact = delivered(core)
     waiting = core.enter([fact])
     asked = {
-        event_id: _would_decide(
+        event_id: would_decide(
             core.state, core.proposal([fact], event_id=event_id).envelope, core.references(core.proposal([fact])).cited, core.now_ms, None
         )
         for event_id in (waiting.event_id, core.new_id())
