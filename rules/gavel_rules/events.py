@@ -60,7 +60,7 @@ CATEGORIES_OF_PRODUCER: Final[Mapping[ProducerType.ValueType, frozenset[EventCat
 }
 
 # The name of an event whose producer gave none. Decisions and executions are named by what they say.
-DEFAULT_EVENT_NAME: Final[Mapping[str, str]] = {
+EVENT_NAME_DEFAULT: Final[Mapping[str, str]] = {
     "fact": "FactRecorded",
     "proposal": "ProposalSubmitted",
     "observation": "ObservationRecorded",

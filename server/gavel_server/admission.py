@@ -17,7 +17,7 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.fact_pb2 import ObservedFrom
 from gavel_rules import limits
 from gavel_rules.derivation import is_derived
-from gavel_rules.events import CATEGORY_OF_PAYLOAD, DEFAULT_EVENT_NAME, EXECUTION_NAME, SCHEMA_VERSION, uuid_problem
+from gavel_rules.events import CATEGORY_OF_PAYLOAD, EVENT_NAME_DEFAULT, EXECUTION_NAME, SCHEMA_VERSION, uuid_problem
 from gavel_rules.values import INTEGER_MAX, struct_problems, text_problem, value_problems
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -371,7 +371,7 @@ def _fill(envelope: Envelope, bus: str, payload: str) -> bool:
     envelope.bus = bus
     envelope.event_category = CATEGORY_OF_PAYLOAD[payload]
     if not envelope.event_name:
-        envelope.event_name = EXECUTION_NAME[envelope.execution.status] if payload == "execution" else DEFAULT_EVENT_NAME[payload]
+        envelope.event_name = EXECUTION_NAME[envelope.execution.status] if payload == "execution" else EVENT_NAME_DEFAULT[payload]
     if payload == "fact" and not envelope.fact.observed_from:
         fact = envelope.fact
         fact.observed_from = fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK if fact.decision_id else _IMPLIED_CHANNEL[envelope.producer.type]

@@ -35,7 +35,7 @@ from gavel_server.build import build
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.watching import Watch
-from gavel_server.buses import DEFAULT_BUS, Buses
+from gavel_server.buses import BUS_DEFAULT, Buses
 from gavel_server.clock import GuardedClock
 from gavel_server.compiler import Compiler
 from gavel_server.config import Settings, is_local
@@ -60,7 +60,7 @@ from gavel_server.transport import STOP_GRACE_SECONDS, bind, make_server
 FAREWELL_SECONDS: Final = 0.15
 REDIS_RESTART_PAUSE_SECONDS: Final = 1.0
 
-_log = structlog.get_logger("gavel.server")
+_LOG: Final = structlog.get_logger("gavel.server")
 
 
 class ServeError(Exception):
@@ -100,7 +100,7 @@ async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-        _log.info("server.stopped", note="before it was ready")
+        _LOG.info("server.stopped", note="before it was ready")
 
 
 @contextlib.asynccontextmanager
@@ -126,13 +126,13 @@ async def _keep_running(redis: EmbeddedRedis) -> None:
         returncode = await redis.wait()
         # A disk without room is the likeliest reason, and Redis cannot write it into its own log then.
         free_bytes = shutil.disk_usage(redis.data_directory).free
-        _log.error("redis.died", returncode=returncode, log=str(redis.log_path), disk_free_bytes=free_bytes)
+        _LOG.error("redis.died", returncode=returncode, log=str(redis.log_path), disk_free_bytes=free_bytes)
         if loop.time() - began < REDIS_RESTART_PAUSE_SECONDS:
             await asyncio.sleep(REDIS_RESTART_PAUSE_SECONDS)
         try:
             await redis.ensure_running()
         except Exception:  # noqa: BLE001  # keep trying; writes are refused meanwhile, with the reason
-            _log.exception("redis.restart_failed")
+            _LOG.exception("redis.restart_failed")
             await asyncio.sleep(REDIS_RESTART_PAUSE_SECONDS)
 
 
@@ -167,7 +167,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
         _say_ready(settings, listening.address)
         ready(listening.address)
         await stop.wait()
-        _log.info("server.stopping")
+        _LOG.info("server.stopping")
         await states.servicer.enter_graceful_shutdown()
         if reactors is not None:
             await reactors.stop()
@@ -178,7 +178,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     for sequencer in buses.all():
         await sequencer.log.close()
     await tails.close()
-    _log.info("server.stopped")
+    _LOG.info("server.stopped")
 
 
 class _Listening(NamedTuple):
@@ -229,9 +229,9 @@ def _collect_less() -> None:
 
 
 def _say_ready(settings: Settings, address: str) -> None:
-    _log.info("server.ready", address=address, embedded_redis=settings.redis is None, front=settings.has_front, build=build())
+    _LOG.info("server.ready", address=address, embedded_redis=settings.redis is None, front=settings.has_front, build=build())
     who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
-    _log.warning("authentication.none", note=f"producers are taken from requests; {who}")
+    _LOG.warning("authentication.none", note=f"producers are taken from requests; {who}")
 
 
 async def open_sequencer(
@@ -269,10 +269,11 @@ async def open_sequencer(
     return sequencer
 
 
-class _Health:
-    def __init__(self, servicer: health.aio.HealthServicer, names: list[str]) -> None:
-        self.servicer = servicer
-        self.names = names
+class _Health(NamedTuple):
+    """The servicer that says who serves, and the names of those it is asked about; "" is the server as a whole."""
+
+    servicer: health.aio.HealthServicer
+    names: list[str]
 
 
 def _register(server: grpc.aio.Server, buses: Buses) -> tuple[Arbitration, _Health]:
@@ -305,9 +306,9 @@ def _serve_metrics(settings: Settings) -> None:
 
 async def _open_default(buses: Buses) -> None:
     try:
-        await buses.get(DEFAULT_BUS)
+        await buses.get(BUS_DEFAULT)
     except ServiceError as error:
-        raise ServeError(f"bus {DEFAULT_BUS} cannot be opened: {error.message}") from error
+        raise ServeError(f"bus {BUS_DEFAULT} cannot be opened: {error.message}") from error
     except asyncio.CancelledError:
         # The start is given up: its log is read no further while the store goes.
         await buses.stop()
@@ -332,7 +333,7 @@ async def _check_durability(log: RedisLog, settings: Settings) -> None:
             f"this Redis may lose acknowledged events: {'; '.join(reasons)}. Configure it otherwise, or accept it with --accept-volatile"
         )
     for reason in reasons:
-        _log.warning("log.volatile", bus=log.bus, reason=reason)
+        _LOG.warning("log.volatile", bus=log.bus, reason=reason)
 
 
 class _Reactors:
@@ -355,7 +356,7 @@ class _Reactors:
         try:
             await reactor.run()
         except Exception:  # noqa: BLE001  # nobody awaits the reactor: what it cannot heal must be said
-            _log.exception("reactor.stopped", bus=bus, consequence="no facts are derived and no conflict key is freed until a restart")
+            _LOG.exception("reactor.stopped", bus=bus, consequence="no facts are derived and no conflict key is freed until a restart")
 
     async def stop(self) -> None:
         """Let those under way end."""

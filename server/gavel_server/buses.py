@@ -13,7 +13,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.log import LogError
 
-DEFAULT_BUS: Final = "default"
+BUS_DEFAULT: Final = "default"
 BUSES_MAX: Final = 1_000
 
 OpenSequencer = Callable[[str], Awaitable[Sequencer]]
@@ -30,11 +30,11 @@ class Buses:
 
     def opened(self, name: str) -> Sequencer | None:
         """Return a bus that is open already, without waiting: the hot path."""
-        return self._sequencers.get(name or DEFAULT_BUS)
+        return self._sequencers.get(name or BUS_DEFAULT)
 
     async def get(self, name: str) -> Sequencer:
         """Return a bus, opening it if this is its first use. Raises ServiceError."""
-        name = name or DEFAULT_BUS
+        name = name or BUS_DEFAULT
         sequencer = self._sequencers.get(name)
         if sequencer is not None:
             return sequencer

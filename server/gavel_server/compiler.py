@@ -28,7 +28,7 @@ from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.records import DeployedRuleSet
 
 from gavel_server.compile_worker import ANALYSED, EXIT_MEMORY, MEMORY_BYTES_MAX
-from gavel_server.errors import ServiceError, invalid
+from gavel_server.errors import ServiceError, internal, invalid
 
 TIME_LIMIT_MS: Final = 10_000
 COMPILES_MAX: Final = 2
@@ -41,7 +41,7 @@ ANSWER_BYTES_MAX: Final = 16 * 1024
 COMPLAINT_BYTES_MAX: Final = 4 * 1024
 
 _COMMAND: Final = (sys.executable, "-P", "-m", "gavel_server.compile_worker")
-_log = structlog.get_logger("gavel.compiler")
+_LOG: Final = structlog.get_logger("gavel.compiler")
 # One thread: two that compile would only take the interpreter from each other, and from the event loop.
 _thread: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
 
@@ -157,8 +157,8 @@ def _answer(status: int, answer: bytes, said: bytes) -> bytes:
     if status < 0:
         raise _limit_exceeded(f"stopped its compiler with {signal.Signals(-status).name}")
     error_id = uuid.uuid4().hex
-    _log.error("compiler_failed", error_id=error_id, status=status, said=said[-COMPLAINT_BYTES_MAX:].decode(errors="replace"))
-    raise ServiceError(error_pb2.ERROR_REASON_INTERNAL, f"internal error {error_id}: the server's log says more under this id")
+    _LOG.error("compiler.failed", error_id=error_id, status=status, said=said[-COMPLAINT_BYTES_MAX:].decode(errors="replace"))
+    raise internal(error_id)
 
 
 def _limit_exceeded(what: str) -> ServiceError:

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from gavel_client.backoff import Backoff
 from gavel_client.calls import StreamCall, UnaryCall
 
-DEFAULT_TARGET: Final = "127.0.0.1:9090"
+TARGET_DEFAULT: Final = "127.0.0.1:9090"
 
 Channel = TypeVar("Channel")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ class Connection(ABC, Generic[Channel]):
     `bus` is the bus of every call that names none; empty means "default". `backoff` paces repeated tries.
     """
 
-    def __init__(self, target: str | Channel = DEFAULT_TARGET, *, bus: str = "", backoff: Backoff | None = None) -> None:
+    def __init__(self, target: str | Channel = TARGET_DEFAULT, *, bus: str = "", backoff: Backoff | None = None) -> None:
         self.bus = bus
         self._target = target
         self._backoff = backoff or Backoff()

@@ -45,7 +45,7 @@ from gavel_client.reports import INVALID_RESULT, now, report_envelope, result_of
 from gavel_client.values import from_struct
 from gavel_client.work_queue import DECISIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
 
-DEFAULT_GROUP: Final = "executors"
+GROUP_DEFAULT: Final = "executors"
 LEASE_MS_DEFAULT: Final = 30_000
 CONCURRENCY_DEFAULT: Final = 8
 # How long a cancelled handler may take to stop, and how long the last report of a stopping executor may.
@@ -77,7 +77,7 @@ class Executor:
         *,
         producer_id: str,
         producer_version: str = "",
-        group: str = DEFAULT_GROUP,
+        group: str = GROUP_DEFAULT,
         concurrency: int = CONCURRENCY_DEFAULT,
         lease_ms: int = LEASE_MS_DEFAULT,
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,

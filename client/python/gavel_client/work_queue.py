@@ -39,7 +39,7 @@ from redis.backoff import NoBackoff
 from gavel_client.backoff import Backoff
 from gavel_client.errors import WorkQueueError
 
-DEFAULT_BUS: Final = "default"
+BUS_DEFAULT: Final = "default"
 DECISIONS: Final = "decisions"
 EXECUTIONS: Final = "executions"
 
@@ -109,7 +109,7 @@ class WorkQueue:
         news: asyncio.Event | None = None,
     ) -> None:
         self._news = news
-        self.key = f"gavel:{{{bus or DEFAULT_BUS}}}:work:{queue}"
+        self.key = f"gavel:{{{bus or BUS_DEFAULT}}}:work:{queue}"
         self.group = group
         self.consumer = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self.min_idle_ms = min_idle_ms

@@ -47,7 +47,7 @@ from gavel_rules.commands import (
 from gavel_rules.decider import handle
 from gavel_rules.derivation import STATUS_RULE_ID, derive, failures
 from gavel_rules.errors import GavelRulesError
-from gavel_rules.events import DEFAULT_EVENT_NAME, EXECUTION_NAME, execution_id_of, milliseconds
+from gavel_rules.events import EVENT_NAME_DEFAULT, EXECUTION_NAME, execution_id_of, milliseconds
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.language.report_expressions import STATUS_PREFIX
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
@@ -263,7 +263,7 @@ class CaseBus:
     def _named(self, envelope: Envelope) -> Envelope:
         """Give an event what admission gives every event: an id and a name."""
         envelope.event_id = self._new_id()
-        envelope.event_name = DEFAULT_EVENT_NAME[str(envelope.WhichOneof("payload"))]
+        envelope.event_name = EVENT_NAME_DEFAULT[str(envelope.WhichOneof("payload"))]
         return envelope
 
     def _new_id(self) -> str:

@@ -33,7 +33,7 @@ from gavel_rules.events import DECISION, EXECUTION, FACT, PROPOSAL
 from gavel_rules.projection import State
 
 from gavel_server.bus.lookup import Lookup
-from gavel_server.errors import ServiceError, of_fault
+from gavel_server.errors import ServiceError, internal, of_fault
 from gavel_server.log import Entry, Head, Record
 
 # Timers that one commit emits at most; more than that go ahead of the commands in commits of their own.
@@ -224,6 +224,6 @@ def _handle(state: State, pending: Pending, now_ms: int, recorded_ids: set[str])
         return handle(state, pending.command, pending.references, now_ms)
     except Exception:  # noqa: BLE001  # a bug in one command must neither stop the bus nor leave half of it behind
         state.undo(mark)
-        fault_id = uuid.uuid4().hex
-        _LOG.exception("command.failed", fault_id=fault_id, command=type(pending.command).__name__)
-        return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, f"internal error {fault_id}; the server's log has the details"))
+        error_id = uuid.uuid4().hex
+        _LOG.exception("command.failed", error_id=error_id, command=type(pending.command).__name__)
+        return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, internal(error_id).message))

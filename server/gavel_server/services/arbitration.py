@@ -40,7 +40,7 @@ from google.rpc.status_pb2 import Status
 from gavel_server.admission import PROPOSALS, admit
 from gavel_server.bus.planning import TIMERS_PER_COMMIT, Completed
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.buses import DEFAULT_BUS, Buses
+from gavel_server.buses import BUS_DEFAULT, Buses
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError, abort, invalid
 from gavel_server.framing import envelope_bytes, field_1, named_result, results
@@ -172,7 +172,7 @@ class Arbitration:
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
         override = await self._compiler.compile(request.rule_set_override, "rule_set_override") if request.rule_set_override else None
         envelope = request.envelope
-        admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
+        admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS)
         await _inherit_trace(sequencer, envelope)
         known = await _citations(sequencer, [envelope])
         state = await sequencer.settled()
@@ -192,7 +192,7 @@ class Arbitration:
         admitted: list[Envelope | ServiceError] = []
         for envelope in request.envelopes:
             try:
-                admit(envelope, request.bus or DEFAULT_BUS, PROPOSALS)
+                admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS)
                 await _inherit_trace(sequencer, envelope)
                 admitted.append(envelope)
             except ServiceError as error:

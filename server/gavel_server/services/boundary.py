@@ -23,7 +23,7 @@ from gavel.v1.error_pb2 import ErrorReason
 from google.protobuf.message import DecodeError
 from prometheus_client import Counter
 
-from gavel_server.errors import ServiceError, abort, invalid
+from gavel_server.errors import ServiceError, abort, internal, invalid
 from gavel_server.log import LogCorruptError, LogError
 
 # What the violations of one status may take of the trailers' 8 KiB; its message is in there twice, once percent-encoded.
@@ -35,7 +35,7 @@ CALLS_REFUSED: Final = Counter("gavel_calls_refused", "Calls and batch items tha
 _UnaryMethod = Callable[[Any, Any], Awaitable[Any]]
 _StreamMethod = Callable[[Any, Any], AsyncGenerator[Any, None]]
 
-_log = structlog.get_logger("gavel.services")
+_LOG: Final = structlog.get_logger("gavel.services")
 
 
 # The generated functions ask for a whole server and call two methods of it.
@@ -92,7 +92,7 @@ def refused(method: str, error: Exception) -> ServiceError:
     reason = ErrorReason.Name(answer.reason).removeprefix("ERROR_REASON_")
     CALLS_REFUSED.labels(method, reason).inc()
     if answer.reason != error_pb2.ERROR_REASON_INTERNAL:
-        _log.info("call_refused", method=method, reason=reason, problem=_shortened(answer.message))
+        _LOG.info("call.refused", method=method, reason=reason, problem=_shortened(answer.message))
     return answer
 
 
@@ -101,11 +101,11 @@ def _service_error(method: str, error: Exception) -> ServiceError:
         return error
     if isinstance(error, LogError):
         if isinstance(error, LogCorruptError):
-            _log.error("log_corrupt", method=method, problem=str(error))
+            _LOG.error("log.corrupt", method=method, problem=str(error))
         return ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
     error_id = uuid.uuid4().hex
-    _log.error("call_failed", method=method, error_id=error_id, exc_info=error)
-    return ServiceError(error_pb2.ERROR_REASON_INTERNAL, f"internal error {error_id}: the server's log says more under this id")
+    _LOG.error("call.failed", method=method, error_id=error_id, exc_info=error)
+    return internal(error_id)
 
 
 def _guarded(method: str, handler: Any) -> Any:

@@ -106,7 +106,7 @@ async def test_a_bug_is_internal_with_an_id_that_the_log_has(world: World, monke
 
     assert (heard.code, heard.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert "secret" not in heard.message
-    line = next(line for line in lines if line["event"] == "call_failed")
+    line = next(line for line in lines if line["event"] == "call.failed")
     assert line["error_id"] in heard.message
     assert isinstance(line["exc_info"], RuntimeError)
 
@@ -168,5 +168,5 @@ async def test_refusals_are_counted_and_logged(world: World) -> None:
 
     after = [REGISTRY.get_sample_value("gavel_calls_refused_total", labels) or 0.0 for labels in (labels, in_batch)]
     assert [new - old for new, old in zip(after, before, strict=True)] == [1.0, 2.0]
-    assert [line["reason"] for line in lines if line["event"] == "call_refused"] == ["CATEGORY_NOT_ALLOWED"] * 3
+    assert [line["reason"] for line in lines if line["event"] == "call.refused"] == ["CATEGORY_NOT_ALLOWED"] * 3
     assert "hush" not in json.dumps(lines, default=str)
