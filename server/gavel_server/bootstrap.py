@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -37,6 +36,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.watching import Watch
 from gavel_server.buses import BUS_DEFAULT, Buses
 from gavel_server.clock import GuardedClock
+from gavel_server.collector import collect_less
 from gavel_server.compiler import Compiler
 from gavel_server.config import Settings, is_local
 from gavel_server.embedded import EmbeddedRedis
@@ -163,7 +163,7 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
             await states.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
         if listening.front is not None:
             listening.front.serve()
-        _collect_less()
+        collect_less()
         _say_ready(settings, listening.address)
         ready(listening.address)
         await stop.wait()
@@ -215,17 +215,6 @@ def _bound(server: grpc.aio.Server, listen: str) -> str:
         return bind(server, listen)
     except OSError as error:
         raise ServeError(str(error)) from error
-
-
-def _collect_less() -> None:
-    """Tune the garbage collector to a server.
-
-    What start-up made lives as long as the process; the collector need not look at it again. Deciding makes many small
-    objects beside a large state: fewer looks save about a quarter of a batched decision (docs/decisions/0010-hot-path.md).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
 
 
 def _say_ready(settings: Settings, address: str) -> None:

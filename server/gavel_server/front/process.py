@@ -8,7 +8,6 @@ it to end are for the server to heed: where both are sent one, the front still h
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from google.rpc.status_pb2 import Status
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
+from gavel_server.collector import collect_less
 from gavel_server.front.calls import Calls
 from gavel_server.front.forwarding import forwarding, reflecting
 from gavel_server.front.link import BOUND, METHODS, PING, PONG, SERVE, STOP, UNBOUND, Link
@@ -62,9 +62,7 @@ class Front:
         self._link.send(BOUND, 0, address.encode())
         await self._told[SERVE].wait()
         await server.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 50, 100)
+        collect_less()
         await self._told[STOP].wait()
         await server.stop(STOP_GRACE_SECONDS)
         await self._inner.close()
