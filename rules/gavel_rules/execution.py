@@ -10,7 +10,7 @@ on no facts, does not expire, takes over the key and ends by its success alone. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2
 from gavel.v1.common_pb2 import Producer
@@ -33,6 +33,7 @@ from gavel_rules.commands import (
 )
 from gavel_rules.derivation import failures
 from gavel_rules.emission import Emission
+from gavel_rules.endings import ended_fault, ending_of
 from gavel_rules.events import (
     ARBITER_VERSION,
     EXECUTION,
@@ -40,19 +41,15 @@ from gavel_rules.events import (
     GAVEL,
     derived_event_id,
     execution_id_of,
-    milliseconds,
     set_timestamp,
     timestamp,
 )
-from gavel_rules.evidence import STALE, gather
+from gavel_rules.grounds import Changed, changed_facts
 from gavel_rules.outcomes import warn_of_violations
-from gavel_rules.projection import State
 from gavel_rules.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision
-from gavel_rules.values import python_to_value, struct_to_dict
+from gavel_rules.values import python_to_value
 
 _MESSAGES: Final = {
-    reasons.STALE_FACT: "what the approval rests on is no longer fresh, propose again with current facts",
-    reasons.FACT_SUPERSEDED: "what the approval rests on has changed, propose again with current facts",
     reasons.RETRY_FACTS_CHANGED: "the facts changed after an attempt had started; a person has to look at what was done",
     reasons.EXPIRED: "the approval was not started in time; propose again",
     reasons.REVOKED: "the approval was taken back by a person",
@@ -61,9 +58,6 @@ _MESSAGES: Final = {
     reasons.NOT_APPROVED: "the decision is not an approval",
     reasons.UNDER_REVIEW: "a person has to look at this decision's execution first",
 }
-
-# How many facts a refusal names; rule sets that share an action may have declared very many.
-FACTS_NAMED_MAX: Final = 20
 
 # Reports after which nobody is to do what was approved any more, although it has not been done.
 _UNDONE: Final = (execution_pb2.EXECUTION_STATUS_PARTIAL, execution_pb2.EXECUTION_STATUS_ABORTED)
@@ -93,7 +87,7 @@ def begin(emission: Emission, command: BeginExecution, references: References) -
     if live.attempt in live.unreported and emission.now_ms < live.lease_until_ms:
         # Its executor may be at work, even if a person has been called meanwhile and grants another attempt.
         return _not_started(reasons.ALREADY_RUNNING, live.lease_until_ms - emission.now_ms)
-    changed = _changed_facts(state, live, emission.now_ms)
+    changed = changed_facts(state, live, emission.now_ms)
     if changed is not None and live.phase == APPROVED:
         _abort(emission, live, command.producer, changed)
         return NotStarted(changed.reason_code, changed.message)
@@ -262,7 +256,7 @@ def _start(emission: Emission, live: LiveDecision, producer: Producer, attempt: 
     )
 
 
-def _abort(emission: Emission, live: LiveDecision, producer: Producer, changed: _Changed) -> None:
+def _abort(emission: Emission, live: LiveDecision, producer: Producer, changed: Changed) -> None:
     """Record that a decision was given up before any attempt: its facts no longer hold, and which (seeds 002 §4.4)."""
     execution = Execution(
         decision_id=live.decision_id,
@@ -345,69 +339,6 @@ def emit_later(
     )
 
 
-class _Changed(NamedTuple):
-    """Facts that an approval rests on and that hold no more: why it may not be begun, and which they are, as (key, subject)."""
-
-    reason_code: str
-    facts: frozenset[tuple[str, str]]
-
-    @property
-    def message(self) -> str:
-        """For people: the reason and the facts by name, as far as a message has room for them."""
-        named = [f"{key} of {subject}" for key, subject in sorted(self.facts)]
-        more = len(named) - FACTS_NAMED_MAX
-        if more > 0:
-            named[FACTS_NAMED_MAX:] = [f"and {more} more"]
-        return f"{_MESSAGES[self.reason_code]}: {', '.join(named)}"
-
-
-def _changed_facts(state: State, live: LiveDecision, now_ms: int) -> _Changed | None:
-    """Return what no longer holds of what an approval rests on, or None. A compensation rests on nothing.
-
-    The selection is repeated exactly as when it was made, subject templates included, for each rule set that was consulted, by
-    itself: every pinned key must yield the same version, still fresh, and no optional fact that was absent may have appeared.
-    """
-    if live.compensates:
-        return None
-    decision = live.basis.decision
-    actions = state.actions_of(live.decision.decision)
-    params = struct_to_dict(live.proposal.proposal.params)
-    consulted = [action.policy_id for action in actions]
-    was_absent = {(policy_id, fact.key, fact.subject) for fact in decision.absent_facts for policy_id in fact.policy_ids or consulted}
-    pinned = {(policy_id, pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts for policy_id in pin.policy_ids or consulted}
-    selected: set[tuple[str, str, str, str]] = set()
-    absent: set[tuple[str, str, str]] = set()
-    stale: set[tuple[str, str]] = set()
-    changed: set[tuple[str, str]] = set()
-    for action in actions:
-        policy_id = action.policy_id
-        for piece in gather(state, action, actions, live.proposal, action.typed_params(params), now_ms).pieces:
-            key, subject = piece.declared.key, piece.subject
-            if piece.candidate is not None:
-                selected.add((policy_id, key, subject, piece.candidate.event_id))
-            elif not piece.state:
-                absent.add((policy_id, key, subject))
-            elif piece.state == STALE and _still_latest(state, pinned, policy_id, key, subject):
-                stale.add((key, subject))
-            else:
-                changed.add((key, subject))
-    changed.update((key, subject) for _, key, subject, _ in selected - pinned)
-    changed.update((key, subject) for _, key, subject in absent - was_absent)
-    if not changed and not stale:
-        # Whose fact a template means cannot be said while one that it takes is stale: then not all pieces are there to compare.
-        changed.update((key, subject) for _, key, subject, _ in pinned - selected)
-        changed.update((key, subject) for _, key, subject in was_absent - absent)
-    if changed:
-        return _Changed(reasons.FACT_SUPERSEDED, frozenset(changed))
-    return _Changed(reasons.STALE_FACT, frozenset(stale)) if stale else None
-
-
-def _still_latest(state: State, pinned: set[tuple[str, str, str, str]], policy_id: str, key: str, subject: str) -> bool:
-    """Whether a version that was pinned for a rule set is still its source's latest: then it is merely too old, not superseded."""
-    candidates = state.evidence.get(subject, {}).get(key, ())
-    return any((policy_id, key, subject, candidate.event_id) in pinned for candidate in candidates)
-
-
 def _attempt_of(live: LiveDecision, execution_id: str) -> int:
     """Return which attempt an execution_id names, latest first, or 0."""
     for attempt in range(live.attempt, 0, -1):
@@ -452,32 +383,5 @@ def _begin_ended(decision_id: str, references: References, now_ms: int) -> NotSt
     return _not_started(ending_of(references, now_ms) or reasons.ALREADY_FINISHED)
 
 
-def ending_of(references: References, now_ms: int) -> str:
-    """Return EXPIRED or REVOKED if the referenced decision, which is not alive any more, ended so, else ""."""
-    valid_until_ms = milliseconds(references.decision.decision.valid_until) if references.decision is not None else 0
-    if references.ending == reasons.EXPIRED and now_ms < valid_until_ms:
-        # It was alive when it was looked up, and its time has not come: since then somebody has taken it back.
-        return reasons.REVOKED
-    return references.ending
-
-
-def how_it_ended(references: References, now_ms: int) -> str:
-    """Say how the referenced approval, which is not alive any more, came to its end."""
-    ending = ending_of(references, now_ms)
-    return {reasons.EXPIRED: "it has expired", reasons.REVOKED: "it has been revoked"}.get(ending, "its execution has come to its end")
-
-
 def _ended_fault(decision_id: str, references: References, now_ms: int) -> Fault:
-    if references.decision is None:
-        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
-    outcome = references.decision.decision.outcome
-    if outcome != decision_pb2.OUTCOME_APPROVED:
-        problem = f"is no approval, there is nothing to carry out: it is {outcome_name(outcome)}"
-    else:
-        problem = f"is not being carried out any more: {how_it_ended(references, now_ms)}"
-    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} {problem}")
-
-
-def outcome_name(outcome: decision_pb2.Outcome.ValueType) -> str:
-    """Return an outcome for people: APPROVED, REJECTED, ..."""
-    return decision_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_")
+    return ended_fault(decision_id, references, now_ms, "to carry out", "being carried out")

@@ -17,9 +17,10 @@ from gavel_rules.arbitration import reread
 from gavel_rules.budget import note_rejections
 from gavel_rules.commands import Fault, Recorded, References, ResolveReview, RevokeDecision
 from gavel_rules.emission import Emission
+from gavel_rules.endings import ended_fault
 from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_PRODUCER, derived_event_id, set_timestamp, timestamp
 from gavel_rules.evidence import citations_of
-from gavel_rules.execution import emit_later, how_it_ended, outcome_name
+from gavel_rules.execution import emit_later
 from gavel_rules.first_decisions import request_facts
 from gavel_rules.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, Review
 
@@ -54,7 +55,7 @@ def revoke(emission: Emission, command: RevokeDecision, references: References) 
     decision_id = command.envelope.fact.revocation_requested.decision_id
     live = emission.state.live(decision_id)
     if live is None:
-        return _not_in_force(decision_id, references, emission.now_ms)
+        return ended_fault(decision_id, references, emission.now_ms, "to revoke", "in force")
     if live.compensates:
         problem = f"it makes good {live.compensates}, which was half done, and ends only by its execution"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} cannot be revoked: {problem}")
@@ -186,18 +187,6 @@ def _no_review(emission: Emission, decision_id: str, references: References) -> 
     else:
         problem = "has no open review any more: it has been resolved"
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} {problem}")
-
-
-def _not_in_force(decision_id: str, references: References, now_ms: int) -> Fault:
-    """Return why a decision that is not alive cannot be revoked."""
-    if references.decision is None:
-        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
-    outcome = references.decision.decision.outcome
-    if outcome != decision_pb2.OUTCOME_APPROVED:
-        problem = f"decision {decision_id} is no approval, there is nothing to revoke: it is {outcome_name(outcome)}"
-    else:
-        problem = f"decision {decision_id} is not in force any more: {how_it_ended(references, now_ms)}"
-    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, problem)
 
 
 def _progress(live: LiveDecision) -> str:

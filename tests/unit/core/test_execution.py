@@ -9,7 +9,7 @@ from gavel.v1 import decision_pb2, error_pb2
 from gavel_rules import reasons
 from gavel_rules.commands import BeginExecution
 from gavel_rules.events import derived_event_id, execution_id_of
-from gavel_rules.execution import FACTS_NAMED_MAX
+from gavel_rules.grounds import FACTS_NAMED_MAX
 
 from tests.unit.core.driver import (
     EXECUTOR,
