@@ -188,6 +188,17 @@ class _Run:
             raise LoopStoppedError(
                 StopReason.NEEDS_REVISION, f"refused with {decision.reason_code}, and nothing was given to revise the proposal"
             )
+        progress = await self._fetched(current, decision, again)
+        if revised:
+            progress = await self._revised(current, again)
+        self._citations.cite_in(again.proposal)
+        # What the log takes for the same proposal would be refused as a duplicate, unless only the projection was at fault.
+        same = decision.reason_code != _OF_PROJECTION and fingerprint(again) == fingerprint(current.proposal)
+        if same or not progress:
+            raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is nothing new to say")
+
+    async def _fetched(self, current: Round, decision: Decision, again: Envelope) -> bool:
+        """Get what the hint names, to be cited next; return whether there is anything new."""
         rows = [row for row in decision.retry_hint.fact_requirements if row.state != FACT_REQUIREMENT_STATE_SUPERSEDED]
         needs, unanswered = self._providers.assign(rows, again.trace_id, again.causation_id)
         if unanswered:
@@ -198,14 +209,7 @@ class _Run:
         progress = False
         for event in await Consultation(self._client, self._patience, current, again).answers(needs):
             progress = self._citations.add_event(event) or progress
-        progress = await self._recite(decision, again.subject) or progress
-        if revised:
-            progress = await self._revised(current, again)
-        self._citations.cite_in(again.proposal)
-        # What the log takes for the same proposal would be refused as a duplicate, unless only the projection was at fault.
-        same = decision.reason_code != _OF_PROJECTION and fingerprint(again) == fingerprint(current.proposal)
-        if same or not progress:
-            raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is nothing new to say")
+        return await self._recite(decision, again.subject) or progress
 
     async def _join(self, proposal_id: str, again: Envelope) -> None:
         """Make the next proposal the one that competes already: sent once more under its event_id it waits, or has its decision."""
@@ -264,12 +268,18 @@ class _Run:
         return response.projection
 
     async def _until_free(self, current: Round, retry_after_ms: int, again: Envelope) -> None:
-        """Wait until a preflight no longer meets a conflict: a proposal would count as another rejection."""
+        """Wait until a preflight no longer meets a conflict: a proposal would count as another rejection.
+
+        Evidence that has become too old meanwhile, of which a preflight hears before it hears of the key, is got anew first.
+        """
         failures = 0
         while True:
             failures += 1
             await self._patience.pause(current, self._patience.backoff.pause_ms(failures, retry_after_ms))
             looked = await self._preflight(again)
+            if looked.reason_code in _OF_EVIDENCE and await self._fetched(current, looked, again):
+                self._citations.cite_in(again.proposal)
+                looked = await self._preflight(again)
             if _competing(looked):
                 await self._join(_competing(looked), again)
                 return

@@ -389,6 +389,27 @@ async def test_a_conflict_is_waited_out_with_one_rejection() -> None:
         assert result.rounds[0].paused_ms > 0
 
 
+async def test_evidence_that_a_conflict_has_outlasted_is_got_before_the_next_proposal() -> None:
+    """What has become too old while the key was held costs no rejection: it is got anew before anything is proposed."""
+    clock = HeldClock()
+    async with running_world(clock=clock) as world:
+        await world.activate(RULES.replace("decision_ttl_ms: 60000", "decision_ttl_ms: 50"))
+        client = GavelClient(world.channel)
+        sources = Sources(client)
+        assert (await ProposalLoop(client, sources.providers).run(draft())).approved
+        (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
+        loop = ProposalLoop(client, sources.providers, backoff_initial_ms=5, backoff_maximum_ms=20)
+        before = await world.head()
+        running = asyncio.create_task(loop.run(draft(based_on_events=[reference(status)])))
+        while await world.head() == before:  # noqa: ASYNC110  # until the rejection the approval must not lapse
+            await asyncio.sleep(0.001)
+        sources.needs.clear()
+        clock.now_ms += 60_001
+        result = await running
+        assert (StopReason.APPROVED, ["CONFLICTING_DECISION", ""]) == (result.reason, codes(result)), result.detail
+        assert {"order/1", "customer/7"} == {need.subject for need in sources.needs}
+
+
 async def test_a_proposal_that_competes_already_is_waited_for_as_ones_own() -> None:
     """A run after one that broke off in a contest takes the decision on the proposal that waits: one rejection, and no proposal more."""
     clock = HeldClock()
