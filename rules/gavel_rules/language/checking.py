@@ -7,7 +7,7 @@ it can: an author wants all mistakes at once. What comes out is complete or noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gavel.v1.decision_pb2 import RetryPolicy
@@ -24,7 +24,7 @@ from gavel_rules.language.parts import ActionPart, DerivationPart, FactPart, Rul
 from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.report_expressions import ReportExpression
 from gavel_rules.language.schema import ParamsSchema, compile_schema, salvaged_type
-from gavel_rules.language.source import Messages, Path, Source
+from gavel_rules.language.source import DocumentMessage, Messages, Path, Source
 from gavel_rules.language.subjects import in_order, needs_of
 from gavel_rules.language.vocabulary import (
     BOOL,
@@ -71,12 +71,22 @@ def check_actions(part: RuleSetPart, source: Source, messages: Messages, express
     return {name: action for name, action in checked.items() if action is not None}
 
 
-def warnings(part: RuleSetPart, checked: Mapping[str, CheckedAction], expressions: Expressions, source: Source) -> Messages:
-    """Return what a sound document may not mean as it says it."""
-    found = Messages()
+class Doubt(NamedTuple):
+    """A warning whose place nobody has looked up yet: that takes reading the text as YAML, and only authors want to know."""
+
+    path: Path
+    at_key: bool
+    code: str
+    message: str
+    suggestion: str
+
+
+def doubts(part: RuleSetPart, checked: Mapping[str, CheckedAction], expressions: Expressions) -> Iterator[Doubt]:
+    """Yield what a sound document may not mean as it says it."""
     for name in expressions.unused():
-        found.add(source.key_place(("variables", name)), "variable-never-used", f"no expression uses {name}", "remove it")
+        yield Doubt(("variables", name), True, "variable-never-used", f"no expression uses {name}", "remove it")
     for name, action in checked.items():
+        place: Path = ("actions", name)
         read = {read for _, condition in action.rules for read, _ in reads(condition.tree, action.environment.types)}
         read.update(path for _, condition in action.rules for path in presences(condition.tree))
         if action.score is not None:
@@ -85,27 +95,29 @@ def warnings(part: RuleSetPart, checked: Mapping[str, CheckedAction], expression
         read.update(f"facts.{need}" for subject in action.subjects.values() for need in needs_of(action.subject_environment, subject))
         for fact in action.facts:
             if f"facts.{fact.name}" not in read:
-                place = source.key_place(("actions", name, "facts", fact.name))
-                found.add(place, "fact-never-read", f"no rule reads facts.{fact.name}", "it is still required as evidence, unless optional")
+                message, advice = f"no rule reads facts.{fact.name}", "it is still required as evidence, unless optional"
+                yield Doubt((*place, "facts", fact.name), True, "fact-never-read", message, advice)
         window_ms = part.actions[name].contest_window_ms
         for fact in action.facts:
             if fact.max_age_ms <= window_ms:
-                place = source.place(("actions", name, "facts", fact.name, "max_age_ms"))
-                found.add(
-                    place,
-                    "contest-outlasts-fact",
-                    f"facts.{fact.name} is too old after {fact.max_age_ms} ms, before a contest of {window_ms} ms closes",
-                    "let it be older than contest_window_ms by the time that it takes to get it",
-                )
+                message = f"facts.{fact.name} is too old after {fact.max_age_ms} ms, before a contest of {window_ms} ms closes"
+                advice = "let it be older than contest_window_ms by the time that it takes to get it"
+                yield Doubt((*place, "facts", fact.name, "max_age_ms"), False, "contest-outlasts-fact", message, advice)
         if part.actions[name].on_version_mismatch in ("warn", "fail") and not required_versions(part.actions[name]):
-            place = source.key_place(("actions", name, "on_version_mismatch"))
-            found.add(place, "no-versions", f"{name} requires no version that could mismatch", "name them under `versions`")
+            message = f"{name} requires no version that could mismatch"
+            yield Doubt((*place, "on_version_mismatch"), True, "no-versions", message, "name them under `versions`")
         if not any(rule.effect == "approve" for rule, _ in action.rules):
-            place = source.key_place(("actions", name))
-            found.add(
-                place, "never-approves", f"no rule approves {name}", "alone it refuses every proposal: another rule set has to approve"
-            )
-    return found
+            advice = "alone it refuses every proposal: another rule set has to approve"
+            yield Doubt(place, True, "never-approves", f"no rule approves {name}", advice)
+
+
+def placed(found: Iterable[Doubt], text: str) -> tuple[DocumentMessage, ...]:
+    """Return warnings about a document with this text, sorted by place."""
+    source, messages = Source(text, Messages()), Messages()
+    for doubt in found:
+        place = source.key_place(doubt.path) if doubt.at_key else source.place(doubt.path)
+        messages.add(place, doubt.code, doubt.message, doubt.suggestion)
+    return messages.sorted()
 
 
 def required_versions(part: ActionPart) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -18,7 +18,7 @@ from gavel.v1.decision_pb2 import RetryPolicy
 from mypy_extensions import mypyc_attr
 
 from gavel_rules.language.case import Case, Reader
-from gavel_rules.language.checking import CheckedAction, check_actions, required_versions, warnings
+from gavel_rules.language.checking import CheckedAction, Doubt, check_actions, doubts, placed, required_versions
 from gavel_rules.language.conditions import Expression
 from gavel_rules.language.declarations import FactDeclaration, Rule
 from gavel_rules.language.document import DocumentError, canonical_json, digest_of, read_document
@@ -213,7 +213,7 @@ class CompiledRuleSet:
     """A valid rule set document, compiled."""
 
     def __init__(
-        self, document: _DocumentIdentity, text: str, part: RuleSetPart, checked: Mapping[str, CheckedAction], warnings: Messages
+        self, document: _DocumentIdentity, text: str, part: RuleSetPart, checked: Mapping[str, CheckedAction], found: Iterable[Doubt]
     ) -> None:
         self.policy_id = document.policy_id
         self.version = document.version
@@ -221,11 +221,16 @@ class CompiledRuleSet:
         self.canonical_json = document.canonical_json
         self.document = text
         self.description = part.description
-        self.warnings = warnings.sorted()
+        self._doubts = tuple(found)
         self.actions: Mapping[str, CompiledAction] = {
             name: CompiledAction(document, name, part.actions[name], checked[name]) for name in sorted(checked)
         }
         self.derivations = tuple(rule for name in sorted(checked) for rule in checked[name].derivations)
+
+    @property
+    def warnings(self) -> tuple[DocumentMessage, ...]:
+        """What the document may not mean as it says it, sorted by place."""
+        return placed(self._doubts, self.document) if self._doubts else ()
 
 
 def compile_rule_set(text: str) -> CompiledRuleSet:
@@ -244,7 +249,7 @@ def compile_rule_set(text: str) -> CompiledRuleSet:
         raise DocumentError(messages.sorted())
     canonical = canonical_json(source.data)
     identity = _DocumentIdentity(part.rule_set, part.version, digest_of(canonical), canonical)
-    return CompiledRuleSet(identity, text, part, checked, warnings(part, checked, expressions, source))
+    return CompiledRuleSet(identity, text, part, checked, doubts(part, checked, expressions))
 
 
 class _DocumentIdentity(NamedTuple):
