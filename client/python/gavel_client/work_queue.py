@@ -214,7 +214,7 @@ class WorkQueue:
                     ) from error
                 failures += 1
                 pause_ms = self._backoff.pause_ms(failures)
-                _logger.warning("queue=%s redis is away (%s), next try in %d ms", self.key, type(error).__name__, pause_ms)
+                _logger.warning("queue=%s redis is away (%s), next try in %d ms", self.key, str(error) or type(error).__name__, pause_ms)
                 await asyncio.sleep(pause_ms / 1000)
             else:
                 if failures:

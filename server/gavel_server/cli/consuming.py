@@ -127,11 +127,17 @@ def _loaded(path: Path) -> ModuleType:
 
 
 def _work_queues(redis: str, data: Path | None) -> str:
-    """The URL of the Redis that has the work queues."""
+    """The URL of the Redis that has the work queues. Raises InvalidInputError, CommandError."""
     from gavel_server.embedded import noted_url
+    from gavel_server.log.wire import check_url
 
     directory, url = named_log(data, redis)
-    url = url or noted_url(directory) or ""
+    if url:
+        try:
+            return check_url(url)
+        except ValueError as error:
+            raise InvalidInputError(f"{error} (--redis, GAVEL_REDIS)") from error
+    url = noted_url(directory) or ""
     if not url:
         raise CommandError(f"no server has used {directory}; give the server's data directory with --data, or its Redis with --redis URL")
     return url

@@ -62,6 +62,7 @@ NOBODY = "127.0.0.1:9"
         ["replay", "--data", "here", "--redis", "redis://there"],
         ["replay", "--server", NOBODY, "--rules", "file"],
         ["replay", "--redis", "nonsense"],
+        ["fdr", "--redis", "redis://there/orders"],
         ["replay", "--rules", "nowhere.yaml"],
         ["propose", "nowhere.yaml"],
         ["serve", "--listen", "0.0.0.0:9090"],
