@@ -47,7 +47,7 @@ LIMITS_OF_DOCUMENTS: Final = (
     "language.parts",
     "language.source",
     "language.schema",
-    "language.conditions",
+    "language.name_analysis",
     "language.cost",
     "language.patterns",
     "language.variables",
@@ -283,6 +283,19 @@ def test_commands_exist(page: Path) -> None:
     shown = {command for line in lines for command in re.findall(r"(?:^\s*|until |/)gavel ([a-z][a-z-]+)\b", line)}
     shown.update(re.findall(r"`gavel ([a-z][a-z-]+)\b[^`]*`", text))
     assert sorted(shown - known) == []
+
+
+def test_every_command_is_listed() -> None:
+    """operating.md has a table of all commands, and of nothing else."""
+    groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
+    commands = {
+        f"{prefix}{command.name or getattr(command.callback, '__name__', None)}"
+        for prefix, group in groups
+        if group is not None
+        for command in group.registered_commands
+    }
+    table = _text("operating.md").partition("| to | `gavel` … |")[2].partition("\n\n")[0]
+    assert commands == set(re.findall(r"`([a-z ]+)`", table))
 
 
 def test_hazards_have_their_tests() -> None:
