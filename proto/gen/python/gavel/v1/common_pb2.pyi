@@ -143,7 +143,7 @@ class Producer(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     type: Global___ProducerType.ValueType
-    """The role. Checked against the authenticated identity."""
+    """The role. It decides what may be published. There is no authentication yet: it is taken from the request."""
     id: _builtins.str
     """Stable name of the system, agent or executor, 1..128 characters of [A-Za-z0-9._:@/-], e.g. "orders-db". A rule set's
     `sources` name FACT producers by this id.
