@@ -50,6 +50,7 @@ LIMITS_OF_DOCUMENTS: Final = (
     "language.name_analysis",
     "language.cost",
     "language.patterns",
+    "language.suggestions",
     "language.variables",
     "language.ruleset",
 )

@@ -224,7 +224,9 @@ class _Reading:
             if step not in fields:
                 before = ".".join((*steps[:depth], ""))
                 names = sorted(before + name for name in (fields if depth else {"name", *_DOTTED}))
-                self._add(path, "unknown-column", f"a case has no {column}", suggestion(".".join(steps[: depth + 1]), names))
+                self._add(
+                    path, "unknown-column", f"a case has no {column}", suggestion(".".join(steps[: depth + 1]), names, len(self._messages))
+                )
                 return ()
             part = _below(part, step)
         return steps
@@ -272,7 +274,10 @@ class _Reading:
         for index, name in enumerate(part.cites or ()):
             if name not in part.facts:
                 self._add(
-                    case.origin(("cites", index)), "unknown-name", f"the case has no fact {name}", suggestion(name, sorted(part.facts))
+                    case.origin(("cites", index)),
+                    "unknown-name",
+                    f"the case has no fact {name}",
+                    suggestion(name, sorted(part.facts), len(self._messages)),
                 )
         self._check_execution(case)
         return len(self._messages) == before
@@ -307,7 +312,7 @@ class _Reading:
         if code == "missing-key":
             self._add(case.origin(at[:-1]), code, f"the key {named} is missing", "add it")
         elif code == "unknown-key":
-            self._add(case.origin(at), code, f"no such key here: {at[-1]}", suggestion(str(at[-1]), _keys_beside(at)))
+            self._add(case.origin(at), code, f"no such key here: {at[-1]}", suggestion(str(at[-1]), _keys_beside(at), len(self._messages)))
         elif code == "bad-name":
             self._add(case.origin(at), code, f"{named} is not written as it should be", _WRITING.get(str(at[-1]), ""), value=True)
         else:
@@ -316,7 +321,7 @@ class _Reading:
     def _check_keys(self, data: Mapping[str, object], known: tuple[str, ...], path: Path) -> None:
         for name in data:
             if name not in known:
-                self._add((*path, name), "unknown-key", f"no such key here: {name}", suggestion(name, list(known)))
+                self._add((*path, name), "unknown-key", f"no such key here: {name}", suggestion(name, list(known), len(self._messages)))
 
     def _mapping(self, data: object, path: Path) -> dict[str, Any]:
         if data is None or isinstance(data, dict):

@@ -101,7 +101,7 @@ def _planned(suite: Suite, rule_set: CompiledRuleSet) -> list[_Planned]:
                     case.origin(("action",)),
                     "undeclared-action",
                     f"the rule set does not govern {named}",
-                    suggestion(named, sorted(rule_set.actions)),
+                    suggestion(named, sorted(rule_set.actions), len(mistakes)),
                 )
             )
             continue
@@ -110,7 +110,7 @@ def _planned(suite: Suite, rule_set: CompiledRuleSet) -> list[_Planned]:
             try:
                 evidence = _evidence(case, name, fact, action, rule_set)
             except LookupError:
-                hint = suggestion(name, [declared.name for declared in action.facts]) or "give it a key"
+                hint = suggestion(name, [declared.name for declared in action.facts], len(mistakes)) or "give it a key"
                 mistakes.append((case.origin(("facts", name)), "unknown-name", f"{named} declares no fact {name}", hint))
                 continue
             if evidence is not None:

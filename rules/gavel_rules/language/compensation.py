@@ -101,9 +101,9 @@ def check_compensation(action: str, params: Mapping[str, Condition], target: Par
     if target is None:
         return
     known = sorted(target.type.fields)
-    for name in params:
-        if target.closed and name not in target.type.fields:
-            report(name, "unknown-name", f"{action} has no param {name}", suggestion(name, known))
+    unknown = [name for name in params if target.closed and name not in target.type.fields]
+    for reported, name in enumerate(unknown):
+        report(name, "unknown-name", f"{action} has no param {name}", suggestion(name, known, reported))
     for name in known:
         if target.type.fields[name].required and name not in params:
             report("", "missing-key", f"the param {name} of {action} is missing", "add it")

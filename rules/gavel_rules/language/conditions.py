@@ -84,12 +84,13 @@ class Environment:
         written: str | None = None,
         open_names: frozenset[str] = _NO_NAMES,
         variables: frozenset[str] = _NO_NAMES,
+        reported: int = 0,
     ) -> Condition | None:
         """Return the checked expression, or None with everything that is wrong reported.
 
         `result` is the type that it should have, "SCALAR" for a string, number or boolean, "" for any. `open_names` stand for
         something that could not be read: what can be said without them is reported, and there is no answer. `variables` are the
-        document's, for suggestions.
+        document's, for suggestions, which are made while few mistakes are `reported`.
         """
         reports = 0
 
@@ -104,7 +105,7 @@ class Environment:
         except RuntimeError as error:
             report_complaint(self.scope.keys() | variables, text, str(error), note, reported=False)
             return None
-        analysis = NameAnalysis(self.scope, note, variables, salvaged=self.salvaged)
+        analysis = NameAnalysis(self.scope, note, variables, salvaged=self.salvaged, reported=reported)
         analysis.walk(parsed, open_names)
         for literal in every(parsed):
             value = literal.value if isinstance(literal, Constant) else None

@@ -204,7 +204,7 @@ def _report(details: ErrorDetails, model: type[Part], source: Source, messages: 
         messages.add(source.key_place(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
     elif code == "unknown-key":
         known = sorted(model.model_fields)
-        messages.add(source.key_place(path), code, f"no such key here: {path[-1]}", suggestion(str(path[-1]), known))
+        messages.add(source.key_place(path), code, f"no such key here: {path[-1]}", suggestion(str(path[-1]), known, len(messages)))
     elif code == "bad-name":
         name = str(next(step for step in reversed(path) if isinstance(step, str)))
         messages.add(source.place(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
@@ -303,7 +303,7 @@ _RESERVED_KEYS: Final = (f"{GAVEL}.", "execution.")
 
 def _report_undeclared(action: str, path: Path, actions: list[str], source: Source, messages: Messages) -> None:
     message = f"the action {action} is not declared under `actions`"
-    messages.add(source.place(path), "undeclared-action", message, suggestion(action, actions))
+    messages.add(source.place(path), "undeclared-action", message, suggestion(action, actions, len(messages)))
 
 
 def _check_id(own_id: str | None, ids: set[str], path: Path, source: Source, messages: Messages, kind: str = "rule") -> None:

@@ -25,6 +25,7 @@ class Expressions:
         self._in_variables: dict[_Mistake, dict[str, str]] = {}  # action -> suggestion
         self._environments: list[Environment] = []
         self._unused: list[str] = []
+        self._reported = 0  # mistakes, however often the same
         texts = {name: text for name, text in getattr(part, "variables", {}).items() if spellable(name)}
         written = source.data.get("variables") if isinstance(source.data, dict) else None
         unreadable = written.keys() - texts.keys() if isinstance(written, dict) else ()
@@ -51,6 +52,7 @@ class Expressions:
             return None
 
         def report_expanded(offset: int, code: str, message: str, suggestion: str) -> None:
+            self._reported += 1
             variable, there = expansion.origin(offset)
             if variable:
                 self._in_variables.setdefault((variable, there, code, message), {})[action] = suggestion
@@ -64,6 +66,7 @@ class Expressions:
             written=text,
             open_names=expansion.open_names,
             variables=self._variables.names,
+            reported=self._reported,
         )
 
     def unused(self) -> list[str]:

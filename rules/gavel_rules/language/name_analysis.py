@@ -13,7 +13,7 @@ from typing import Final
 
 from gavel_rules.language.cel_library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, literal_problems
 from gavel_rules.language.cel_syntax import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
-from gavel_rules.language.suggestions import suggestion
+from gavel_rules.language.suggestions import SUGGESTED_MAX, suggestion
 from gavel_rules.language.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
 
 ERRORS_PER_CONDITION_MAX: Final = 20
@@ -52,9 +52,16 @@ class NameAnalysis:
     """
 
     def __init__(
-        self, scope: Mapping[str, ValueType], note: Report, variables: frozenset[str] = frozenset(), *, salvaged: bool = False
+        self,
+        scope: Mapping[str, ValueType],
+        note: Report,
+        variables: frozenset[str] = frozenset(),
+        *,
+        salvaged: bool = False,
+        reported: int = 0,
     ) -> None:
         self._scope = scope
+        self._reported = reported
         self._salvaged = salvaged
         self._report = note
         self._variables = variables
@@ -68,8 +75,9 @@ class NameAnalysis:
         self._report(offset, code, message, hint)
 
     def _note_unknown(self, offset: int, message: str, name: str, known: list[str]) -> None:
-        # Finding the nearest name takes time, and only so many mistakes are shown.
-        self._note(offset, "unknown-name", message, suggestion(name, known) if self._reports < ERRORS_PER_CONDITION_MAX else "")
+        # No more than ERRORS_PER_CONDITION_MAX are shown.
+        reported = self._reported + self._reports if self._reports < ERRORS_PER_CONDITION_MAX else SUGGESTED_MAX
+        self._note(offset, "unknown-name", message, suggestion(name, known, reported))
 
     def walk(self, parsed: Node, open_names: Iterable[str] = ()) -> None:
         """Check a whole expression. `open_names` stand for what could not be read, of which nothing is said."""

@@ -66,6 +66,7 @@ class Variables:
         self._written: dict[str, Expansion] = {}
         self._reads: dict[str, frozenset[str]] = {}  # names of the language, also through other variables
         self.used: set[str] = set()
+        self._reported = 0
         for name in texts:
             self._read(name, texts[name], report)
         self._refuse_cycles(report)
@@ -119,6 +120,7 @@ class Variables:
     def _read(self, name: str, text: str, report: VariableReport) -> None:
         def note(offset: int, code: str, message: str, hint: str) -> None:
             self._broken.add(name)
+            self._reported += 1
             report(name, offset, code, message, hint)
 
         try:
@@ -134,7 +136,7 @@ class Variables:
                 reads.add(free.name)
             elif free.name not in self.names and free.name not in TYPE_NAMES:
                 known = sorted({*ROOTS, *self.names})
-                note(free.offset, "unknown-name", f"nothing is named {free.name}", suggestion(free.name, known))
+                note(free.offset, "unknown-name", f"nothing is named {free.name}", suggestion(free.name, known, self._reported))
         self._variables[name] = _Variable(text, self._uses(tree), frozenset(reads))
 
     def _uses(self, tree: Node) -> tuple[_Use, ...]:

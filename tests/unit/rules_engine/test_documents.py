@@ -464,6 +464,19 @@ def test_many_mistakes(document: Document) -> None:
     assert caught.value.messages[-1].message == "and 500 more mistakes behind this one"
 
 
+def test_suggestions_take_no_time_by_their_number(document: Document) -> None:
+    """However many names nobody knows, and however much they resemble known ones, the nearest is looked for a few times only."""
+    names = [f"thing.{'a' * 40}{number}" for number in range(20)]
+    data = document(["true"])
+    data["actions"] = {name: {"params": {"type": "object"}} for name in names}
+    data["rules"] = [{**data["rules"][0], "id": f"r{number}", "action": f"{names[0]}b{number}"} for number in range(300)]
+    with pytest.raises(DocumentError) as refused:
+        compile_rule_set(json.dumps(data))
+    undeclared = [one for one in refused.value.messages if one.code == "undeclared-action"]
+    assert 300 == len(undeclared)
+    assert 100 == sum(one.suggestion != "" for one in undeclared)
+
+
 def test_action_without_rules(document: Document, case: Callable[..., Case]) -> None:
     """An action may have no rules: nothing ever matches."""
     data = document(["true"])
