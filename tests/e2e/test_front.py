@@ -23,16 +23,10 @@ from gavel_client import GavelClient, GavelError
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
 from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX, Server, open_bus, prove, publish_status, serving, until, writable
+from tests.ports import free_port
 
 BUS = "default"
 FRONT = ("--front",)
-
-
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def alive(process_id: int) -> bool:

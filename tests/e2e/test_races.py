@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import threading
 from collections import Counter
 
 import grpc
@@ -151,9 +152,16 @@ async def test_closing_a_client_ends_its_calls(pair: tuple[Server, Server]) -> N
     """Who closes a client in the middle of a call makes that call end with CANCELLED, and not be tried again."""
     client, blocking = pair[0].client(), SyncGavelClient(pair[0].address)
     await asyncio.gather(client.get_status(), asyncio.to_thread(blocking.get_status))
+    begun = threading.Event()
+
+    def ask() -> None:
+        begun.set()
+        blocking.get_status()
+
     pair[0].running.send_signal(signal.SIGSTOP)
     try:
-        calls = [asyncio.create_task(client.get_status()), asyncio.create_task(asyncio.to_thread(blocking.get_status))]
+        calls = [asyncio.create_task(client.get_status()), asyncio.create_task(asyncio.to_thread(ask))]
+        await asyncio.to_thread(begun.wait)
         await asyncio.wait(calls, timeout=0.2)
         await client.close()
         blocking.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -35,6 +34,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
 from tests.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -444,13 +444,6 @@ async def test_durability(own_redis: EmbeddedRedis, bus: str) -> None:
         await plain.acl_setuser("default", commands=["-config"])
         assert "CONFIG GET answers NOPERM" in (await log.durability())[0]
     await log.close()
-
-
-def free_port() -> int:
-    """A TCP port of the loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager
