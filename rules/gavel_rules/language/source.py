@@ -44,9 +44,10 @@ class DocumentMessage:
     suggestion: str = ""
 
     def format(self, filename: str) -> str:
-        """Return "file:line:column: code: message (suggestion)"."""
+        """Return "file:line:column: code: message (suggestion)" as one line: control characters of the document's are spelled out."""
         text = f"{filename}:{self.line}:{self.column}: {self.code}: {self.message}"
-        return f"{text} ({self.suggestion})" if self.suggestion else text
+        text = f"{text} ({self.suggestion})" if self.suggestion else text
+        return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 class Messages:

@@ -77,7 +77,9 @@ def run(arguments: Sequence[str]) -> int:
             raise
         message, status = _explained(error)
         if message:
-            print(f"{PROGRAM}: {message}", file=sys.stderr)
+            # It may quote a file or an answer: no terminal shall obey what stands there.
+            plain = "\n".join(line if line.isprintable() else repr(line)[1:-1] for line in message.split("\n"))
+            print(f"{PROGRAM}: {plain}", file=sys.stderr)
         return status
 
 

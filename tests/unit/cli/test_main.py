@@ -166,6 +166,17 @@ def test_lint_of_an_invalid_rule_set(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [[str(error["line"]), str(error["column"])] for error in response["errors"]] == places
 
 
+def test_what_a_document_holds_is_no_order_to_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters and line ends in names of a document are spelled out in mistakes, which stay one line each."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text(RULE_SET + '"a\\e[31m\\nb": 1\n')
+    assert 2 == run(["rules", "lint", str(file)])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "no such key here: a\\x1b[31m\\nb " in line
+    assert 2 == run(["rules", "lint", "x\x1b.yaml"])
+    assert "x\\x1b.yaml" in capsys.readouterr().err
+
+
 def test_violations_of_a_rule_set_have_their_places() -> None:
     """What a server says of a rule set is shown like the compiler's own messages."""
     violations = (Violation("document:3:9", "wrong-type: no"), Violation("document:7:1", "unknown-key: no"))
