@@ -19,6 +19,7 @@ from gavel_rules.evidence import Piece, hint
 from gavel_rules.governed import Governed
 from gavel_rules.projection import State
 from gavel_rules.records import APPROVED, EXECUTING
+from gavel_rules.texts import clipped
 
 VIOLATIONS_NAMED_MAX: Final = 100
 POINTER_LENGTH_MAX: Final = 256
@@ -124,7 +125,7 @@ def warn_of_unknown(decision: Decision, unknown: Iterable[EventReference]) -> No
 def warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]) -> None:
     """Name what does not fit a schema, as far as a decision has room for it: an agent sends what it likes."""
     for pointer, keyword in violations[:VIOLATIONS_NAMED_MAX]:
-        place = pointer if len(pointer) <= POINTER_LENGTH_MAX else f"{pointer[: POINTER_LENGTH_MAX - 1]}…"
+        place = clipped(pointer, POINTER_LENGTH_MAX)
         decision.warnings.add(code="SCHEMA_VIOLATION", message=f"{place or '/'}: {keyword}")
     more = len(violations) - VIOLATIONS_NAMED_MAX
     if more > 0:

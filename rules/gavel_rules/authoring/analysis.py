@@ -20,6 +20,7 @@ from gavel_rules.authoring.cases import WORK_MAX, CaseMaker, Generated, Witness,
 from gavel_rules.language.attributes import ATTRIBUTES, NOW
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet, Rule
 from gavel_rules.language.source import DocumentMessage, Messages, Source
+from gavel_rules.texts import clipped
 
 RULES_ANALYSED_MAX: Final = 200  # of one action
 PAIRS_ANALYSED_MAX: Final = 400  # of one action
@@ -61,8 +62,7 @@ def attribute(path: str, generated: Generated) -> object:
 
 
 def _json(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
-    return text if len(text) <= VALUE_LENGTH_MAX else f"{text[:VALUE_LENGTH_MAX]}…"
+    return clipped(json.dumps(value, ensure_ascii=False, sort_keys=True), VALUE_LENGTH_MAX)
 
 
 class _Analysis:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.conditions import Expression
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
+from gavel_rules.texts import clipped
 
 DISAGREEMENTS_NAMED_MAX: Final = 20
 SETTING_LENGTH_MAX: Final = 200
@@ -83,12 +84,8 @@ def _between(action: CompiledAction, other: CompiledAction) -> Iterator[Disagree
 def _told_apart(one: str, other: str) -> tuple[str, str]:
     """Return two settings for people: where they read alike, it is what they read that differs."""
     if one == other:
-        return _short(one), "the same text over params or facts that are declared differently"
-    return _short(one), _short(other)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SETTING_LENGTH_MAX else f"{text[: SETTING_LENGTH_MAX - 1]}…"
+        return clipped(one, SETTING_LENGTH_MAX), "the same text over params or facts that are declared differently"
+    return clipped(one, SETTING_LENGTH_MAX), clipped(other, SETTING_LENGTH_MAX)
 
 
 def _settings(action: CompiledAction) -> Mapping[str, _Setting]:

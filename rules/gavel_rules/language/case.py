@@ -42,6 +42,11 @@ class Case(NamedTuple):
     now_ms: int
 
 
+def bare_case(params: dict[str, object], facts: dict[str, object], subject: str = "") -> Case:
+    """Return a case for expressions that may read nothing but params, facts and the subject."""
+    return Case(params, facts, 0.0, 0.0, 0.0, 0, "", subject, "", "", "", 0, 0, 0, 0, 0)
+
+
 # Where the variables that are neither params nor facts stand in a case.
 _ATTRIBUTES: Final[Mapping[str, int]] = {
     name: Case._fields.index(attribute)

@@ -17,6 +17,7 @@ from cel_expr_python import cel
 
 from gavel_rules.language.cel_syntax import Node, decode
 from gavel_rules.language.suggestions import suggestion
+from gavel_rules.texts import clipped
 
 Report = Callable[[int, str, str, str], None]  # offset in the text, code, message, suggestion
 
@@ -43,6 +44,8 @@ FUNCTIONS: Final = sorted(
 )
 # Functions of the library's string extension that can make gigabytes out of two texts, or whose texts may change with a release.
 UNSUPPORTED_FUNCTIONS: Final = frozenset({"replace", "join", "format", "quote"})
+# What a message quotes of a complaint of the library.
+COMPLAINT_LENGTH_MAX: Final = 200
 _ERROR: Final = re.compile(r"^(?:[A-Z_]+: )?ERROR: <input>:(\d+):(\d+): (.*?)(?: \[[A-Z_]+\])?$", re.MULTILINE)
 _OVERLOAD: Final = re.compile(r"found no matching overload for '([^']+)' applied to '([^']*)'")
 _NO_FIELDS: Final = re.compile(r"expression of type '([^']+)' cannot be the operand of a select operation")
@@ -216,8 +219,8 @@ def _explain(names: Collection[str], message: str, *, is_call: bool, reported: b
     if _ASSIGNMENT.search(message):
         return "cel-syntax", "= is no operator of CEL", "write == to compare"
     if message.startswith("Syntax error: "):
-        return "cel-syntax", *_explain_syntax(_clip(_EXPECTED_MANY.sub("", message.removeprefix("Syntax error: "))))
-    return "cel-error", _clip(message), "see the CEL language"
+        return "cel-syntax", *_explain_syntax(clipped(_EXPECTED_MANY.sub("", message.removeprefix("Syntax error: ")), COMPLAINT_LENGTH_MAX))
+    return "cel-error", clipped(message, COMPLAINT_LENGTH_MAX), "see the CEL language"
 
 
 def _explain_overload(function: str, types: str) -> tuple[str, str]:
@@ -251,7 +254,3 @@ def _explain_syntax(message: str) -> tuple[str, str]:
         is_word = text.strip("'").isalpha()
         return f"{text} does not belong here", "CEL writes &&, || and ! for and, or and not" if is_word else "see the CEL language"
     return message, "see the CEL language"
-
-
-def _clip(text: str, length: int = 200) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

@@ -11,6 +11,7 @@ from gavel.v1.arbitration_service_pb2 import ExplainedTerm, RuleExplanation
 from gavel_rules.language.cel_syntax import Call, Constant, ListLiteral, Node
 from gavel_rules.language.conditions import Condition, Environment
 from gavel_rules.language.lowering import Span, own_span, text_json
+from gavel_rules.texts import clipped
 
 VALUE_LENGTH_MAX: Final = 200
 
@@ -106,8 +107,8 @@ def _failure(message: object) -> str:
         name = text.split('"')[1]
         return f"error: {name} is absent"
     if text.partition(": ")[2].startswith("Key not found in map : "):
-        return _clip(f"error: {text.rpartition(' : ')[2]} is absent")
-    return _clip(f"error: {text.partition(': ')[2] or text}")
+        return clipped(f"error: {text.rpartition(' : ')[2]} is absent", VALUE_LENGTH_MAX)
+    return clipped(f"error: {text.partition(': ')[2] or text}", VALUE_LENGTH_MAX)
 
 
 def _literal(value: object) -> str:
@@ -115,17 +116,13 @@ def _literal(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, str):
-        return _clip(text_json(value))
+        return clipped(text_json(value), VALUE_LENGTH_MAX)
     if isinstance(value, list):
-        return _clip(f"[{', '.join(map(_literal, value))}]")
+        return clipped(f"[{', '.join(map(_literal, value))}]", VALUE_LENGTH_MAX)
     if isinstance(value, dict):
-        return _clip("{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}")
+        return clipped("{" + ", ".join(f"{_literal(name)}: {_literal(item)}" for name, item in value.items()) + "}", VALUE_LENGTH_MAX)
     if isinstance(value, datetime):
         return f'timestamp("{value.astimezone(UTC).replace(tzinfo=None).isoformat()}Z")'
     if isinstance(value, timedelta):
         return f'duration("{value.total_seconds():g}s")'
-    return _clip(str(value))
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= VALUE_LENGTH_MAX else text[: VALUE_LENGTH_MAX - 1] + "…"
+    return clipped(str(value), VALUE_LENGTH_MAX)

@@ -19,7 +19,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.language.case import Case, Reader
+from gavel_rules.language.case import Reader, bare_case
 from gavel_rules.language.conditions import Environment
 from gavel_rules.language.lowering import GUARD, PRESENCE, Atom, Conjunction, Formula, Guard, Lowered, Slot
 from gavel_rules.language.reading import presences, reads
@@ -143,8 +143,7 @@ class _GuardProgram:
         if not self._answerable or not _all_known(self._needs, known):
             return _UNKNOWN
         facts = {name: known.values[name] for name in self._needs if name in known.values}
-        case = Case({}, facts, 0.0, 0.0, 0.0, 0, "", "", "", "", "", 0, 0, 0, 0, 0)
-        (answer,) = self._program.apart(self._reader.values(case))
+        (answer,) = self._program.apart(self._reader.values(bare_case({}, facts)))
         return answer if isinstance(answer, bool) else _ABSENT
 
 

@@ -14,7 +14,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 
 from gavel_rules.errors import GavelRulesError
-from gavel_rules.language.case import Case, Reader
+from gavel_rules.language.case import Reader, bare_case
 from gavel_rules.language.conditions import Expression
 from gavel_rules.language.cost import ITERATIONS_MAX, cost_of, elements_of
 from gavel_rules.language.reading import presences, reads
@@ -59,7 +59,7 @@ class ReportExpression:
 
     def _answer(self, execution: Envelope, decision: Envelope) -> Any:
         params = self._schema.typed(struct_to_dict(decision.decision.params))
-        values = self._reader.values(Case(params, {}, 0.0, 0.0, 0.0, 0, "", decision.subject, "", "", "", 0, 0, 0, 0, 0))
+        values = self._reader.values(bare_case(params, {}, decision.subject))
         known = (*_of_execution(execution.execution), *_of_decision(decision.decision))
         values.update((name, item) for name, item in known if name in self._read)
         if self._may_reach_limit and elements_of(self.expression.condition.tree, values) > ITERATIONS_MAX:

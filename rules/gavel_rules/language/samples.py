@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gavel_rules.language.constraints import Budget
 from gavel_rules.language.sample_hints import ITEMS_MAX, NO_HINTS, Hints
+from gavel_rules.language.schema import resolve
 from gavel_rules.values import INTEGER_MAX, size_of
 
 # The moment at which cases happen if nothing else is asked of them: a Monday noon, in UTC.
@@ -45,10 +46,7 @@ def resolved(part: object, root: Mapping[str, Any]) -> dict[str, Any]:
         reference = schema.pop("$ref", None)
         if reference is None:
             break
-        target: Any = root
-        for step in str(reference).removeprefix("#/").split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            target = target[int(name)] if isinstance(target, list) else target[name]
+        target = resolve(root, reference)
         schema = {**(target if isinstance(target, dict) else {}), **schema}
     for also in schema.pop("allOf", ()):
         schema = {**resolved(also, root), **schema}

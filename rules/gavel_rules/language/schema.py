@@ -285,7 +285,7 @@ def _checked_size(schema: dict[str, Any], note: Report) -> int:
             return 1
         if reference not in sizes:
             try:
-                target = _resolve(schema, reference)
+                target = resolve(schema, reference)
             except LookupError:
                 sound = False
                 note(path, "schema-reference", f"the reference {reference!r} names nothing", "it must name a part of this schema")
@@ -329,7 +329,7 @@ def _parts(schema: dict[str, Any], path: Path) -> Iterator[tuple[object, Path]]:
                 yield part, (*path, keyword, index)
 
 
-def _resolve(root: object, reference: str) -> object:
+def resolve(root: object, reference: str) -> object:
     """Return what a local reference names; LookupError when nothing."""
     part = root
     for step in reference.removeprefix("#/").split("/"):
@@ -344,7 +344,7 @@ def _resolve(root: object, reference: str) -> object:
 
 
 def _type_of(schema: object, root: dict[str, Any]) -> ValueType:
-    """Return the type that every value of a schema is known to have. References do not recurse: `_check_references` said so."""
+    """Return the type that every value of a schema is known to have. References do not recurse: `_checked_size` said so."""
     type_ = _plain_type_of(schema, root)
     if not isinstance(schema, dict) or type_.kind not in _SIZES:
         return type_
@@ -372,7 +372,7 @@ def _plain_type_of(schema: object, root: dict[str, Any]) -> ValueType:
     if isinstance(declared, list) and len(declared) == 1:
         declared = declared[0]
     if declared is None and isinstance(schema.get("$ref"), str):
-        return _type_of(_resolve(root, schema["$ref"]), root)
+        return _type_of(resolve(root, schema["$ref"]), root)
     match declared:
         case "string":
             return STRING

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from gavel_rules.language.case import Case, Reader
+from gavel_rules.language.case import Reader, bare_case
 from gavel_rules.language.cel_syntax import Call, Constant, Identifier, Node
 from gavel_rules.language.conditions import Condition, Environment
 from gavel_rules.language.reading import presences, reads
@@ -40,8 +40,7 @@ class SubjectTemplate:
 
         None: the template errs, or what it gives is no "type/id".
         """
-        case = Case(params, facts, 0.0, 0.0, 0.0, 0, "", subject, "", "", "", 0, 0, 0, 0, 0)
-        values = self._reader.values(case)
+        values = self._reader.values(bare_case(params, facts, subject))
         named = self._evaluated(values) if self._texts is None else _strung(self._texts, values)
         return named if isinstance(named, str) and _SUBJECT.fullmatch(named) else None
 
