@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any, Final
 
 import grpc
@@ -13,6 +14,8 @@ SEND_BYTES_MAX: Final = 64 * 1024 * 1024
 # reach the sequencer, which says why a call is refused and when to come back.
 PENDING_CALLS_MAX: Final = 50_000
 STOP_GRACE_SECONDS: Final = 5.0
+UNIX: Final = "unix:"
+PROBE_SECONDS: Final = 1.0
 
 
 def make_server() -> grpc.aio.Server:
@@ -35,10 +38,26 @@ def channel_options() -> list[tuple[str, Any]]:
 
 def bind(server: grpc.aio.Server, listen: str) -> str:
     """Bind the address and return it with the port that was really taken. Raises OSError."""
+    refusal = f"cannot listen on {listen}: is another server running there, or is it no address of this machine?"
+    if listen.startswith(UNIX) and _is_served(listen.removeprefix(UNIX)):
+        raise OSError(refusal)
     try:
         port = server.add_insecure_port(listen)
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {listen}: is another server running there, or is it no address of this machine?") from error
-    if listen.startswith("unix:"):
+        raise OSError(refusal) from error
+    if listen.startswith(UNIX):
         return listen
     return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def _is_served(path: str) -> bool:
+    """Whether somebody listens on a unix socket. gRPC would take its path away, and with it the other server's callers, unseen."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_SECONDS)
+        try:
+            probe.connect(path.removeprefix("//"))
+        except TimeoutError:
+            return True
+        except (OSError, ValueError):
+            return False  # nobody, or a path that gRPC refuses with its own words
+        return True
