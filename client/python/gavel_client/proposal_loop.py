@@ -18,6 +18,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import grpc
 from gavel.v1.decision_pb2 import (
     FACT_REQUIREMENT_STATE_SUPERSEDED,
     OUTCOME_APPROVED,
@@ -29,6 +30,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import ProjectedFact, ProjectedObservation, Projection
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.fingerprint import fingerprint
+from google.protobuf.struct_pb2 import Struct
 
 from gavel_client.backoff import Backoff
 from gavel_client.calls import READ_TIMEOUT_MS
@@ -36,6 +38,7 @@ from gavel_client.citations import Citations
 from gavel_client.client import GavelClient
 from gavel_client.consultation import Consultation
 from gavel_client.envelopes import new_event_id
+from gavel_client.errors import GavelError
 from gavel_client.loop_results import LoopResult, LoopStoppedError, Round, StopReason
 from gavel_client.patience import Patience, called
 from gavel_client.providers import FactProviders
@@ -140,7 +143,8 @@ class _Run:
         self._proposals_max = proposals_max
         self._patience = patience
         self._rounds: list[Round] = []
-        self._joined: set[str] = set()
+        self._looked_at: set[str] = set()
+        self._joined = 0
 
     async def play(self, proposal: Envelope) -> LoopResult:
         self._citations = Citations(proposal.proposal.based_on_events)
@@ -160,16 +164,18 @@ class _Run:
         current.decision = submitted.decision
         decision = submitted.decision.decision
         _stop_if_over(decision)
-        if len(self._rounds) - len(self._joined) >= self._proposals_max and not _competing(decision):
-            raise LoopStoppedError(
-                StopReason.BUDGET, f"{self._proposals_max} proposals were made, the last one refused with {decision.reason_code}"
-            )
         again = Envelope()
         again.CopyFrom(proposal)
         again.event_id = new_event_id()
         again.ClearField("occurred_at")
         again.trace_id = submitted.decision.trace_id
         again.causation_id = submitted.decision.event_id
+        if await self._joins(decision, again):
+            return again
+        if len(self._rounds) - self._joined == self._proposals_max:
+            raise LoopStoppedError(
+                StopReason.BUDGET, f"{self._proposals_max} proposals were made, the last one refused with {decision.reason_code}"
+            )
         await self._answer(current, decision, again)
         return again
 
@@ -177,9 +183,6 @@ class _Run:
         """Do what the rejection asks for, and put it into the next proposal."""
         if decision.reason_code in _OF_CONFLICT:
             await self._until_free(current, decision.retry_hint.retry_after_ms, again)
-            return
-        if _competing(decision):
-            await self._join(_competing(decision), again)
             return
         if decision.reason_code == _OF_REPETITION and await self._resumed(decision, again):
             return
@@ -211,18 +214,36 @@ class _Run:
             progress = self._citations.add_event(event) or progress
         return await self._recite(decision, again.subject) or progress
 
-    async def _join(self, proposal_id: str, again: Envelope) -> None:
-        """Make the next proposal the one that competes already: sent once more under its event_id it waits, or has its decision."""
-        if proposal_id in self._joined:
-            raise LoopStoppedError(StopReason.NO_PROGRESS, f"{proposal_id} is decided, and is said to compete still")
-        self._joined.add(proposal_id)
-        recorded = await self._patience.judged(
-            lambda: self._client.get_event(event_id=proposal_id, timeout_ms=self._patience.call_ms(READ_TIMEOUT_MS))
-        )
-        again.CopyFrom(recorded.envelope)
-        for field in ("sequence_number", "recorded_at", "chain_hash"):
-            again.ClearField(field)
-        again.proposal.ClearField("contest")
+    async def _joins(self, decision: Decision, again: Envelope) -> bool:
+        """Put in place of the next proposal the same work of the trace that a refusal names; return whether there is any.
+
+        Sent once more under its own event_id, it has its decision or waits for it.
+        """
+        for proposal_id in decision.conflict_with_proposal_ids:
+            if proposal_id in self._looked_at:
+                continue
+            self._looked_at.add(proposal_id)
+            recorded = await self._recorded(proposal_id)
+            if recorded is not None and _work_of(recorded) == _work_of(again):
+                self._joined += 1
+                again.CopyFrom(recorded)
+                for field in ("sequence_number", "recorded_at", "chain_hash"):
+                    again.ClearField(field)
+                again.proposal.ClearField("contest")
+                return True
+        return False
+
+    async def _recorded(self, event_id: str) -> Envelope | None:
+        """Return an event; None if the bus has forgotten its id."""
+        try:
+            response = await self._patience.judged(
+                lambda: self._client.get_event(event_id=event_id, timeout_ms=self._patience.call_ms(READ_TIMEOUT_MS))
+            )
+        except GavelError as error:
+            if error.code is not grpc.StatusCode.NOT_FOUND:
+                raise
+            return None
+        return response.envelope
 
     async def _resumed(self, decision: Decision, again: Envelope) -> bool:
         """Go on where another run of this trace broke off, with the evidence got and not cited; return whether that can help."""
@@ -280,10 +301,7 @@ class _Run:
             if looked.reason_code in _OF_EVIDENCE and await self._fetched(current, looked, again):
                 self._citations.cite_in(again.proposal)
                 looked = await self._preflight(again)
-            if _competing(looked):
-                await self._join(_competing(looked), again)
-                return
-            if looked.reason_code not in _OF_CONFLICT:
+            if await self._joins(looked, again) or looked.reason_code not in _OF_CONFLICT:
                 return
             retry_after_ms = looked.retry_hint.retry_after_ms
 
@@ -292,11 +310,9 @@ class _Run:
         return looked.decision
 
 
-def _competing(decision: Decision) -> str:
-    """Return the event_id of the same proposal, where a refusal says that it competes already; else ""."""
-    if decision.reason_code != _OF_REPETITION or not decision.conflict_with_proposal_ids:
-        return ""
-    return decision.conflict_with_proposal_ids[0]
+def _work_of(proposal: Envelope) -> tuple[str, str, str, Struct]:
+    """Return what a proposal would have done: the trace is one piece of work."""
+    return proposal.trace_id, proposal.subject, proposal.proposal.action_type, proposal.proposal.params
 
 
 def _stop_if_over(decision: Decision) -> None:

@@ -438,6 +438,17 @@ async def test_a_proposal_that_competes_already_is_waited_for_as_ones_own() -> N
         assert (waiting.event_id, decision) == (result.rounds[-1].proposal.event_id, result.decision)
 
 
+async def test_the_same_work_of_a_trace_is_not_approved_twice(client: GavelClient) -> None:
+    """A run after one that got its approval, and died before it could say so, takes that approval: what holds the key is its own work."""
+    sources = Sources(client)
+    first = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
+    again = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
+    assert (StopReason.APPROVED, ["NO_FACT_INPUT", "CONFLICTING_DECISION", ""]) == (again.reason, codes(again)), again.detail
+    assert first.decision == again.decision
+    other = await ProposalLoop(client, sources.providers, deadline_ms=30_000).run(draft(amount=11.0, trace_id="refund-1"))
+    assert (StopReason.DEADLINE, "CONFLICTING_DECISION") == (other.reason, codes(other)[-1])
+
+
 async def test_a_pause_beyond_the_deadline_is_not_waited_for(client: GavelClient) -> None:
     """Where the hint's pause is longer than the time left, the loop ends at once and says so."""
     sources = Sources(client)
