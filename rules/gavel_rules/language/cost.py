@@ -28,7 +28,7 @@ from gavel_rules.values import STRING_BYTES_MAX
 
 EXPRESSION_STEPS_MAX: Final = 50_000_000
 ACTION_STEPS_MAX: Final = 200_000_000
-ITERATIONS_MAX: Final = 10_000  # the library's own limit for one evaluation
+ITERATIONS_MAX: Final = 9_999  # of one evaluation; the library gives up as soon as it has gone over 10,000
 
 _NODE: Final = 40
 _ITERATION: Final = 60
