@@ -32,7 +32,7 @@ class Run:
         descriptors = [stream.fileno() for stream in streams]
         self._told, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
-            socket.send_fds(_program(), [json.dumps(request).encode()], [*descriptors, there.fileno()])
+            socket.send_fds(forker(), [json.dumps(request).encode()], [*descriptors, there.fileno()])
         self.pid = int(self._told.recv(64))
 
     def poll(self) -> int | None:
@@ -81,8 +81,8 @@ def run_to_its_end(arguments: Sequence[str | Path], environment: Mapping[str, st
 
 
 @cache
-def _program() -> socket.socket:
-    """Return the way to the process that `forking` is. It ends when this one does."""
+def forker() -> socket.socket:
+    """Return the way to the process that `forking` is; started with the first call, it ends when this process does."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         command = [sys.executable, "-P", forking.__file__, str(there.fileno())]

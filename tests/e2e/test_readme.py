@@ -18,6 +18,7 @@ from typing import Final
 
 import pytest
 
+from tests.e2e.runs import forker
 from tests.ports import free_port
 
 ROOT: Final = Path(__file__).parents[2]
@@ -45,6 +46,21 @@ with grpc.insecure_channel(address) as channel:
     print(json_format.MessageToJson(call(request, timeout=100), preserving_proto_field_name=True))
 """
 
+# In place of `gavel` where many commands are typed: a start of the program takes longer than most of what it is asked. What a shell
+# sends signals to is the installed program all the same.
+GAVEL: Final = f"""#!{sys.executable} -IS
+import json, os, socket, sys
+
+arguments = sys.argv[1:]
+if arguments[0] == "serve":
+    os.execv("{BIN}/gavel", ["gavel", *arguments])
+here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+request = json.dumps({{"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}})
+socket.send_fds(socket.socket(fileno=int(os.environ["FORKER"])), [request.encode()], [0, 1, 2, there.fileno()])
+here.recv(64)
+sys.exit(int(here.recv(64)))
+"""
+
 
 def _blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -55,23 +71,26 @@ def _free_address() -> str:
 
 
 @contextmanager
-def _shell(script: str, directory: Path, address: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a script in a shell of its own; whatever it started ends with it."""
+def _shell(script: str, directory: Path, address: str, installed: bool) -> Iterator[subprocess.Popen[str]]:
+    """Run a script in a shell of its own; whatever it started ends with it. `installed` says whether `gavel` is, or GAVEL."""
     tools = directory / "tools"
     tools.mkdir()
-    (tools / "grpcurl").write_text(GRPCURL)
-    (tools / "grpcurl").chmod(0o755)
+    for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": GAVEL})}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")} | {
         "PATH": f"{tools}:{BIN}:{os.environ['PATH']}",
         "TMPDIR": str(directory),
         "COLUMNS": "200",
         "GAVEL_LISTEN": address,
         "GAVEL_SERVER": address,
+        "FORKER": str(forker().fileno()),
     }
     process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=ROOT,
         env=environment,
+        pass_fds=[forker().fileno()],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -92,23 +111,23 @@ def test_first_session(tmp_path: Path) -> None:
     # The environment is there already, and this one.
     script = "\n".join(_blocks(readme, "sh")).replace("make setup\n", "").replace("$PWD/.venv/bin", str(BIN)).replace(ADDRESS, address)
 
-    _assert_shown(readme, script, tmp_path, address)
+    _assert_shown(readme, script, tmp_path, address, installed=True)
 
 
 def test_tutorial(tmp_path: Path) -> None:
     """The tutorial runs from its empty file to its rollback and says what it shows."""
     page = ROOT / "docs/tutorial.md"
     address = _free_address()
-    script = "\n".join(_blocks(page, "sh")).replace("$PWD/.venv/bin", str(BIN))
-    _assert_shown(page, script, tmp_path, address)
+    script = "\n".join(_blocks(page, "sh")).replace("$PWD/.venv/bin:", "")
+    _assert_shown(page, script, tmp_path, address, installed=False)
 
 
-def _assert_shown(page: Path, script: str, directory: Path, address: str) -> None:
+def _assert_shown(page: Path, script: str, directory: Path, address: str, *, installed: bool) -> None:
     """Run the script of a page; its output must have the lines that the page shows, in their order.
 
     The page may cut a line short with "…" and lay columns out closer; times differ.
     """
-    with _shell(script, directory, address) as process:
+    with _shell(script, directory, address, installed) as process:
         output, _ = process.communicate(timeout=SESSION_TIMEOUT_SECONDS)
 
     assert process.returncode == 0, output
@@ -138,7 +157,7 @@ def test_python_example(tmp_path: Path) -> None:
     wait
     """
 
-    with _shell(script, tmp_path, address) as process:
+    with _shell(script, tmp_path, address, installed=True) as process:
         output, _ = process.communicate(timeout=SESSION_TIMEOUT_SECONDS)
 
     assert (0, "OUTCOME_REJECTED NEED_MORE_FACTS") == (process.returncode, output.splitlines()[0]), output
