@@ -119,7 +119,8 @@ def rollback(
     if as_json:
         output.print_json(response)
     else:
-        output.say(f"{policy_id} version {version} is in force from event {response.sequence_number}, in place of {current.version}")
+        instead = f", in place of {current.version}" if version != current.version else " already"
+        output.say(f"{policy_id} version {version} is in force from event {response.sequence_number}{instead}")
 
 
 def _watched(client: SyncGavelClient, policy_id: str) -> tuple[RuleSet, list[Envelope]]:

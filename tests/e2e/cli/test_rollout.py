@@ -82,12 +82,14 @@ def test_shadows_that_end(shop: Server, bus: str, tmp_path: Path) -> None:
 
 
 def test_rollbacks_that_cannot_be(shop: Server, bus: str, tmp_path: Path) -> None:
-    """What replaced nothing, and what is not deployed, is refused with what to do."""
+    """What replaced nothing, and what is not deployed, is refused with what to do; what is in force already is said to be so."""
     file = tmp_path / "rules.yaml"
     file.write_text(rule_set())
     assert 0 == gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop).returncode
     done = gavel("rules", "rollback", "parcels", "--bus", bus, server=shop)
     assert (1, True) == (done.returncode, "replaced no other; name the version: --to VERSION" in done.stderr)
+    done = gavel("rules", "rollback", "parcels", "--to", "1", "--bus", bus, server=shop)
+    assert (0, "parcels version 1 is in force from event 3 already\n") == (done.returncode, done.stdout)
     done = gavel("rules", "rollback", "parcels", "--to", "7", "--bus", bus, server=shop)
     assert (1, True) == (done.returncode, "RULE_SET_NOT_FOUND" in done.stderr)
     done = gavel("rules", "rollback", "letters", "--bus", bus, server=shop)
