@@ -21,6 +21,6 @@ def demo(
     """
     import asyncio
 
-    from gavel_server.cli.performance import perform
+    from gavel_server.cli.demo_stage import perform
 
     raise typer.Exit(asyncio.run(perform(data, bus)))

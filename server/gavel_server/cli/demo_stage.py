@@ -47,9 +47,9 @@ async def _play(address: str, data: Path, bus: str) -> str:
     """Play the story; return the trace to look at."""
     from gavel_client import GavelClient, GavelError
 
+    from gavel_server.cli.demo_story import Story
+    from gavel_server.cli.demo_timeline import Timeline
     from gavel_server.cli.reading import print_projection
-    from gavel_server.cli.story import Story
-    from gavel_server.cli.timeline import Timeline
     from gavel_server.embedded import noted_url
 
     redis_url = noted_url(data)

@@ -30,7 +30,7 @@ from gavel_client.executor import Executor
 from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
 from gavel_rules.authoring.shipped import shipped_rule_set
 
-from gavel_server.cli.timeline import Timeline
+from gavel_server.cli.demo_timeline import Timeline
 
 RULE_SET: Final = "refunds"
 ACTION: Final = "refund.create"
