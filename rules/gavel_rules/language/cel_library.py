@@ -73,7 +73,7 @@ _CALLS: Final[Mapping[str, str]] = {
         for name in ("all", "exists", "exists_one", "filter")
     },
     "map": "write x.map(item, …), with a name for each item: x.map(item, item + 1)",
-    "has": "write has(x.name), with nothing before it",
+    "has": "write has(facts.score), with a field of something that is there",
 }
 
 
@@ -220,7 +220,8 @@ def _explain(names: Collection[str], message: str, *, is_call: bool, reported: b
         return "cel-syntax", "= is no operator of CEL", "write == to compare"
     if message.startswith("Syntax error: "):
         return "cel-syntax", *_explain_syntax(clipped(_EXPECTED_MANY.sub("", message.removeprefix("Syntax error: ")), COMPLAINT_LENGTH_MAX))
-    return "cel-error", clipped(message, COMPLAINT_LENGTH_MAX), "see the CEL language"
+    hint = _CALLS["has"] if message.startswith("has() argument") else "see the CEL language"
+    return "cel-error", clipped(message, COMPLAINT_LENGTH_MAX), hint
 
 
 def _explain_overload(function: str, types: str) -> tuple[str, str]:

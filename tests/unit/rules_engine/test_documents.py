@@ -57,6 +57,7 @@ def test_good(refusals: Refusals) -> None:
         ("params.amount < 5", "len(facts.status) > 5", "there is no function len (size(x) counts the characters"),
         ("params.amount < 5", "facts.status != null", "(nothing is null here: has(…) says whether it is there)"),
         ("params.amount < 5", "'params.list.all(x > 1)'", '(write x.all(item, …), with a name for each item: x.all(item, item == "a"))'),
+        ("params.amount < 5", "has(facts)", "(write has(facts.score), with a field of something that is there)"),
         ("params.amount < 5", "'[[1]] == [[1.0]]'", "== cannot be applied to list(list(int)), list(list(double)) ("),
         (
             "rules:",
