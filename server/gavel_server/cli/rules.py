@@ -12,6 +12,16 @@ rules = typer.Typer(help="Write, check, test, deploy, activate and read rule set
 
 RuleSetFile = Annotated[str, typer.Argument(metavar="FILE", help="A rule set in YAML or JSON; - is standard input.")]
 PolicyId = Annotated[str, typer.Argument(metavar="POLICY_ID", help="The rule set.")]
+ExpectedActiveVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--expected-active-version",
+        metavar="VERSION",
+        min=0,
+        callback=countable,
+        help="Refuse if another version than this is in force by now. 0: none is.",
+    ),
+]
 
 
 @rules.command("deploy")
@@ -48,6 +58,7 @@ def activate(
     policy_id: PolicyId,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, callback=countable, help="The deployed version.")],
     shadow: Annotated[bool, typer.Option("--shadow", help="Evaluate it beside the active one; it decides nothing.")] = False,
+    expected_active_version: ExpectedActiveVersion = None,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -62,7 +73,8 @@ def activate(
     from gavel_server.cli import output
 
     with connected(server, bus) as client:
-        response = client.activate_rule_set(policy_id, version, mode=ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE)
+        mode = ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE
+        response = client.activate_rule_set(policy_id, version, mode=mode, expected_active_version=expected_active_version)
     if as_json:
         output.print_json(response)
     else:
@@ -73,6 +85,7 @@ def activate(
 def deactivate(
     policy_id: PolicyId,
     shadow: Annotated[bool, typer.Option("--shadow", help="End its shadow; what is in force stays.")] = False,
+    expected_active_version: ExpectedActiveVersion = None,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -87,7 +100,8 @@ def deactivate(
     from gavel_server.cli import output
 
     with connected(server, bus) as client:
-        response = client.deactivate_rule_set(policy_id, mode=ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE)
+        mode = ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE
+        response = client.deactivate_rule_set(policy_id, mode=mode, expected_active_version=expected_active_version)
     if as_json:
         output.print_json(response)
     else:

@@ -255,7 +255,9 @@ def test_life_of_a_rule_set(shop: Server, bus: str, tmp_path: Path) -> None:
     file.write_text(rule_set(version=2).replace("<= 30", "<= 60"))
     done = gavel("rules", "deploy", file, "--bus", bus, server=shop)
     assert (0, "") == (done.returncode, done.stderr)
-    done = gavel("rules", "activate", "parcels", "2", "--bus", bus, server=shop)
+    done = gavel("rules", "activate", "parcels", "2", "--expected-active-version", "0", "--bus", bus, server=shop)
+    assert (1, True) == (done.returncode, "ACTIVATION_RACED" in done.stderr)
+    done = gavel("rules", "activate", "parcels", "2", "--expected-active-version", "1", "--bus", bus, server=shop)
     assert "parcels version 2 is in force from event 5\n" == done.stdout
     listed = json.loads(gavel("rules", "list", "--json", "--bus", bus, server=shop).stdout)["rule_sets"]
     assert [("1", "ACTIVATION_MODE_UNSPECIFIED"), ("2", "ACTIVATION_MODE_ACTIVE")] == [(one["version"], one["mode"]) for one in listed]
@@ -264,6 +266,8 @@ def test_life_of_a_rule_set(shop: Server, bus: str, tmp_path: Path) -> None:
     assert ["parcels", "2", "active"] in rows
     assert rule_set().rstrip("\n") + "\n" == gavel("rules", "get", "parcels", "1", "--bus", bus, server=shop).stdout
     assert "version: 2" in gavel("rules", "get", "parcels", "--bus", bus, server=shop).stdout
+    done = gavel("rules", "deactivate", "parcels", "--expected-active-version", "1", "--bus", bus, server=shop)
+    assert (1, True) == (done.returncode, "ACTIVATION_RACED" in done.stderr)
     done = gavel("rules", "deactivate", "parcels", "--bus", bus, server=shop)
     assert "parcels is out of force from event 6\n" == done.stdout
     done = gavel("rules", "deactivate", "parcels", "--bus", bus, server=shop)
