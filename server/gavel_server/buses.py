@@ -68,11 +68,11 @@ class Buses:
             raise _shutting_down()
         if len(self._sequencers) + len(self._opening) >= BUSES_MAX:
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"this server serves {BUSES_MAX} buses already; use another server")
-        opening = self._opening[name] = asyncio.create_task(self._opened(name))
+        opening = self._opening[name] = asyncio.create_task(self._make(name))
         opening.add_done_callback(lambda ended: self._end(name, ended))
         return opening
 
-    async def _opened(self, name: str) -> Sequencer:
+    async def _make(self, name: str) -> Sequencer:
         try:
             return await self._open(name)
         except LogError as error:

@@ -369,20 +369,26 @@ class HeldClock(Clock):
         return self.now_ms + (0 if self._let_go_at_s is None else int((time.monotonic() - self._let_go_at_s) * 1000))
 
 
+async def meeting_an_approval(world: World, decision_ttl_ms: int) -> tuple[Sources, asyncio.Task[LoopResult]]:
+    """Return a loop's sources, and its run once that was refused because another approval, which lapses so soon, holds the key."""
+    await world.activate(RULES.replace("decision_ttl_ms: 60000", f"decision_ttl_ms: {decision_ttl_ms}"))
+    client = GavelClient(world.channel)
+    sources = Sources(client)
+    assert (await ProposalLoop(client, sources.providers).run(draft())).approved
+    (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
+    loop = ProposalLoop(client, sources.providers, backoff_initial_ms=5, backoff_maximum_ms=20)
+    before = await world.head()
+    running = asyncio.create_task(loop.run(draft(based_on_events=[reference(status)])))
+    while await world.head() == before:  # noqa: ASYNC110  # until the rejection the approval must not lapse
+        await asyncio.sleep(0.001)
+    return sources, running
+
+
 async def test_a_conflict_is_waited_out_with_one_rejection() -> None:
     """While another approval holds the key the loop only looks, which counts for nothing; once it has lapsed, one proposal is enough."""
     clock = HeldClock()
     async with running_world(clock=clock) as world:
-        await world.activate(RULES.replace("decision_ttl_ms: 60000", "decision_ttl_ms: 1000"))
-        client = GavelClient(world.channel)
-        sources = Sources(client)
-        assert (await ProposalLoop(client, sources.providers).run(draft())).approved
-        (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
-        loop = ProposalLoop(client, sources.providers, backoff_initial_ms=5, backoff_maximum_ms=20)
-        before = await world.head()
-        running = asyncio.create_task(loop.run(draft(based_on_events=[reference(status)])))
-        while await world.head() == before:  # noqa: ASYNC110  # until the rejection the approval must not lapse
-            await asyncio.sleep(0.001)
+        _, running = await meeting_an_approval(world, decision_ttl_ms=1_000)
         clock.let_go()
         result = await running
         assert (StopReason.APPROVED, ["CONFLICTING_DECISION", ""]) == (result.reason, codes(result)), result.detail
@@ -393,16 +399,7 @@ async def test_evidence_that_a_conflict_has_outlasted_is_got_before_the_next_pro
     """What has become too old while the key was held costs no rejection: it is got anew before anything is proposed."""
     clock = HeldClock()
     async with running_world(clock=clock) as world:
-        await world.activate(RULES.replace("decision_ttl_ms: 60000", "decision_ttl_ms: 50"))
-        client = GavelClient(world.channel)
-        sources = Sources(client)
-        assert (await ProposalLoop(client, sources.providers).run(draft())).approved
-        (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
-        loop = ProposalLoop(client, sources.providers, backoff_initial_ms=5, backoff_maximum_ms=20)
-        before = await world.head()
-        running = asyncio.create_task(loop.run(draft(based_on_events=[reference(status)])))
-        while await world.head() == before:  # noqa: ASYNC110  # until the rejection the approval must not lapse
-            await asyncio.sleep(0.001)
+        sources, running = await meeting_an_approval(world, decision_ttl_ms=50)
         sources.needs.clear()
         clock.now_ms += 60_001
         result = await running
