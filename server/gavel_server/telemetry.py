@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Final
 
 import structlog
+
+_GRPC_LOGGER: Final = "grpc._cython.cygrpc"
+_CALLER_LEFT: Final = "ExecuteBatchError raised in core"
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    """Whether a line of gRPC's is more than that a caller left while it was being answered, which any caller may do at any time."""
+    return not record.getMessage().startswith(_CALLER_LEFT)
 
 
 def configure(*, level: str, as_json: bool) -> None:
@@ -35,6 +44,7 @@ def configure(*, level: str, as_json: bool) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer], foreign_pre_chain=shared
         )
     )
+    logging.getLogger(_GRPC_LOGGER).addFilter(_is_worth_saying)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
