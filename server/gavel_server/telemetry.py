@@ -1,13 +1,18 @@
-"""Structured logs on stderr. Payloads, params, tokens and URLs with passwords are never log fields."""
+"""Structured logs on stderr. Payloads, params, tokens and URLs with passwords are never log fields.
+
+A process that a server starts to speak for it logs as the server does: how, is told in its environment.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Final
 
 import structlog
 
+_INHERITED: Final = "GAVEL_SERVER_LOGS"
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _CALLER_LEFT: Final = "ExecuteBatchError raised in core"
 
@@ -18,7 +23,8 @@ def _is_worth_saying(record: logging.LogRecord) -> bool:
 
 
 def configure(*, level: str, as_json: bool) -> None:
-    """Send log lines of at least `level` to stderr, as JSON for machines or aligned text for people."""
+    """Send log lines of at least `level` to stderr, as JSON for machines or aligned text for people; likewise those of children."""
+    os.environ[_INHERITED] = f"{level} {'json' if as_json else 'text'}"
     renderer = (
         structlog.processors.JSONRenderer()
         if as_json
@@ -48,3 +54,9 @@ def configure(*, level: str, as_json: bool) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def configure_as_parent() -> None:
+    """Log as the server does that started this process."""
+    level, form = os.environ.get(_INHERITED, "info text").split()
+    configure(level=level, as_json=form == "json")

@@ -21,6 +21,7 @@ from google.rpc.status_pb2 import Status
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
+from gavel_server import telemetry
 from gavel_server.collector import collect_less
 from gavel_server.front.calls import Calls
 from gavel_server.front.forwarding import forwarding, reflecting
@@ -97,6 +98,7 @@ def _hung_up() -> None:
 
 def main() -> None:
     """Arguments: the descriptor of the socket pair's end, the address to listen on, the server's own address."""
+    telemetry.configure_as_parent()
     end, listen, inner = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
