@@ -4,7 +4,8 @@ A decision's life: approved -> executing -> awaiting facts -> gone, with a perso
 conflict key is held all the while. Leases are events, so every replica and every replay knows them.
 
 What was half done is made good by a compensation, where the rule set that decided declares one: another decision, which rests
-on no facts, does not expire, takes over the key and ends by its success alone. A compensation is not compensated.
+on no facts, does not expire, takes over the key and ends by its success alone. A compensation is not compensated. One that nobody
+begins calls a person.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ _UNDONE: Final = (execution_pb2.EXECUTION_STATUS_PARTIAL, execution_pb2.EXECUTIO
 
 
 def emit_timer(emission: Emission, live: LiveDecision) -> None:
-    """Emit what falls due for a decision: an approval expires, a lapsed lease calls a person."""
-    if live.phase == APPROVED:
+    """Emit what falls due for a decision: an approval expires; a lapsed lease, or what nobody begins but must be done, calls a person."""
+    if live.phase == APPROVED and not live.compensates:
         expired_id = derived_event_id(live.decision_id, live.sequence_number, "expired")
         emit_later(emission, live, decision_pb2.OUTCOME_EXPIRED, reasons.APPROVAL_EXPIRED, live.decision, expired_id)
     else:

@@ -66,7 +66,7 @@ def refuse_for_repetition(decision: Decision, state: State, waiting_id: str, gov
 def _free_after_ms(state: State, holder: str, now_ms: int) -> int:
     """Return when a held conflict key may be free again, as far as the log can tell."""
     live = state.decisions[holder]
-    if live.phase == APPROVED and live.timer_due_ms:
+    if live.phase == APPROVED and not live.compensates:
         return max(0, live.timer_due_ms - now_ms)
     if live.phase == EXECUTING:
         return max(0, live.lease_until_ms - now_ms)

@@ -107,13 +107,16 @@ class DecisionProjection(EvidenceProjection):
     def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
         decision = envelope.decision
         decision_id = decision.decision_id
-        due_ms = milliseconds(decision.valid_until) if decision.HasField("valid_until") else 0
+        if decision.compensates_decision_id:
+            # It does not expire; but if nobody begins it, a person is told of what lies half done.
+            due_ms = milliseconds(decision.evaluated_at) + decision.retry_policy.human_takeover_after_ms
+        else:
+            due_ms = milliseconds(decision.valid_until)
         sequence_number = envelope.sequence_number
         self._enliven(
             LiveDecision(decision_id, sequence_number, envelope, proposal, decision.conflict_key, APPROVED, sequence_number, due_ms)
         )
-        if due_ms:
-            self._add_sorted(self._timers, (due_ms, sequence_number, decision_id))
+        self._add_sorted(self._timers, (due_ms, sequence_number, decision_id))
         self._put(self.holds, decision.conflict_key, decision_id)
 
     def _enliven(self, live: LiveDecision) -> None:

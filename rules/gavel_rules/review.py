@@ -56,7 +56,7 @@ def revoke(emission: Emission, command: RevokeDecision, references: References) 
     live = emission.state.live(decision_id)
     if live is None:
         return ended_fault(decision_id, references, emission.now_ms, "to revoke", "in force")
-    if live.compensates:
+    if live.compensates and live.phase != UNDER_REVIEW:
         problem = f"it makes good {live.compensates}, which was half done, and ends only by its execution"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} cannot be revoked: {problem}")
     if live.phase != APPROVED:

@@ -28,7 +28,7 @@ HOUR_MS = 3_600_000
 SAGA = (
     RULE_SET.replace(
         "    rejection_limit", "    compensation: {action: refund.reverse, params: {amount: params.amount}}\n    rejection_limit"
-    )
+    ).replace("retry: {max_attempts: 2}", "retry: {max_attempts: 2, human_takeover_after_ms: 7200000}")
     + """
 derivations:
   - {id: half, version: 7, on: {action: refund.create, status: PARTIAL}, key: order.half, value: '"version 7"'}

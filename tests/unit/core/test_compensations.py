@@ -42,6 +42,7 @@ REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 WRONG_STATE = error_pb2.ERROR_REASON_WRONG_STATE
 UNDO = "refund.reverse"
 COMPENSATION = {"action": UNDO, "params": {"amount": "execution.result.refunded", "steps": "execution.completed_steps"}}
+TAKEOVER_MS = 7_000
 UNDO_PART: dict[str, Any] = {
     "params": {
         "type": "object",
@@ -49,14 +50,15 @@ UNDO_PART: dict[str, Any] = {
         "additionalProperties": False,
         "properties": {"amount": {"type": "number", "exclusiveMinimum": 0}, "steps": {"type": "array"}},
     },
-    "retry": {"max_attempts": 3, "human_takeover_after_ms": 7_000},
+    "retry": {"max_attempts": 3},
 }
 UNDO_RULE = {"id": "undo", "action": UNDO, "when": "true", "effect": "approve"}
 
 
-def sagas(compensation: dict[str, Any] | None = None, *, declared: bool = True, **changes: Any) -> str:
+def sagas(compensation: dict[str, Any] | None = None, *, declared: bool = True, takeover_ms: int = TAKEOVER_MS, **changes: Any) -> str:
     """The default rule set with a compensation, whose action it declares as well unless said otherwise."""
-    more: dict[str, Any] = {"more_actions": {UNDO: UNDO_PART}, "rules": [*RULES, UNDO_RULE]} if declared else {}
+    undo = {**UNDO_PART, "retry": {**UNDO_PART["retry"], "human_takeover_after_ms": takeover_ms}}
+    more: dict[str, Any] = {"more_actions": {UNDO: undo}, "rules": [*RULES, UNDO_RULE]} if declared else {}
     return document(compensation=compensation or COMPENSATION, **more, **changes)
 
 
@@ -225,7 +227,7 @@ def test_its_facts_are_derived() -> None:
 
 def test_changed_facts_do_not_stop_it() -> None:
     """A compensation pins nothing: facts that are too old, changed or gone do not keep it from being begun, again and again."""
-    core = Core(sagas())
+    core = Core(sagas(takeover_ms=3_600_001))
     compensation = compensation_of(core, half_done(core))
     core.fact("order.status", "cancelled")
     core.pass_time(3_600_000)
@@ -235,13 +237,81 @@ def test_changed_facts_do_not_stop_it() -> None:
     core.prove()
 
 
-def test_it_does_not_expire() -> None:
-    """Nothing happens to a compensation by time alone, until somebody has begun it."""
+def abandoned_compensation(core: Core) -> tuple[Envelope, Envelope, Envelope]:
+    """A refund half done whose compensation nobody begins: the report, the compensation, its review."""
+    report = half_done(core)
+    core.derive(report)
+    (review,) = core.tick(TAKEOVER_MS)
+    return report, compensation_of(core, report), review
+
+
+def test_a_person_is_called_if_nobody_begins_it() -> None:
+    """So long after it was decided a compensation that nobody began calls a person, once; the key stays held and nobody may begin it."""
+    core = Core(sagas())
+    report = half_done(core)
+    core.derive(report)
+    compensation = compensation_of(core, report)
+    assert [] == core.tick(TAKEOVER_MS - 1)
+    (review,) = core.tick(1)
+    assert (REVIEW, reasons.EXECUTION_ABANDONED, compensation.event_id, compensation.event_id) == (
+        review.decision.outcome,
+        review.decision.reason_code,
+        review.decision.previous_decision_id,
+        review.causation_id,
+    )
+    assert [] == core.tick(10 * 24 * 3_600_000)
+    assert (compensation.event_id, UNDER_REVIEW) == (holder(core), core.state.decisions[compensation.event_id].phase)
+    assert reasons.UNDER_REVIEW == core.refuse_start(compensation).reason_code
+    core.prove()
+
+
+def test_who_begins_it_in_time_is_not_interrupted() -> None:
+    """The last millisecond is in time; from then on leases count, and what is retried has the time that any execution has."""
     core = Core(sagas())
     compensation = compensation_of(core, half_done(core))
-    assert None is core.state.next_timer_ms()
-    assert [] == core.tick(10 * 24 * 3_600_000)
-    core.start(compensation)
+    assert [] == core.tick(TAKEOVER_MS - 1)
+    started = core.start(compensation, lease_ms=1_000)
+    assert [] == core.tick(999)
+    core.report(started, FAILED)
+    assert [] == core.tick(TAKEOVER_MS)
+    assert [reasons.EXECUTION_ABANDONED] == [event.decision.reason_code for event in core.tick(1)]
+    core.prove()
+
+
+def test_how_long_a_key_is_held_by_it_is_not_known() -> None:
+    """Nobody is told to come back when a person will be called: the key is not free then."""
+    core = Core(sagas())
+    half_done(core)
+    decision = core.decide([core.fact("order.status", "delivered")], trace_id="t2")
+    assert (reasons.CONFLICTING_DECISION, 0) == (decision.reason_code, decision.retry_hint.retry_after_ms)
+
+
+def test_it_cannot_be_revoked_while_a_person_looks() -> None:
+    """The refusal names the way to give it up, which is its review."""
+    core = Core(sagas())
+    _, compensation, review = abandoned_compensation(core)
+    fault = core.fault(core.revoking(compensation))
+    assert (WRONG_STATE, True) == (fault.reason, f"reject review {review.event_id}" in fault.message)
+
+
+def test_a_person_grants_what_nobody_began() -> None:
+    """Approving that review allows one attempt, the first; its success frees the key."""
+    core = Core(sagas())
+    _, compensation, review = abandoned_compensation(core)
+    started = core.start(core.resolve(review, REVIEW_VERDICT_APPROVE))
+    assert (compensation.event_id, 1) == (started.execution.decision_id, started.execution.attempt)
+    core.derive(core.report(started, SUCCESS))
+    assert ("", {}) == (holder(core), core.state.decisions)
+    core.prove()
+
+
+def test_a_person_gives_up_what_nobody_began() -> None:
+    """Rejecting that review ends the compensation and frees the key."""
+    core = Core(sagas())
+    _, compensation, review = abandoned_compensation(core)
+    ended = core.resolve(review, REVIEW_VERDICT_REJECT)
+    assert (decision_pb2.OUTCOME_REVOKED, "", {}) == (ended.decision.outcome, holder(core), core.state.decisions)
+    assert reasons.REVOKED == core.refuse_start(compensation).reason_code
     core.prove()
 
 
