@@ -25,7 +25,7 @@ from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.report_expressions import ReportExpression
 from gavel_rules.language.schema import ParamsSchema, compile_schema, salvaged_type
 from gavel_rules.language.source import DocumentMessage, Messages, Path, Source
-from gavel_rules.language.subjects import in_order, needs_of
+from gavel_rules.language.subjects import in_order, needs_of, unfit
 from gavel_rules.language.vocabulary import (
     BOOL,
     DOUBLE,
@@ -259,8 +259,13 @@ class _Checker:
         for name in names:
             path: Path = ("actions", self._name, "facts", name, "subject")
             subject = self._expression(environment, self._part.facts[name].subject, path, "STRING")
-            if subject is not None:
-                subjects[name] = subject
+            if subject is None:
+                continue
+            subjects[name] = subject
+            written = unfit(environment, subject)
+            if written is not None:
+                hint = 'write "type/id" with a type of a-z 0-9 _ - and an id without spaces, e.g. "customer/7"'
+                self._messages.add(self._source.place(path), "not-a-subject", f"{written!r} is no subject, so no fact can have it", hint)
         return subjects
 
     def _fact_order(self, environment: Environment, subjects: Mapping[str, Condition]) -> list[str]:

@@ -29,6 +29,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "more-mistakes": "The last row, where a document has more than `MESSAGES_MAX` mistakes: how many there are besides.",
     "needless-has": "`has()` asks for something that is always there.",
     "non-string-key": "A key of a mapping is not a string.",
+    "not-a-subject": "The subject of a fact is written out and is none.",
     "not-a-value": "A name stands for a group of values, not for one.",
     "not-bool": "A condition does not give a boolean.",
     "not-double": "A score does not give a double.",

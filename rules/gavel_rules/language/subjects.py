@@ -82,6 +82,15 @@ def needs_of(environment: Environment, condition: Condition) -> tuple[str, ...]:
     return tuple(sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS)))
 
 
+def unfit(environment: Environment, condition: Condition) -> str | None:
+    """Return the text that a checked template is written out as, if no fact can have such a subject; None for any other template."""
+    texts = _texts(condition.tree, environment)
+    if texts is None or any(is_variable for is_variable, _ in texts):
+        return None
+    written = "".join(text for _, text in texts)
+    return None if _SUBJECT.fullmatch(written) else written
+
+
 def in_order(names: list[str], needs: Mapping[str, tuple[str, ...]]) -> tuple[list[str], list[str]]:
     """Return facts so that each comes after those that it needs, else in their order; and those that come to need themselves."""
     ordered: dict[str, None] = {}

@@ -131,6 +131,33 @@ def test_what_is_no_subject_is_invalid(template: str, customer: str) -> None:
     core.prove()
 
 
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ('"settings"', "settings"),
+        ('"set" + "tings"', "settings"),
+        ('"Customer/" + "7"', "Customer/7"),
+        ('"customer/a b"', "customer/a b"),
+        ('""', ""),
+    ],
+)
+def test_a_constant_that_is_no_subject_is_refused(template: str, written: str) -> None:
+    """What can be seen when a document is compiled is said there: no fact could ever have such a subject."""
+    with pytest.raises(DocumentError) as caught:
+        compile_rule_set(document({"customer": CUSTOMER, "score": {**SCORE, "subject": template}}, RULES))
+    assert [("not-a-subject", f"{written!r} is no subject, so no fact can have it")] == [
+        (message.code, message.message) for message in caught.value.messages
+    ]
+
+
+def test_a_constant_subject_speaks() -> None:
+    """A subject that is written out is that of a fact about something that all proposals share."""
+    core = bus({"customer": CUSTOMER, "score": {**SCORE, "subject": '"settings/" + "refunds"'}})
+    customer = core.fact("order.customer", "7")
+    core.fact("customer.score", 0.1, subject="settings/refunds")
+    assert decision_pb2.OUTCOME_APPROVED == core.decide([customer]).outcome
+
+
 def test_subjects_out_of_params_and_chains() -> None:
     """Templates may take params and each other's facts, in whatever order a mapping lists them."""
     facts = {
