@@ -66,9 +66,7 @@ def outcome_line(decision: Decision) -> str:
 
 def verdict_line(decision: Decision) -> str:
     """Return one line on what a decision comes to, and why."""
-    parts = [short(Outcome, decision.outcome)]
-    if decision.reason_code:
-        parts.append(decision.reason_code)
+    parts = outcome_words(decision)
     if decision.rule_id:
         parts.append(f"by rule {decision.rule_id} of {decision.policy_id} {decision.policy_version}")
     if decision.compensates_decision_id:
@@ -79,6 +77,12 @@ def verdict_line(decision: Decision) -> str:
         parts.append("final: do not retry")
     parts += [f"{warning.code} {warning.message}".strip() for warning in decision.warnings]
     return printable(", ".join(parts))
+
+
+def outcome_words(decision: Decision) -> list[str]:
+    """Return what a decision comes to, and its reason code if it has one of another name: REVOKED is revoked for being REVOKED."""
+    outcome = short(Outcome, decision.outcome)
+    return [outcome] if decision.reason_code in ("", outcome) else [outcome, decision.reason_code]
 
 
 def pending_line(pending: PendingDecision | PendingReview) -> str:

@@ -85,14 +85,14 @@ def preflight(
 
 def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
     """Print a decision for people, `rows` before what it says of itself."""
-    from gavel.v1.decision_pb2 import FactRequirementState, Outcome
+    from gavel.v1.decision_pb2 import FactRequirementState
     from gavel_rules.events import GAVEL
 
     from gavel_server.cli import output
-    from gavel_server.cli.describe import duration, moment, printable, short, struct_text
+    from gavel_server.cli.describe import duration, moment, outcome_words, printable, short, struct_text
     from gavel_server.cli.meanings import MEANINGS
 
-    rows.insert(0, ("outcome", f"{short(Outcome, decision.outcome)} {decision.reason_code}".strip()))
+    rows.insert(0, ("outcome", " ".join(outcome_words(decision))))
     if decision.reason_code in MEANINGS:
         rows.insert(1, ("means", MEANINGS[decision.reason_code]))
     rows.append(("action", f"{decision.action_type} {struct_text(decision.params)}"))

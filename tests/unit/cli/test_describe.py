@@ -57,6 +57,8 @@ CASES = [
         'a.b {"a": "x", "z": 1}, risk 0.25, resting on #7',
     ),
     ({"proposal": {"action_type": "a.b"}}, "a.b {}, risk 0, resting on nothing"),
+    ({"decision": {"outcome": "OUTCOME_REVOKED", "reason_code": "REVOKED"}}, "REVOKED"),
+    ({"decision": {"outcome": "OUTCOME_EXPIRED", "reason_code": "APPROVAL_EXPIRED"}}, "EXPIRED, APPROVAL_EXPIRED"),
     (
         {"proposal": {"action_type": "a.b", "contest": {"conflict_key": "k/1", "closes_at": "2026-01-01T00:00:01.5Z"}}},
         "a.b {}, risk 0, resting on nothing, competes for k/1 until 2026-01-01T00:00:01.500Z",
