@@ -28,10 +28,23 @@ _logger = logging.getLogger(__name__)
 
 
 async def keep_lease(client: GavelClient, started: ExecutionStarted, producer: Producer, lease_ms: int, asked_at: float) -> None:
-    """Renew the lease of `started` until cancelled. Returns when it is lost: refused, or about to lapse unrenewed.
+    """Renew the lease of `started` until cancelled. Returns when it is lost (refused, or about to lapse unrenewed) or in doubt.
 
-    `asked_at` is what time.monotonic() said before BeginExecution was called with `lease_ms`.
+    `asked_at` is what time.monotonic() said before BeginExecution was called with `lease_ms`. Raises nothing: whoever acts under the
+    lease stops when this returns, and nobody would hear an exception.
     """
+    try:
+        await _renew_until_lost(client, started, producer, lease_ms, asked_at)
+    except Exception:
+        decision_id = started.decision.decision.decision_id
+        _logger.exception(
+            "decision=%s execution=%s lease in doubt: renewing it failed in a way that is not foreseen; the attempt is given up",
+            decision_id,
+            started.execution_id,
+        )
+
+
+async def _renew_until_lost(client: GavelClient, started: ExecutionStarted, producer: Producer, lease_ms: int, asked_at: float) -> None:
     decision_id = started.decision.decision.decision_id
     lease_s = lease_ms / 1000
     renew_at = asked_at + lease_s * RENEWAL_PART

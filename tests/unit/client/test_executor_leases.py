@@ -15,6 +15,7 @@ import pytest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, BeginExecutionResponse, ExecutionRefusal
 from gavel_client import lease
+from gavel_client.client import GavelClient
 from gavel_client.handlers import ExecutionContext, HandlerResult
 
 from tests.unit.client.executors import GROUP, Make, carry_out, outcomes, running
@@ -98,6 +99,33 @@ async def test_unreachable_server_stops_the_handler_in_time(
     await carry_out(make(dawdle), queue)
     assert left_s[0] > 0
     assert [(2, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
+
+
+@pytest.mark.usefixtures("early_renewals")
+async def test_an_unforeseen_failure_to_renew_is_said(
+    executions: FakeExecutions, queue: Queue, make: Make, bus: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever keeps the lease from being renewed stops the handler, is logged with its traceback, and leaves the end to the server."""
+    known = executions.add(approved(7, bus))
+    await queue.add(approved(7, bus))
+
+    async def broken(*_: object, **__: object) -> None:
+        known.running = False
+        known.refusal = "UNDER_REVIEW"
+        raise TypeError("a mistake of ours")
+
+    monkeypatch.setattr(GavelClient, "renew_execution", broken)
+
+    async def dawdle(_: ExecutionContext) -> HandlerResult:
+        await asyncio.sleep(3600)
+        return HandlerResult.success()
+
+    async with running(make(dawdle)):
+        await until(lambda: known.refusal == "UNDER_REVIEW")
+        await until_equal(lambda: queue.pending(GROUP), 0)
+    assert {} == executions.reports
+    (said,) = [record for record in caplog.records if "lease in doubt" in record.message]
+    assert ("ERROR", True) == (said.levelname, "a mistake of ours" in (said.exc_text or ""))
 
 
 async def test_result_of_a_lost_attempt_is_still_said(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
