@@ -95,8 +95,8 @@ async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     try:
-        async with _store(settings) as redis_url:
-            await _serve_on(settings, redis_url, stop, started)
+        async with _store(settings) as redis_url, _tails(redis_url) as tails:
+            await _serve_on(settings, redis_url, tails, stop, started)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
@@ -136,12 +136,19 @@ async def _keep_running(redis: EmbeddedRedis) -> None:
             await asyncio.sleep(REDIS_RESTART_PAUSE_SECONDS)
 
 
-async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+@contextlib.asynccontextmanager
+async def _tails(redis_url: str) -> AsyncIterator[RedisTails]:
+    tails = RedisTails(redis_url)
+    try:
+        yield tails
+    finally:
+        await tails.close()
+
+
+async def _serve_on(settings: Settings, redis_url: str, tails: RedisTails, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
     clock = GuardedClock()
     checkpoint = _checkpoint(settings)
     reactors = _Reactors(redis_url) if settings.fdr else None
-
-    tails = RedisTails(redis_url)
     watch = Watch(tails)
 
     async def open_bus(name: str) -> Sequencer:
@@ -177,7 +184,6 @@ async def _serve_on(settings: Settings, redis_url: str, stop: asyncio.Event, rea
     await server.stop(STOP_GRACE_SECONDS)
     for sequencer in buses.all():
         await sequencer.log.close()
-    await tails.close()
     _LOG.info("server.stopped")
 
 
