@@ -24,6 +24,7 @@ from gavel_rules.records import (
     NO_REJECTIONS,
     UNDER_REVIEW,
     Departed,
+    Kept,
     LiveDecision,
     OpenContest,
     Rejections,
@@ -114,10 +115,22 @@ class DecisionProjection(EvidenceProjection):
             due_ms = milliseconds(decision.valid_until)
         sequence_number = envelope.sequence_number
         self._enliven(
-            LiveDecision(decision_id, sequence_number, envelope, proposal, decision.conflict_key, APPROVED, sequence_number, due_ms)
+            LiveDecision(
+                decision_id, sequence_number, Kept(envelope), Kept(proposal), decision.conflict_key, APPROVED, sequence_number, due_ms
+            )
         )
         self._add_sorted(self._timers, (due_ms, sequence_number, decision_id))
         self._put(self.holds, decision.conflict_key, decision_id)
+
+    def pack(self, decision_id: str, decision: bytes, proposal: bytes = b"") -> None:
+        """Keep a decision, if it lives, and its proposal as the bytes that the log has of them. It changes nothing that can be seen.
+
+        Without the bytes of the proposal they are made anew.
+        """
+        live = self.decisions.get(decision_id)
+        if live is not None:
+            live.kept_decision.pack(decision)
+            live.kept_proposal.pack(proposal or live.kept_proposal.content)
 
     def _enliven(self, live: LiveDecision) -> None:
         self._put(self.decisions, live.decision_id, live)

@@ -49,13 +49,53 @@ class Candidate(NamedTuple):
     derivation_rule_version: int
 
 
+class Kept:
+    """An event that the state keeps: the message, or the log's bytes of it, which take a quarter of the memory.
+
+    Most approvals wait untouched until their work begins, so they wait as bytes (`pack`); the message of one that is worked on stays.
+    """
+
+    __slots__ = ("_content", "_message")
+
+    def __init__(self, message: Envelope) -> None:
+        self._message: Envelope | None = message
+        self._content = b""
+
+    def pack(self, content: bytes) -> None:
+        """Keep the event as its serialized bytes until it is needed."""
+        self._content = content
+        self._message = None
+
+    @property
+    def message(self) -> Envelope:
+        """The event, for whoever is about to work on it. It must not be changed."""
+        message = self._message
+        if message is None:
+            message = self._message = self.read()
+        return message
+
+    @property
+    def packed(self) -> bool:
+        """Whether only the bytes are kept."""
+        return self._message is None
+
+    @property
+    def content(self) -> bytes:
+        """The event as the log has it."""
+        return self._content or self.message.SerializeToString(deterministic=True)
+
+    def read(self) -> Envelope:
+        """Return the event, for whoever only looks at it: packed, it stays so."""
+        return self._message if self._message is not None else Envelope.FromString(self._content)
+
+
 class LiveDecision(NamedTuple):
     """An approved decision that has not come to its end, with its proposal and its execution so far."""
 
     decision_id: str
     sequence_number: int
-    decision: Envelope
-    proposal: Envelope
+    kept_decision: Kept
+    kept_proposal: Kept
     conflict_key: str
     phase: int
     last_sequence_number: int
@@ -79,6 +119,16 @@ class LiveDecision(NamedTuple):
     grants: tuple[str, ...] = ()  # decision_ids of all of these: each of them names this decision
     revoked: bool = False  # a person has ended it: its key is free, and at most derived facts are awaited
     compensation: str = ""  # decision_id of what makes it good, which holds its key
+
+    @property
+    def decision(self) -> Envelope:
+        """The DECISION that approved it."""
+        return self.kept_decision.message
+
+    @property
+    def proposal(self) -> Envelope:
+        """The PROPOSAL that it approved."""
+        return self.kept_proposal.message
 
     @property
     def basis(self) -> Envelope:

@@ -50,6 +50,7 @@ from gavel_rules.errors import GavelRulesError
 from gavel_rules.events import (
     ARBITER_VERSION,
     CATEGORIES_OF_PRODUCER,
+    DECISION,
     GAVEL,
     PAYLOAD_OF_CATEGORY,
     SYSTEM_PRODUCER,
@@ -197,6 +198,8 @@ class Recomputation:
                 self._predict(recorded)
             self._compare(recorded, self._expected.popleft())
             self._tally(recorded)
+        if recorded.event_category == DECISION:
+            self.state.pack(recorded.event_id, envelope_bytes)
         citation = cited(recorded)
         if citation.keys:
             self._cited[sequence_number] = citation

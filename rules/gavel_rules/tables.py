@@ -36,6 +36,7 @@ from gavel_rules.records import (
     Departed,
     DeployedRuleSet,
     Ended,
+    Kept,
     LiveDecision,
     OpenContest,
     Rejections,
@@ -321,10 +322,15 @@ def _plain(message: Message) -> str:
 
 
 def _plain_tuple(record: tuple[Any, ...]) -> list[object]:
-    return [
-        _plain(item) if hasattr(item, "DESCRIPTOR") else [_plain_member(member) for member in item] if isinstance(item, tuple) else item
-        for item in record
-    ]
+    return [_plain_item(item) for item in record]
+
+
+def _plain_item(item: Any) -> object:
+    if isinstance(item, Kept):
+        return item.content.hex()
+    if isinstance(item, tuple):
+        return [_plain_member(member) for member in item]
+    return _plain(item) if hasattr(item, "DESCRIPTOR") else item
 
 
 def _plain_member(member: Any) -> object:

@@ -52,20 +52,21 @@ def pending_decisions(state: State, after: int) -> Iterator[PendingDecision]:
 
 def pending_decision(live: LiveDecision) -> PendingDecision:
     """Return a live decision."""
-    decision, bounding = live.decision.decision, live.basis.decision
+    envelope = live.kept_decision.read()
+    decision, bounding = envelope.decision, (live.granted or envelope).decision
     return PendingDecision(
         decision_id=live.decision_id,
         sequence_number=live.sequence_number,
         proposal_id=decision.proposal_id,
         action_type=decision.action_type,
         params=decision.params,
-        subject=live.decision.subject,
-        trace_id=live.decision.trace_id,
+        subject=envelope.subject,
+        trace_id=envelope.trace_id,
         conflict_key=live.conflict_key,
         phase=live.phase,  # type: ignore[arg-type]  # the state's phases are PendingPhase's numbers
         valid_until=bounding.valid_until if bounding.HasField("valid_until") else None,
         last_sequence_number=live.last_sequence_number,
-        compensates_decision_id=live.compensates,
+        compensates_decision_id=decision.compensates_decision_id,
     )
 
 

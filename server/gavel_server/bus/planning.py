@@ -152,6 +152,7 @@ class Planning:
     def _record(self, envelopes: list[Envelope]) -> None:
         """Make log entries of a command's events, which nothing changes any more."""
         last = len(envelopes) - 1
+        before = b""  # the proposal right before a decision, which answers it
         for index, envelope in enumerate(envelopes):
             # Deterministic: a decision made again from the same log has the same bytes, maps included.
             envelope_bytes = envelope.SerializeToString(deterministic=True)
@@ -166,8 +167,10 @@ class Planning:
             elif category == DECISION:
                 if envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
                     work = "decisions"
+                    self._state.pack(envelope.event_id, envelope_bytes, before)
             elif category == EXECUTION:
                 work = "executions"
+            before = envelope_bytes if category == PROPOSAL else b""
             self._entries.append(Entry(number, envelope_bytes, self._chain_hash, envelope.event_id, work, decided_by))  # type: ignore[arg-type]
         self._envelopes.extend(envelopes)
 

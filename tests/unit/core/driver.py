@@ -346,6 +346,8 @@ class Core:
         stored = event.SerializeToString(deterministic=True)
         self._chain_hash = chain(self._chain_hash, stored)
         self.records.append(Record(event.sequence_number, stored, self._chain_hash))
+        if event.HasField("decision"):
+            self.state.pack(event.event_id, stored)
         self.events.append(Envelope.FromString(stored))
         self.by_id[event.event_id] = self.events[-1]
         citation = cited(event)

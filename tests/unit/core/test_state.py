@@ -11,6 +11,7 @@ from gavel_rules.commands import BeginExecution, Command, PublishEvent, Recorded
 from gavel_rules.decider import handle
 from gavel_rules.projection import State
 from gavel_rules.records import APPROVED, AWAITING_FACTS, EXECUTING, UNDER_REVIEW
+from gavel_server.views import pending_decision
 
 from tests.unit.core.driver import (
     BUS,
@@ -169,6 +170,22 @@ def test_pending_decisions_and_reviews_come_oldest_first() -> None:
         core.report(core.start(approval), PARTIAL)
     reviewed = [review.approved_decision_id for review in core.state.pending_reviews()]
     assert [approval.event_id for approval in reversed(approvals)] == reviewed
+
+
+def test_what_waits_is_kept_as_bytes() -> None:
+    """An approval and its proposal wait as the log's bytes, also while somebody looks at them, until their work begins."""
+    core = Core(document())
+    approval = core.approve()
+    waiting = core.state.decisions[approval.event_id]
+    before = core.state.digest()
+    assert approval.decision.proposal_id == pending_decision(waiting).proposal_id
+    assert waiting.kept_decision.packed
+    assert waiting.kept_proposal.packed
+    assert approval == waiting.kept_decision.read()
+    assert core.by_id[approval.decision.proposal_id] == waiting.kept_proposal.read()
+    assert before == core.state.digest()
+    core.start(approval)
+    assert not core.state.decisions[approval.event_id].kept_decision.packed
 
 
 def test_several_decisions_of_one_subject() -> None:
