@@ -11,9 +11,11 @@ from typing import Final
 
 from google.protobuf.struct_pb2 import NULL_VALUE, Struct, Value
 
+from gavel_rules.limits import TEXT_BYTES_MAX
+
+# Doubles, which is what a Struct holds, count exactly up to here.
 INTEGER_MAX: Final = 2**53
 VALUE_DEPTH_MAX: Final = 16
-STRING_BYTES_MAX: Final = 64 * 1024
 
 
 def struct_to_dict(struct: Struct) -> dict[str, object]:
@@ -85,13 +87,13 @@ def text_problem(text: str) -> str:
     """Return what is wrong with a string, or ""."""
     if "\0" in text:
         return "holds a NUL character"
-    if len(text) * 4 > STRING_BYTES_MAX or not text.isascii():
+    if len(text) * 4 > TEXT_BYTES_MAX or not text.isascii():
         try:
             size_bytes = len(text.encode())
         except UnicodeEncodeError:
             return "holds a lone surrogate"
-        if size_bytes > STRING_BYTES_MAX:
-            return f"is longer than {STRING_BYTES_MAX} bytes of UTF-8"
+        if size_bytes > TEXT_BYTES_MAX:
+            return f"is longer than {TEXT_BYTES_MAX} bytes of UTF-8"
     return ""
 
 

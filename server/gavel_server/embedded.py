@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from gavel_server import embedded_launcher
 from gavel_server.log.protocol import LogError, LogUnavailableError
-from gavel_server.log.wire import Wire, reason
+from gavel_server.log.wire import REDIS_VERSION_MIN, Wire, reason
 from gavel_server.sockets import socket_directory
 
 # Loading a large log takes its time; a Redis that cannot start ends, and that is seen at once.
@@ -44,7 +44,6 @@ SOCKET_PATH_BYTES_MAX: Final = 103
 LOG_TAIL_LINES: Final = 15
 LOG_TAIL_BYTES: Final = 8192
 
-REDIS_VERSION_MIN: Final = (6, 2)
 # From this version on the append-only file is a directory, which older ones do not see: they would start empty.
 APPENDONLY_DIRECTORY_VERSION_MIN: Final = (7, 0)
 

@@ -19,10 +19,10 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, proposal_envelope, reference
 from gavel_rules.language.network import CHAINS_MAX, SLOTS_MAX
 from gavel_rules.language.parts import RULES_PER_ACTION_MAX
+from gavel_rules.limits import TEXT_BYTES_MAX
 
 from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, POLICY, Server, open_bus, prove, publish_status
 
-TEXT_BYTES_MAX = 65_536
 PARAMS: dict[str, Any] = {
     "type": "object",
     "required": ["amount"],

@@ -13,12 +13,12 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.language.case import Case
+from gavel_rules.values import INTEGER_MAX
 
 from tests.fuzz.grammar import TIMES
 from tests.fuzz.meanings import EPOCH
 from tests.fuzz.vocabulary import DOUBLES, KEYS, LONG_WORDS, NUMBERS, WORDS, Type, Vocabulary
 
-INTEGER_MAX: Final = 2**53
 # Keys that no schema names: the C engine would take some of them for what a rule reads.
 STRANGE: Final[Mapping[str, Any]] = {
     "$forward": 1.0,

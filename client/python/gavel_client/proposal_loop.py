@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final, TypedDict, Unpack
 
 import grpc
 from gavel.v1.decision_pb2 import (
@@ -110,13 +110,24 @@ class ProposalLoop:
         return await _Run(self._client, self._providers, self._revise, self._proposals_max, patience).play(first)
 
 
+class LoopSettings(TypedDict, total=False):
+    """What ProposalLoop takes besides its client and providers."""
+
+    revise: Revise | None
+    proposals_max: int
+    deadline_ms: int
+    seed: int | str | None
+    backoff_initial_ms: int
+    backoff_maximum_ms: int
+
+
 class SyncProposalLoop:
     """The same for the blocking client, from threads and scripts; takes the arguments of ProposalLoop.
 
     Providers and `revise` may be plain functions; they run in threads. Not for use where an event loop runs already.
     """
 
-    def __init__(self, client: SyncGavelClient, providers: FactProviders, **settings: Any) -> None:
+    def __init__(self, client: SyncGavelClient, providers: FactProviders, **settings: Unpack[LoopSettings]) -> None:
         if isinstance(client, GavelClient):
             raise TypeError("a GavelClient belongs to an event loop; use ProposalLoop, or a SyncGavelClient")
         self._loop = ProposalLoop(ThreadedClient(client), providers, **settings)  # type: ignore[arg-type]  # the five calls that a loop makes

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gavel_rules.values import INTEGER_MAX
 from google.protobuf.struct_pb2 import NULL_VALUE, ListValue, Struct, Value
 
-INTEGER_MAX: Final = 2**53
 # Deeper values would not survive protobuf's own limit of recursion. The server allows parameters fewer levels (16).
 NESTING_MAX: Final = 24
 

@@ -23,8 +23,7 @@ from gavel_rules.language.cel_library import TIME_FIELDS
 from gavel_rules.language.cel_syntax import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select
 from gavel_rules.language.patterns import CODE_POINT_BYTES, measure
 from gavel_rules.language.vocabulary import Field, ValueType
-from gavel_rules.limits import MESSAGE_BYTES_MAX
-from gavel_rules.values import STRING_BYTES_MAX
+from gavel_rules.limits import MESSAGE_BYTES_MAX, TEXT_BYTES_MAX
 
 EXPRESSION_STEPS_MAX: Final = 50_000_000
 ACTION_STEPS_MAX: Final = 200_000_000
@@ -96,7 +95,7 @@ class Cost(NamedTuple):
 
 
 _SCALAR: Final = Shape()
-_TEXT: Final = Shape(text=STRING_BYTES_MAX)
+_TEXT: Final = Shape(text=TEXT_BYTES_MAX)
 _ANYTHING: Final = Shape(MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX / _WIRE_BYTES_MIN, MESSAGE_BYTES_MAX / _WIRE_BYTES_MIN)
 
 
@@ -104,8 +103,8 @@ def shape_of(type_: ValueType) -> Shape:
     """Return the largest value of a type that a message can carry."""
     match type_.kind:
         case "string":
-            declared = STRING_BYTES_MAX if type_.size_max is None else type_.size_max * CODE_POINT_BYTES
-            return Shape(min(declared, STRING_BYTES_MAX))
+            declared = TEXT_BYTES_MAX if type_.size_max is None else type_.size_max * CODE_POINT_BYTES
+            return Shape(min(declared, TEXT_BYTES_MAX))
         case "list" | "map" if type_.element is not None:
             keyed = type_.kind == "map"
             element = shape_of(type_.element)
@@ -113,7 +112,7 @@ def shape_of(type_: ValueType) -> Shape:
             if type_.size_max is not None:
                 length = min(length, type_.size_max)
             items = min(length * ((_KEYED if keyed else 1) + element.items), _ANYTHING.items * _KEYED)
-            text = min(length * (element.text + (STRING_BYTES_MAX if keyed else 0)), MESSAGE_BYTES_MAX)
+            text = min(length * (element.text + (TEXT_BYTES_MAX if keyed else 0)), MESSAGE_BYTES_MAX)
             return Shape(text, items, length, element, keyed=keyed)
         case "object":
             return _ANYTHING._replace(fields=type_.fields, keyed=True)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 STANDARD_INPUT: Final = "-"
 # A rule set or an envelope is at most 1 MiB; what is larger is not read to its end.
 DOCUMENT_BYTES_MAX: Final = 4 * 1024 * 1024
-# Doubles, which is what a Struct holds, count exactly up to here.
-INTEGER_MAX: Final = 2**53
 _TOO_DEEP: Final = "is nested too deep to be read; values may have 16 levels"
 
 
@@ -140,6 +138,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_inexact(value: Any, path: str, name: str) -> None:
     """Refuse integers that a Struct would round in silence."""
+    from gavel_rules.values import INTEGER_MAX
+
     match value:
         case bool():
             return

@@ -42,10 +42,9 @@ from gavel_server.log.protocol import (
     empty_head,
     window_days,
 )
-from gavel_server.log.wire import Argument, Command, Wire, reason
+from gavel_server.log.wire import REDIS_VERSION_MIN, Argument, Command, Wire, reason
 
 FORMAT_VERSION: Final = 1
-REDIS_VERSION_MIN: Final = (6, 2)
 TIMEOUT_MS_DEFAULT: Final = 5000
 READ_CONNECTIONS_MAX: Final = 16
 # Lookups sent in one go by read_many and find.

@@ -20,6 +20,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from gavel_server.log.protocol import LogUnavailableError, OutcomeUnknownError
 
+# The oldest Redis that a log is kept in.
+REDIS_VERSION_MIN: Final = (6, 2)
+
 Argument = bytes | str | int
 Command = tuple[Argument, ...]
 

@@ -42,8 +42,8 @@ _LOG: Final = structlog.get_logger("gavel.services")
 _Server: Any = object
 
 
-class Guard(_Server):  # type: ignore[misc]  # so that it passes for a server
-    """Takes servicers as a server does and registers them on `server`, each method behind the error table.
+class Plain(_Server):  # type: ignore[misc]  # so that it passes for a server
+    """Takes a library's servicers as a server does and registers them on `server` as they are.
 
     Pass it to the generated `add_…_to_server` functions in the server's place.
     """
@@ -55,23 +55,17 @@ class Guard(_Server):  # type: ignore[misc]  # so that it passes for a server
         """Nothing to do: the same methods come once more, by name."""
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
-        """Register a service's methods, guarded."""
-        guarded = {name: _guarded(f"{service_name}/{name}", handler) for name, handler in method_handlers.items()}
-        register(self._server, service_name, guarded)
-
-
-class Plain(_Server):  # type: ignore[misc]  # so that it passes for a server
-    """Takes a library's servicers as a server does and registers them on `server` as they are."""
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
-
-    def add_generic_rpc_handlers(self, generic_rpc_handlers: object) -> None:
-        """Nothing to do: the same methods come once more, by name."""
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
         """Register a service's methods."""
         register(self._server, service_name, method_handlers)
+
+
+class Guard(Plain):
+    """Does so for our own servicers, each method behind the error table."""
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+        """Register a service's methods, guarded."""
+        guarded = {name: _guarded(f"{service_name}/{name}", handler) for name, handler in method_handlers.items()}
+        super().add_registered_method_handlers(service_name, guarded)
 
 
 def register(server: grpc.aio.Server, service_name: str, method_handlers: Mapping[str, Any]) -> None:

@@ -23,7 +23,8 @@ from gavel_client import (
     tool_call_envelope,
     tool_result_envelope,
 )
-from gavel_client.values import INTEGER_MAX, NESTING_MAX, from_struct, from_value, to_struct, to_value
+from gavel_client.values import NESTING_MAX, from_struct, from_value, to_struct, to_value
+from gavel_rules.values import INTEGER_MAX
 from hypothesis import given
 from hypothesis import strategies as st
 

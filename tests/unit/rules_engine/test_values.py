@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from gavel_rules.limits import TEXT_BYTES_MAX
 from gavel_rules.values import (
     INTEGER_MAX,
-    STRING_BYTES_MAX,
     VALUE_DEPTH_MAX,
     problems,
     python_to_value,
@@ -54,11 +54,11 @@ def _nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("x" * STRING_BYTES_MAX, []),
-        ("x" * (STRING_BYTES_MAX + 1), ["p"]),
-        ("é" * (STRING_BYTES_MAX // 2), []),
-        ("é" * (STRING_BYTES_MAX // 2) + "x", ["p"]),
-        ("😀" * (STRING_BYTES_MAX // 4) + "x", ["p"]),
+        ("x" * TEXT_BYTES_MAX, []),
+        ("x" * (TEXT_BYTES_MAX + 1), ["p"]),
+        ("é" * (TEXT_BYTES_MAX // 2), []),
+        ("é" * (TEXT_BYTES_MAX // 2) + "x", ["p"]),
+        ("😀" * (TEXT_BYTES_MAX // 4) + "x", ["p"]),
         ("a\0b", ["p"]),
         ("\ud800", ["p"]),
         ({"a\0": 1.0}, ["p"]),
