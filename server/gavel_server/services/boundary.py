@@ -3,7 +3,8 @@
 `Guard` stands in for the server when servicers are registered, and wraps every method once, so a servicer says what went
 wrong by raising and never touches a status itself. A request that is no message of the contract is INVALID_ARGUMENT here,
 where gRPC alone would call it UNKNOWN. An unexpected exception is a bug: the caller gets an id, the server's log the id and
-the traceback. Refused calls are counted and logged here; they never reach the log of events.
+the traceback. Refused calls are counted and logged here; they never reach the log of events. Refusals that speak of the server and not
+of the call, of which a full disk or a full queue makes thousands, are a line a second.
 
 A status travels in HTTP trailers, of which clients take 8 KiB; of very many violations only as many are sent as fit, and the
 last one says how many more there are.
@@ -11,6 +12,7 @@ last one says how many more there are.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -29,6 +31,19 @@ from gavel_server.log import LogCorruptError, LogError
 # What the violations of one status may take of the trailers' 8 KiB; its message is in there twice, once percent-encoded.
 VIOLATIONS_BYTES_MAX: Final = 5 * 1024
 MESSAGE_BYTES_MAX: Final = 512
+# How long refusals that speak of the server are gathered into one line.
+GATHERED_SECONDS: Final = 1.0
+_OF_THE_SERVER: Final = frozenset(
+    {
+        error_pb2.ERROR_REASON_QUEUE_FULL,
+        error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
+        error_pb2.ERROR_REASON_LOG_REGRESSED,
+        error_pb2.ERROR_REASON_CLOCK_SKEW,
+        error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
+        error_pb2.ERROR_REASON_SHUTTING_DOWN,
+        error_pb2.ERROR_REASON_PROJECTION_BEHIND,
+    }
+)
 
 CALLS_REFUSED: Final = Counter("gavel_calls_refused", "Calls and batch items that were answered with an error.", ["method", "reason"])
 
@@ -85,9 +100,44 @@ def refused(method: str, error: Exception) -> ServiceError:
     answer = _service_error(method, error)
     reason = ErrorReason.Name(answer.reason).removeprefix("ERROR_REASON_")
     CALLS_REFUSED.labels(method, reason).inc()
-    if answer.reason != error_pb2.ERROR_REASON_INTERNAL:
+    if answer.reason in _OF_THE_SERVER:
+        _GATHERED.add(method, reason, _shortened(answer.message))
+    elif answer.reason != error_pb2.ERROR_REASON_INTERNAL:
         _LOG.info("call.refused", method=method, reason=reason, problem=_shortened(answer.message))
     return answer
+
+
+class _Gathered:
+    """Says the first refusal of a method for a reason at once, and each second how many more there were, with the latest problem."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._more: dict[tuple[str, str], tuple[int, str]] = {}
+
+    def add(self, method: str, reason: str, problem: str) -> None:
+        """Note a refusal. Within the event loop."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # what another one had still to say, it took with it
+            self._loop, self._more = loop, {}
+        more = self._more.get((method, reason))
+        if more is not None:
+            self._more[method, reason] = more[0] + 1, problem
+            return
+        _LOG.info("call.refused", method=method, reason=reason, problem=problem)
+        self._gather(loop, method, reason)
+
+    def _gather(self, loop: asyncio.AbstractEventLoop, method: str, reason: str) -> None:
+        self._more[method, reason] = 0, ""
+        loop.call_later(GATHERED_SECONDS, self._say, loop, method, reason)
+
+    def _say(self, loop: asyncio.AbstractEventLoop, method: str, reason: str) -> None:
+        count, problem = self._more.pop((method, reason))
+        if count:
+            _LOG.info("call.refused", method=method, reason=reason, problem=problem, count=count)
+            self._gather(loop, method, reason)
+
+
+_GATHERED: Final = _Gathered()
 
 
 def _service_error(method: str, error: Exception) -> ServiceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from gavel.v1.projection_service_pb2 import GetStatusRequest
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.language.network import Network
 from gavel_server.log import LogCorruptError, LogUnavailableError
+from gavel_server.services import boundary
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
@@ -153,6 +155,29 @@ async def test_a_log_that_cannot_be_read_is_unavailable(world: World, monkeypatc
 
     assert (heard.code, heard.reason, heard.message) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE", str(error))
     assert heard.retry_after_ms > 0
+
+
+async def test_a_server_that_answers_nobody_logs_little(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusals that speak of the server are gathered: the first is said at once, of the others how many there were; all are counted."""
+    labels = {"method": "gavel.v1.EventService/GetEvent", "reason": "LOG_UNAVAILABLE"}
+    before = REGISTRY.get_sample_value("gavel_calls_refused_total", labels) or 0.0
+
+    async def refuse(numbers: object) -> None:
+        raise LogUnavailableError("cannot reach Redis")
+
+    def said() -> list[int]:
+        return [line.get("count", 1) for line in lines if line["event"] == "call.refused"]
+
+    monkeypatch.setattr(boundary, "GATHERED_SECONDS", 0.2)
+    monkeypatch.setattr((await world.buses.get("")).log, "read_many", refuse)
+    with capture_logs() as lines:
+        await asyncio.gather(*(refusal(world.events.GetEvent(GetEventRequest(sequence_number=1))) for _ in range(40)))
+        assert said()[:1] == [1]
+        while sum(said()) < 40:  # noqa: ASYNC110  # nothing sets an event when a line is logged
+            await asyncio.sleep(0.05)
+    assert sum(said()) == 40
+    assert len(said()) < 20  # two, or a few on a slow machine
+    assert REGISTRY.get_sample_value("gavel_calls_refused_total", labels) == before + 40
 
 
 async def test_refusals_are_counted_and_logged(world: World) -> None:
