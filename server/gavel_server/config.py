@@ -24,6 +24,7 @@ from gavel_server.log.wire import check_url
 
 ENVIRONMENT_PREFIX: Final = "GAVEL_"
 LISTEN_DEFAULT: Final = "127.0.0.1:9090"
+LISTEN_IN_CONTAINER: Final = "0.0.0.0:9090"
 DATA_DEFAULT: Final = Path(".gavel")
 IDEMPOTENCY_WINDOW_DAYS_DEFAULT: Final = 7
 IDEMPOTENCY_WINDOW_DAYS_MAX: Final = 365
@@ -110,6 +111,16 @@ class Settings(BaseSettings):
     """How long a bus that this server opens remembers an event_id, in days."""
     allow_unauthenticated_network: bool = False
     """Listen beyond this machine although whoever reaches the port may claim to be any producer."""
+    container: bool = False
+    """Whether a container is this server's own, as in the image. Its loopback reaches nobody outside; so, where nobody says where to
+    listen, it listens on all addresses, unless what it decides would be lost with the container. Who else reaches the port is
+    decided where it is published."""
+
+    @property
+    def is_shut_in(self) -> bool:
+        """Whether nobody outside its container reaches it, for nobody said where to listen or where decisions are kept: Redis or volume."""
+        kept = self.redis is not None or _is_on_volume(self.data)
+        return self.container and "listen" not in self.model_fields_set and not kept
 
     @property
     def has_front(self) -> bool:
@@ -172,18 +183,27 @@ def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> 
     try:
         if config is not None and not config.is_file():
             raise SettingsError(f"there is no settings file {config}; give another one with --config")
-        return Configured(**(given or {}))
+        settings = Configured(**(given or {}))
     except ValidationError as error:
         raise SettingsError("\n".join(_sentence(problem, config) for problem in error.errors())) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{config} is not TOML: {error}") from None
     except OSError as error:
         raise SettingsError(f"cannot read {config}: {error.strerror}") from None
+    if not settings.container or settings.is_shut_in or "listen" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"listen": LISTEN_IN_CONTAINER, "allow_unauthenticated_network": True})
 
 
 def processors() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_on_volume(path: Path) -> bool:
+    """Whether something is mounted at a path or above it, other than the root."""
+    path = path.resolve()
+    return any(part.is_mount() for part in (path, *path.parents) if part != part.parent)
 
 
 def is_local(listen: str) -> bool:

@@ -46,6 +46,12 @@ def serve(
             help="Listen beyond this machine although no authentication is configured: whoever reaches the port may claim to be anybody.",
         ),
     ] = None,
+    container: Annotated[
+        bool | None,
+        typer.Option(
+            "--container", help="Serve alone in a container: listen on all its addresses, where --redis or a volume at --data outlives it."
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Serve, and print `gavel: ready on HOST:PORT` once it answers. SIGTERM drains, commits and ends with exit status 0.
@@ -67,6 +73,7 @@ def serve(
         "cross_check": cross_check,
         "idempotency_window_days": idempotency_window_days,
         "allow_unauthenticated_network": allow_unauthenticated_network,
+        "container": container,
     }
     from gavel_server import bootstrap
     from gavel_server import config as settings_of_server
@@ -75,6 +82,11 @@ def serve(
     settings = settings_of_server.load(config, {name: value for name, value in given.items() if value is not None})
     if not settings_of_server.is_local(settings.listen):
         output.note(f"gavel: NO AUTHENTICATION on {settings.listen}: whoever reaches it may claim to be any producer")
+    if settings.is_shut_in:
+        output.note(
+            f"gavel: there is neither a Redis (redis) nor a volume at {settings.data} (data), and decisions would be lost with this "
+            "container: it listens on its own loopback only"
+        )
     try:
         bootstrap.run(settings, lambda address: output.say(f"gavel: ready on {address}"))
     except bootstrap.ServeError as error:

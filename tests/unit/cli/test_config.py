@@ -76,6 +76,35 @@ def test_addresses_that_are_none(listen: str) -> None:
         load(given={"listen": listen})
 
 
+@pytest.mark.parametrize("kept", ['redis = "redis://elsewhere:6379/0"', 'data = "/dev/gavel"'], ids=["redis", "volume"])
+def test_in_a_container(kept: str, tmp_path: Path) -> None:
+    """In a container that has a Redis or a volume, also by the file's word, a server listens on all addresses; elsewhere it does not."""
+    file = tmp_path / "gavel.toml"
+    file.write_text(kept)
+    inside = load(file, {"container": True})
+    assert ("0.0.0.0:9090", True, False) == (inside.listen, inside.allow_unauthenticated_network, inside.is_shut_in)
+    outside = load(file)
+    assert ("127.0.0.1:9090", False, False) == (outside.listen, outside.allow_unauthenticated_network, outside.is_shut_in)
+
+
+def test_in_a_container_that_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be lost with the container is for nobody outside: the server stays on loopback and says so."""
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == Path("/"))
+    settings = load(given={"container": True})
+    assert ("127.0.0.1:9090", False, True) == (settings.listen, settings.allow_unauthenticated_network, settings.is_shut_in)
+
+
+def test_in_a_container_the_word_of_the_operator_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is said where to listen, it is obeyed, with the server's own safeguards."""
+    monkeypatch.setenv("GAVEL_CONTAINER", "true")
+    file = tmp_path / "gavel.toml"
+    file.write_text('listen = "127.0.0.1:1"\nredis = "redis://elsewhere:6379/0"\n')
+    settings = load(file)
+    assert ("127.0.0.1:1", False, False) == (settings.listen, settings.allow_unauthenticated_network, settings.is_shut_in)
+    with pytest.raises(SettingsError, match="no authentication is configured"):
+        load(file, {"listen": "0.0.0.0:1"})
+
+
 def test_every_mistake_at_once() -> None:
     """All settings that are wrong are named in one go, each with where it may stand."""
     with pytest.raises(SettingsError) as refusal:
