@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,11 +12,11 @@ from gavel_client.backoff import Backoff
 from gavel_client.client import GavelClient
 from gavel_client.executor import Executor
 from gavel_client.handlers import Handlers
-from gavel_client.work_queue import DECISIONS
+from gavel_client.work_queue import DECISIONS, WorkQueue
 
 from tests.unit.client.executors import ACTION, Behaviour, Make
 from tests.unit.client.fake_server import FakeExecutions, FakeServer
-from tests.unit.client.redis_helpers import LONG_MS, Queue
+from tests.unit.client.redis_helpers import LONG_MS, Member, Queue
 
 
 @pytest.fixture
@@ -49,6 +50,20 @@ async def queue(redis_url: str, bus: str) -> AsyncIterator[Queue]:
     """The decisions queue of the test's bus, as the server and an operator see it."""
     async with Queue.open(redis_url, bus, DECISIONS) as opened:
         yield opened
+
+
+@pytest.fixture
+async def member(redis_url: str, bus: str, backoff: Backoff) -> AsyncIterator[Member]:
+    """Makes members of a group on the decisions queue. What they leave comes back only if a test says when."""
+    made: list[WorkQueue] = []
+
+    def make(group: str = "g", min_idle_ms: int = LONG_MS, news: asyncio.Event | None = None) -> WorkQueue:
+        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff, news=news))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
 
 
 @pytest.fixture

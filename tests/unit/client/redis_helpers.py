@@ -10,6 +10,7 @@ from typing import Any
 
 import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_client.work_queue import WorkQueue
 
 # How long the tests wait for what must come, each time: it bounds how long a failure takes, and a slow machine never reaches it.
 WAIT_S = 100.0
@@ -17,6 +18,9 @@ WAIT_S = 100.0
 # Between the two, a machine that pauses for a moment would have entries taken over that are being worked on.
 SHORT_MS = 60
 LONG_MS = 600_000
+
+# Makes a member of a group on the decisions queue.
+Member = Callable[..., WorkQueue]
 
 
 @dataclass
