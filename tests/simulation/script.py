@@ -18,7 +18,8 @@ from gavel_server.bus.planning import Pending, plan
 from gavel_server.log import empty_head
 from gavel_server.log.memory import MemoryLog
 
-from tests.unit.core.driver import BUS, EXECUTOR, Core, copied, references_for
+from tests.unit.core.citing import references_for
+from tests.unit.core.driver import BUS, EXECUTOR, Core, copied
 from tests.unit.core.plays import VERSIONS, Step, command_of
 
 KINDS = (*["fact", "proposal"] * 4, *["begin", "report", "derive"] * 4, "observation", "evidence", "renew", "rules")

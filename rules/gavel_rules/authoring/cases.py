@@ -15,22 +15,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, product, zip_longest
 from typing import Any, Final, NamedTuple
 
 from gavel_rules.authoring.probing import Question, flips, moments_to_ask, numbers_to_ask
+from gavel_rules.authoring.structure import structure
 from gavel_rules.language.attributes import ATTRIBUTES, NOW, attribute_schema, case_of, settled
 from gavel_rules.language.case import Case
 from gavel_rules.language.constraints import Budget, Constraints, Domain, negated, solutions
 from gavel_rules.language.lowering import Conjunction, Formula, lower
-from gavel_rules.language.reading import presences
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.language.sample_hints import Hints, Reference, hints_of
 from gavel_rules.language.samples import VALUES_MAX, Sampler, near, plain, resolved, unique
-from gavel_rules.language.vocabulary import ValueType
-from gavel_rules.values import INTEGER_MAX, size_of
+from gavel_rules.values import size_of
 
 WORK_MAX: Final = 4_000_000  # steps of a Budget: about two seconds
 WORK_MIN: Final = 10_000  # of one action, however many there are
@@ -103,7 +101,7 @@ class CaseMaker:
         self._guards: dict[str, Question] = {}
         self._candidates: dict[str, list[object]] = {}
         self._fitting: dict[tuple[str, str], bool] = {}
-        self.anything = Constraints(*self._structure(beside))
+        self.anything = Constraints(*structure(action, beside))
         values = self._sampler.values(action.params_schema, "params")
         self._params = next((value for value in values if isinstance(value, dict) and not action.violations(value)), None)
         self._case_steps = _CASE_STEPS + _PART_STEPS * size_of(self._params) + len(action.facts)
@@ -173,41 +171,6 @@ class CaseMaker:
                         yield made
 
     # What there is to choose.
-
-    def _structure(self, beside: Sequence[CompiledAction]) -> tuple[dict[str, tuple[str, ...]], dict[str, Domain]]:
-        """Return for each path which optional paths it hangs on, and between which bounds declarations keep its values."""
-        optional: dict[str, tuple[str, ...]] = {}
-        domains = {path: domain for path, (_, domain) in ATTRIBUTES.items()}
-        scope = self.action.environment.scope
-
-        def walk(type_: ValueType, path: str, along: tuple[str, ...], part: dict[str, Any] | None) -> None:
-            for name, field in type_.fields.items():
-                below = f"{path}.{name}"
-                steps = along if field.required else (*along, below)
-                optional[below] = steps
-                schema = None
-                if part is not None:
-                    schema = resolved(part.get("properties", {}).get(name), self.action.params_schema)
-                    domain = _domain_of(schema)
-                    if domain is not None:
-                        domains[below] = domain
-                walk(field.type, below, steps, schema)
-
-        walk(scope["params"], "params", (), resolved(self.action.params_schema, self.action.params_schema))
-        walk(scope["facts"], "facts", (), None)
-        for path, type_ in self.action.environment.types.items():
-            if type_.kind in ("int", "double") and path in optional:
-                known = domains.get(path, Domain(integer=type_.kind == "int"))
-                # Beyond these no number is admitted, whatever a schema allows.
-                domains[path] = known.common(Domain(low=-INTEGER_MAX, high=INTEGER_MAX)) or replace(known, allowed=frozenset())
-        for version in (self.action, *beside):
-            for condition in version.conditions:
-                for path in presences(condition.tree):
-                    optional.setdefault(path, (path,))
-            for path in version.environment.types:
-                if path.startswith(("params.", "facts.")):
-                    optional.setdefault(path, (path,))
-        return optional, domains
 
     def _typed_path(self, path: str) -> bool:
         return path in self.anything.optional
@@ -458,18 +421,6 @@ def _related(pair: tuple[str, str], signs: frozenset[int], assignment: Assignmen
     if left == right:
         return 0 in signs
     return (1 if isinstance(left, int | float) and left > right else -1) in signs
-
-
-def _domain_of(schema: Mapping[str, Any]) -> Domain | None:
-    """Return between which bounds a schema certainly keeps a value; None where it says nothing that matters here."""
-    literals = [schema["const"]] if "const" in schema else schema.get("enum")
-    domain: Domain | None = Domain(integer=schema.get("type") == "integer")
-    if isinstance(literals, list) and literals and all(isinstance(value, str | bool | int | float) for value in literals):
-        domain = Domain(allowed=frozenset(literals), integer=schema.get("type") == "integer")
-    for keyword, operator in (("minimum", "$gte"), ("exclusiveMinimum", "$gt"), ("maximum", "$lte"), ("exclusiveMaximum", "$lt")):
-        if domain is not None and isinstance(schema.get(keyword), int | float) and schema.get("type") in ("number", "integer"):
-            domain = domain.bounded(operator, schema[keyword])
-    return domain if domain != Domain() else None
 
 
 def makers(rule_set: CompiledRuleSet, work_max: int = WORK_MAX) -> Iterator[CaseMaker]:

@@ -21,7 +21,6 @@ from gavel.v1.fact_pb2 import CrossCheck, Fact, ReviewVerdict
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
-from gavel_rules import reasons
 from gavel_rules.commands import (
     ActivateRuleSet,
     Answer,
@@ -44,21 +43,21 @@ from gavel_rules.commands import (
     SubmitProposal,
     Tick,
     Waiting,
-    decision_id_of,
 )
 from gavel_rules.decider import handle
 from gavel_rules.derivation import derive
-from gavel_rules.events import derived_event_id, timestamp
+from gavel_rules.events import timestamp
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
 from gavel_rules.projection import State
-from gavel_rules.records import APPROVED
 from gavel_rules.replay import Integrity, Recomputation
 from gavel_rules.values import python_to_value
 from gavel_server.admission import admit
 from gavel_server.log import Record, chain, genesis_hash
 from gavel_server.people import resolution, revocation
+
+from tests.unit.core.citing import references_for
 
 START_MS = 1_700_000_000_000
 WEEK_MS = 7 * 24 * 60 * 60 * 1000
@@ -353,39 +352,6 @@ class Core:
         citation = cited(event)
         if citation.keys:
             self._cited[event.sequence_number] = citation
-
-
-def references_for(command: Command, state: State, known: Mapping[int, Cited], events: Mapping[str, Envelope]) -> References:
-    """What the shell finds in the log for a command: `known` what may be cited, by number, `events` all events, by id."""
-    if isinstance(command, SubmitProposal):
-        return References(cited=known)
-    if isinstance(command, ResolveReview):
-        about = _ended(command.envelope.fact.review_resolved.decision_id, state, events)
-        return References(known, about.decision, about.ending)
-    decision_id = decision_id_of(command)
-    return _ended(decision_id, state, events) if decision_id else References()
-
-
-def _ended(decision_id: str, state: State, events: Mapping[str, Envelope]) -> References:
-    live = state.live(decision_id)
-    if live is not None:
-        return References(decision=live.decision, ending=reasons.EXPIRED if live.phase == APPROVED else "")
-    decision = events.get(decision_id)
-    if decision is None or not decision.HasField("decision"):
-        return References()
-    decision = _approval(decision, events)
-    for reason_code in (reasons.EXPIRED, reasons.REVOKED):
-        if derived_event_id(decision.event_id, decision.sequence_number, reason_code.lower()) in events:
-            return References(decision=decision, ending=reason_code)
-    return References(decision=decision)
-
-
-def _approval(decision: Envelope, events: Mapping[str, Envelope]) -> Envelope:
-    """The approval that a grant is about, or the decision itself."""
-    review = events.get(decision.decision.previous_decision_id)
-    approval = events.get(review.decision.previous_decision_id) if review is not None else None
-    granted = decision.decision.outcome == decision_pb2.OUTCOME_APPROVED and not decision.decision.compensates_decision_id
-    return approval if granted and approval is not None else decision
 
 
 def copied(command: Command) -> Command:

@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.invariants import holders
-from tests.unit.core.driver import BUS, copied, references_for
+from tests.unit.core.citing import references_for
+from tests.unit.core.driver import BUS, copied
 from tests.unit.core.plays import STEPS, Step, command_of, opened, play
 from tests.unit.core.test_state import rebuilt, shuffled
 
