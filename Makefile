@@ -22,36 +22,48 @@ UNIT_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((cou
 FUZZ_EVALUATIONS ?= 1000000
 FUZZ ?=
 GHZ_VERSION := v0.120.0
+# The native front, and what it is made of. REQUIRED=1: that it cannot be made is a failure.
+FRONT := $(BIN)/gavel-front
+FRONT_SOURCES := $(wildcard server/front/*)
+REQUIRED ?=
+export REQUIRED
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
 
-.PHONY: setup demo test test-compiled serve serve-compiled compiled check bench soak proto schemas image wheels lock
+.PHONY: setup demo test test-compiled serve serve-compiled compiled front check bench soak proto schemas image wheels lock
 
 setup: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/gavel demo
 
-serve: $(STAMP)
+serve: $(STAMP) front
 	$(BIN)/gavel serve
 
 # The same server, its hot path compiled: what an image runs. The first line of its log says which build it is.
-serve-compiled: compiled
+serve-compiled: compiled front
 	$(COMPILED) $(BIN)/gavel serve
 
 # The hot path compiled by mypyc, as an importable tree in build/compiled; built again only when a source has changed.
 compiled: $(STAMP)
 	$(BIN)/python server/hatch_build.py
 
+# The program in Go that speaks gRPC for the server (docs/decisions/0029-a-native-front.md). Without Go, or a network to fetch it from,
+# this says so, and the server takes the front in Python.
+front: $(FRONT)
+
+$(FRONT): $(FRONT_SOURCES) | $(STAMP)
+	server/front/tool build "$(CURDIR)/$@"
+
 # The fast tests speak first; everything else under tests/ follows.
 # Unit tests mostly compute: a process for each processor, and one for while others wait. The rest wait for servers: four, whatever
 # the machine.
-test: $(STAMP)
+test: $(STAMP) front
 	$(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
 	$(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
 
 # The tests again, on the compiled build (tests/conftest.py makes sure that it is the one they run on), and what holds of both builds.
-test-compiled: compiled
+test-compiled: compiled front
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
 
@@ -60,6 +72,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	server/front/tool check
 	.ci/contract
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-compiled
@@ -71,7 +84,7 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.run --evaluations $(FUZZ_EVALUATIONS) $(FUZZ)
 
 # Needs Go when ghz (the load generator) is not there yet.
-bench: $(STAMP) compiled build/ghz
+bench: $(STAMP) compiled front build/ghz
 	$(BIN)/python -m tests.load.bench --ghz build/ghz $(BENCH)
 
 # What takes minutes: 2,000 versions deployed and put in force on one server, and 200,000 evaluations and 2,000 rule sets of the engines
@@ -107,7 +120,7 @@ image:
 
 # Every locked package and Gavel itself as wheels, Gavel's hot path compiled; the image installs from them. COMPILE=false makes
 # Gavel's wheel one of Python alone, for every platform.
-wheels: $(STAMP)
+wheels: $(STAMP) front
 	rm -rf build/wheels
 	$(DURABLE_RULES_FLAGS) $(PIP) wheel --no-cache-dir --require-hashes --use-pep517 --no-build-isolation --requirement requirements.lock --wheel-dir build/wheels
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=$(COMPILE) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .

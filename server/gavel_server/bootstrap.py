@@ -42,6 +42,7 @@ from gavel_server.config import Settings, is_local
 from gavel_server.embedded import EmbeddedRedis
 from gavel_server.errors import ServiceError
 from gavel_server.front.keeper import FrontKeeper
+from gavel_server.front.programs import chosen
 from gavel_server.log.redis import RedisLog, RedisTails
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.boundary import Guard, Plain
@@ -171,7 +172,7 @@ async def _serve_on(settings: Settings, redis_url: str, tails: RedisTails, stop:
         if listening.front is not None:
             listening.front.serve()
         collect_less()
-        _say_ready(settings, listening.address)
+        _say_ready(settings, listening)
         ready(listening.address)
         await stop.wait()
         _LOG.info("server.stopping")
@@ -198,14 +199,18 @@ class _Listening(NamedTuple):
 @contextlib.asynccontextmanager
 async def _listening(settings: Settings, server: grpc.aio.Server, arbitration: Arbitration) -> AsyncIterator[_Listening]:
     """Bind the addresses; at the end no more callers are let in. Raises ServeError."""
-    if not settings.has_front:
+    try:
+        program = chosen(settings.front)
+    except OSError as error:
+        raise ServeError(str(error)) from error
+    if program is None:
         address = _bound(server, settings.listen)
         yield _Listening(address, address, None)
         return
     # Nobody else may enter the directory: whoever reaches the socket speaks to the server itself.
     with socket_directory() as directory:
         inner = _bound(server, f"unix:{directory}/server.sock")
-        front = FrontKeeper(arbitration.methods, settings.listen, inner)
+        front = FrontKeeper(program, arbitration.methods, settings.listen, inner)
         try:
             try:
                 address = await front.start()
@@ -223,8 +228,9 @@ def _bound(server: grpc.aio.Server, listen: str) -> str:
         raise ServeError(str(error)) from error
 
 
-def _say_ready(settings: Settings, address: str) -> None:
-    _LOG.info("server.ready", address=address, embedded_redis=settings.redis is None, front=settings.has_front, build=build())
+def _say_ready(settings: Settings, listening: _Listening) -> None:
+    front = "none" if listening.front is None else listening.front.program
+    _LOG.info("server.ready", address=listening.address, embedded_redis=settings.redis is None, front=front, build=build())
     who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
     _LOG.warning("authentication.none", note=f"producers are taken from requests; {who}")
 

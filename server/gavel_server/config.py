@@ -8,7 +8,6 @@ that exists. A name that nobody knows is refused in the file; the environment ma
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from gavel.v1.fact_pb2 import CrossCheck
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from gavel_server.front.programs import Choice
 from gavel_server.log.wire import check_url
 
 ENVIRONMENT_PREFIX: Final = "GAVEL_"
@@ -95,8 +95,8 @@ class Settings(BaseSettings):
     """How many replicas must have a write before it is answered, as replicas:N."""
     checkpoint: Path | None = None
     """File of what was last acknowledged, kept outside Redis. None: in the data directory."""
-    front: bool | None = None
-    """Whether a process of its own speaks gRPC for this server. None: where it may use more than one processor."""
+    front: Choice = "auto"
+    """Which process of its own speaks gRPC for this server: native, python or none. auto: the best that is there."""
     fdr: bool = True
     """Whether this server also derives facts from executions. Off: `gavel fdr` runs elsewhere."""
     metrics: Annotated[str | None, AfterValidator(_checked_metrics)] = None
@@ -121,11 +121,6 @@ class Settings(BaseSettings):
         """Whether nobody outside its container reaches it, for nobody said where to listen or where decisions are kept: Redis or volume."""
         kept = self.redis is not None or _is_on_volume(self.data)
         return self.container and "listen" not in self.model_fields_set and not kept
-
-    @property
-    def has_front(self) -> bool:
-        """Whether a process of its own speaks gRPC."""
-        return processors() > 1 if self.front is None else self.front
 
     @property
     def ack_replicas(self) -> int:
@@ -193,11 +188,6 @@ def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> 
     if not settings.container or settings.is_shut_in or "listen" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"listen": LISTEN_IN_CONTAINER, "allow_unauthenticated_network": True})
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_on_volume(path: Path) -> bool:

@@ -23,10 +23,10 @@ from gavel_client import GavelClient, GavelError
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
 from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX, Server, open_bus, prove, publish_status, serving, until, writable
+from tests.fronts import FRONTS
 from tests.ports import free_port
 
 BUS = "default"
-FRONT = ("--front",)
 
 
 def alive(process_id: int) -> bool:
@@ -47,12 +47,18 @@ async def gone(process_id: int) -> None:
     await until(is_gone, lambda: f"process {process_id} goes on")
 
 
+@pytest.fixture(params=FRONTS)
+def front(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The option for each front that is there."""
+    return "--front", request.param
+
+
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: tuple[str, str]) -> Server:
     """A server with a front and an embedded Redis, not started; its temporary files are in a directory of the test's."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    return Server(tmp_path / "gavel", listen=f"127.0.0.1:{free_port()}", options=FRONT)
+    return Server(tmp_path / "gavel", listen=f"127.0.0.1:{free_port()}", options=front)
 
 
 async def prepared(client: GavelClient) -> Load:
@@ -156,10 +162,10 @@ async def test_stopping_with_a_front_that_hangs(server: Server) -> None:
         assert not alive(front)
 
 
-async def test_restarts_are_counted(tmp_path: Path, redis_url: str) -> None:
+async def test_restarts_are_counted(tmp_path: Path, redis_url: str, front: tuple[str, str]) -> None:
     """How often the front was started again is a metric, and `/metrics` is the server's own."""
     port = free_port()
-    server = Server(tmp_path / "gavel", redis_url=redis_url, options=[*FRONT, "--metrics", f"127.0.0.1:{port}"])
+    server = Server(tmp_path / "gavel", redis_url=redis_url, options=[*front, "--metrics", f"127.0.0.1:{port}"])
 
     def restarts() -> float:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_SECONDS_MAX) as answer:
@@ -168,8 +174,7 @@ async def test_restarts_are_counted(tmp_path: Path, redis_url: str) -> None:
 
     with serving(server):
         assert 0 == await asyncio.to_thread(restarts)
-        front = server.front_process_id()
-        os.kill(front, signal.SIGKILL)
+        os.kill(server.front_process_id(), signal.SIGKILL)
 
         async def counted() -> bool | None:
             return await asyncio.to_thread(restarts) == 1 or None
@@ -193,13 +198,13 @@ def test_an_address_in_use(tmp_path: Path, redis_url: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = {refused(tmp_path, redis_url, "--listen", address, option) for option in ("--front", "--no-front")}
+        said = {refused(tmp_path, redis_url, "--listen", address, "--front", front) for front in (*FRONTS, "none")}
     assert {f"gavel: cannot listen on {address}: is another server running there, or is it no address of this machine?"} == said
 
 
-async def test_no_log_line_of_a_front_has_payloads(tmp_path: Path, redis_url: str, bus: str) -> None:
+async def test_no_log_line_of_a_front_has_payloads(tmp_path: Path, redis_url: str, bus: str, front: tuple[str, str]) -> None:
     """Whatever callers send through a front, standard error has nothing of it."""
-    server = Server(tmp_path / "gavel", redis_url=redis_url, options=[*FRONT, "--log-level", "debug"])
+    server = Server(tmp_path / "gavel", redis_url=redis_url, options=[*front, "--log-level", "debug"])
     with serving(server):
         async with server.client(bus) as client:
             await open_bus(client)

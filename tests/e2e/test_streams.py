@@ -18,6 +18,7 @@ from gavel_server.streaming import STREAM_REQUESTS_MAX
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.world import Server, open_bus, proposal, prove, publish_status, rule_set, seen, serving, until
+from tests.fronts import FRONTS
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 METHOD = "/gavel.v1.ArbitrationService/StreamProposals"
@@ -134,10 +135,10 @@ async def test_bytes_that_are_no_request_end_the_stream(pair: tuple[Server, Serv
     assert ("first", APPROVED) == (answer.request_id, answer.decision.decision.outcome)
 
 
-@pytest.mark.parametrize("option", ["--front", "--no-front"])
-async def test_a_server_that_stops_ends_its_streams(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize("front", [*FRONTS, "none"])
+async def test_a_server_that_stops_ends_its_streams(tmp_path: Path, front: str) -> None:
     """Streams end with UNAVAILABLE, those that wait for a contest and those that are idle; what has an answer gets it."""
-    server = Server(tmp_path / "gavel", options=[option])
+    server = Server(tmp_path / "gavel", options=["--front", front])
     with serving(server):
         async with server.client() as client:
             await open_bus(client, rule_set(contest_window_ms=600_000))

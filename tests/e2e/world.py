@@ -31,6 +31,7 @@ from gavel_client.backoff import Backoff
 from gavel_server.embedded import noted_url
 
 from tests.e2e.runs import Run, run_to_its_end
+from tests.fronts import is_front
 
 GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
 # Bounds that only a hanging program meets.
@@ -188,7 +189,7 @@ class Server:
 def fronts_of(process_id: int) -> list[int]:
     """Return the children of a process that speak gRPC for it."""
     children = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
-    return [int(child) for child in children if "gavel_server.front.process" in Path(f"/proc/{child}/cmdline").read_text().split("\0")]
+    return [int(child) for child in children if is_front(int(child))]
 
 
 @contextmanager

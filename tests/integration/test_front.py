@@ -23,19 +23,23 @@ from gavel_server.errors import ServiceError
 from gavel_server.front import keeper as keeper_module
 from gavel_server.front.keeper import FrontKeeper
 from gavel_server.front.link import METHODS
+from gavel_server.front.programs import Front
 from gavel_server.services.arbitration import Answer
+from gavel_server.services.boundary import fitted
 from gavel_server.streaming import STREAM_REQUESTS_MAX
 from gavel_server.transport import RECEIVE_BYTES_MAX, SEND_BYTES_MAX, bind, channel_options, make_server
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from tests.fronts import FRONTS
+
 Context = grpc.aio.ServicerContext[Any, Any]
 HOT = f"/gavel.v1.ArbitrationService/{METHODS[0]}"
 PROPOSALS = "/gavel.v1.ArbitrationService/StreamProposals"
 UNARY = "/gavel.v1.EventService/GetEvent"
 STREAM = "/gavel.v1.EventService/SubscribeEvents"
-LARGE_ERROR = ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 500, [("field", "x" * 3000)])
+LARGE_ERROR = fitted(ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 1000, [("field", "x" * 1000)] * 20))
 TRAILERS = (("kept", "as it is"), ("kept-bin", b"\x00\xff"))
 CALL_SECONDS_MAX = 60.0
 # Enough for a call to arrive, on a busy machine too.
@@ -101,8 +105,9 @@ class Scripted(grpc.GenericRpcHandler):
 class World:
     """A front, the server behind it, and a channel to each. Calls of the hot path wait in `asked` until the test answers them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, program: Front) -> None:
         self.directory = directory
+        self.program = program
         self.scripted = Scripted()
         self.asked: asyncio.Queue[tuple[str, bytes, Answer]] = asyncio.Queue()
         self.keeper = self.keeper_on("127.0.0.1:0")
@@ -116,7 +121,7 @@ class World:
 
     def keeper_on(self, listen: str) -> FrontKeeper:
         """Return a keeper of a front of this server, not started."""
-        return FrontKeeper({name: self._method(name) for name in METHODS}, listen, self.inner)
+        return FrontKeeper(self.program, {name: self._method(name) for name in METHODS}, listen, self.inner)
 
     def _method(self, name: str) -> Callable[[bytes, Answer], None]:
         return lambda data, answer: self.asked.put_nowait((name, data, answer))
@@ -157,7 +162,7 @@ class World:
             with suppress(ValueError):
                 status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it reads the trailers, which this has
         kept = [
-            [pair for pair in map(tuple, metadata) if pair[0].startswith("kept")]
+            sorted(pair for pair in map(tuple, metadata) if pair[0].startswith("kept"))  # the order of keys means nothing
             for metadata in (await call.initial_metadata(), await call.trailing_metadata())
         ]
         return [answers, await call.code(), await call.details(), status, *kept]
@@ -178,11 +183,11 @@ class World:
         assert [b"back"] == answers
 
 
-@pytest.fixture
-async def world(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> AsyncIterator[World]:
+@pytest.fixture(params=FRONTS)
+async def world(request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> AsyncIterator[World]:
     """A server without a front yet."""
     server = make_server()
-    made = World(tmp_path)
+    made = World(tmp_path, request.param)
     server.add_generic_rpc_handlers((made.scripted,))
     bind(server, made.inner)
     await server.start()
@@ -232,7 +237,7 @@ async def test_a_status_with_details(front: World) -> None:
     """An error that nearly fills the trailers arrives with its message and its details, after what came before it."""
     for method, request, before in ((UNARY, b"fail", []), (STREAM, b"fail", []), (STREAM, b"fail first", [b"first"])):
         answers, code, details, status, *_ = await front.both(method, request)
-        assert (before, grpc.StatusCode.FAILED_PRECONDITION, "ä" * 500) == (answers, code, details)
+        assert (before, grpc.StatusCode.FAILED_PRECONDITION, LARGE_ERROR.message) == (answers, code, details)
         assert LARGE_ERROR.status() == status
 
 
@@ -423,7 +428,7 @@ async def test_callers_who_leave(front: World) -> None:
         late = [asyncio.create_task(_ended(call(b"late", timeout=LATE_SECONDS))) for _ in range(50)]
         staying = [asyncio.create_task(_ended(call(b"%d" % number, timeout=CALL_SECONDS_MAX))) for number in range(50)]
         cancelled = call(b"cancelled")
-        asked = [await front.asked.get() for _ in range(150)]
+        asked = [await front.asked.get() for _ in range(151)]
         cancelled.cancel()
         await asyncio.gather(*late)
     await asyncio.gather(*leavers)
@@ -469,7 +474,7 @@ def of_process(process_id: int, what: str) -> str:
 async def test_its_command_line_tells_what_it_is(front: World) -> None:
     """`ps` shows what the process is, where callers reach it, and where the server is."""
     arguments = of_process(front.process_id, "cmdline").split("\0")
-    assert "gavel_server.front.process" in arguments
+    assert ("gavel-front" if front.program == "native" else "gavel_server.front.process") in {Path(argument).name for argument in arguments}
     assert ["127.0.0.1:0", front.inner] == arguments[-3:-1]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gavel_server.cli.errors import CommandError
+from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import Debug
 
 
@@ -26,9 +26,10 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Where to note what was acknowledged. Default: in the data directory.")
     ] = None,
     front: Annotated[
-        bool | None,
-        typer.Option("--front/--no-front", help="Speak gRPC in a process of its own. Default: where there is more than one processor."),
+        str | None,
+        typer.Option(metavar="WHICH", help="What speaks gRPC for the server: native, python, none or auto. Default: auto."),
     ] = None,
+    no_front: Annotated[bool, typer.Option("--no-front", help="The same as --front none.")] = False,
     fdr: Annotated[bool | None, typer.Option("--fdr/--no-fdr", help="Derive facts from executions in this process. Default: yes.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve Prometheus metrics. Default: nowhere.")] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
@@ -58,6 +59,8 @@ def serve(
 
     Every option is also a setting: command line > environment GAVEL_* > the file of --config.
     """
+    if no_front and front not in (None, "none"):
+        raise InvalidInputError(f"--no-front and --front {front} contradict each other; give one of them")
     given: dict[str, Any] = {
         "listen": listen,
         "data": data,
@@ -65,7 +68,7 @@ def serve(
         "accept_volatile": accept_volatile,
         "ack": ack,
         "checkpoint": checkpoint,
-        "front": front,
+        "front": "none" if no_front else front,
         "fdr": fdr,
         "metrics": metrics,
         "log_level": log_level,

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,6 +13,7 @@ import structlog
 from prometheus_client import Counter
 
 from gavel_server.front.backend import Backend
+from gavel_server.front.programs import Front, command
 from gavel_server.services.arbitration import Method
 from gavel_server.transport import STOP_GRACE_SECONDS
 
@@ -34,8 +34,9 @@ _LOG: Final = structlog.get_logger("gavel.front")
 class FrontKeeper:
     """The one front of a server. `start`, `serve`, `stop`."""
 
-    def __init__(self, methods: Mapping[str, Method], listen: str, inner: str) -> None:
-        """`methods` answer the hot path; `listen` is the address for callers, `inner` the server's own, where other calls go."""
+    def __init__(self, program: Front, methods: Mapping[str, Method], listen: str, inner: str) -> None:
+        """`program` says which front; `methods` answer the hot path; `listen` is the address for callers, `inner` the server's own."""
+        self.program: Final = program
         self._methods = methods
         self._listen = listen
         self._inner = inner
@@ -49,7 +50,7 @@ class FrontKeeper:
         with ours, theirs:
             # A session of its own: Ctrl-C at a terminal reaches the server, which ends its front when it has drained.
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - forks in this thread on purpose; no shell, our own arguments
-                [sys.executable, "-P", "-m", "gavel_server.front.process", str(theirs.fileno()), self._listen, self._inner],
+                command(self.program, theirs.fileno(), self._listen, self._inner),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

@@ -14,7 +14,11 @@ from typing import Final, cast
 
 HEADER: Final = Struct("<IIB")
 
-# The methods that go over the link, by kind of frame. Both ends are of one build: the server starts the front.
+# Of what both ends must agree on: frames, kinds, methods, and the arguments that a front is started with. Raise it with any change;
+# server/front/ has it too, since a native front may have been built before the server that starts it.
+PROTOCOL: Final = 1
+
+# The methods that go over the link, by kind of frame.
 METHODS: Final = ("SubmitProposal", "BatchSubmitProposals", "Preflight", "BatchPreflight", "StreamProposals")
 
 # Kinds of the server's frames.

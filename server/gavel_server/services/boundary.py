@@ -28,8 +28,9 @@ from prometheus_client import Counter
 from gavel_server.errors import ServiceError, abort, internal, invalid
 from gavel_server.log import LogCorruptError, LogError
 
-# What the violations of one status may take of the trailers' 8 KiB; its message is in there twice, once percent-encoded.
-VIOLATIONS_BYTES_MAX: Final = 5 * 1024
+# What the violations of one status may take of the 8 KiB that callers take as trailers. The status is sent in base64, and its message
+# twice, once percent-encoded; beyond 8 KiB gRPC replaces what is too large at random.
+VIOLATIONS_BYTES_MAX: Final = 3840
 MESSAGE_BYTES_MAX: Final = 512
 # How long refusals that speak of the server are gathered into one line.
 GATHERED_SECONDS: Final = 1.0
