@@ -4,10 +4,13 @@ import (
 	"context"
 	"io"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 // Its windows stay small: those that grow with the traffic let a stream that nobody reads fill this process.
@@ -15,6 +18,9 @@ const (
 	innerWindowBytes           = 64 << 10
 	innerConnectionWindowBytes = 1 << 20
 )
+
+// How much earlier than here a deadline may be over at the server.
+const clocksDiffer = 100 * time.Millisecond
 
 // A call that is passed on has its own shape at the server; here all are streams both ways, which any of them fits into.
 var passedOn = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
@@ -61,9 +67,19 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		case why := <-unread:
 			return why
 		default:
-			return err
+			return ended(caller.Context(), err)
 		}
 	}
+}
+
+// ended returns how a call ended for the caller. The server looks at the deadline too, and cancels a call that is over; its clock may be
+// a little ahead.
+func ended(caller context.Context, err error) error {
+	deadline, has := caller.Deadline()
+	if has && status.Code(err) == codes.Canceled && time.Until(deadline) < clocksDiffer {
+		return status.FromContextError(context.DeadlineExceeded).Err()
+	}
+	return err
 }
 
 // passRequests passes on what the caller sends, until he has sent all, or the server wants no more. An error: it cannot be read.
