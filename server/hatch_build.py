@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import version
@@ -87,6 +88,8 @@ LIBRARY: Final = "machine_code"
 # -O3 was measured to be no faster, and takes longer to build.
 OPTIMIZATION: Final = "2"
 STAMP: Final = "compiled-from"
+# gavel_server/front/programs.py looks for it there.
+NATIVE_FRONT: Final = Path(sysconfig.get_path("scripts")) / "gavel-front"
 
 
 def module_names() -> list[str]:
@@ -152,7 +155,7 @@ def build_tree(tree: Path, work: Path) -> None:
 
 
 class CompiledBuildHook(BuildHookInterface[Any]):
-    """Puts the libraries into a wheel. An editable install stays interpreted."""
+    """Puts the libraries into a wheel, and the native front, where `make front` has made it. An editable install stays interpreted."""
 
     PLUGIN_NAME = "custom"
 
@@ -163,6 +166,8 @@ class CompiledBuildHook(BuildHookInterface[Any]):
         libraries = build_libraries(ROOT / "build/compiling")
         for path in _files(libraries):
             build_data["force_include"][str(path)] = path.relative_to(libraries).as_posix()
+        if NATIVE_FRONT.is_file():
+            build_data["shared_scripts"][str(NATIVE_FRONT)] = NATIVE_FRONT.name
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 

@@ -10,6 +10,9 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
+from gavel_server.front.programs import native_program
+
+from tests.fronts import FRONTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,9 +41,21 @@ def test_the_libraries_are_in_the_wheel(wheel: Path) -> None:
     assert libraries == {name for name in names if name.endswith(".so")}
     assert {"gavel_rules/decider.py", "gavel_server/log/append.lua", "gavel_rules/sets/refunds.yaml"} <= names
     top_level = {PurePosixPath(name).parts[0] for name in names}
-    assert {"gavel", "gavel_rules", "gavel_server", "gavel_client"} == {name for name in top_level if not name.endswith(".dist-info")}
+    packages = {name for name in top_level if PurePosixPath(name).suffix not in (".dist-info", ".data")}
+    assert {"gavel", "gavel_rules", "gavel_server", "gavel_client"} == packages
     assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
+
+
+def test_the_native_front_is_in_the_wheel(wheel: Path) -> None:
+    """Where it has been made, the native front is among the programs that the wheel installs; nothing else is."""
+    scripts = {name: info for info in zipfile.ZipFile(wheel).infolist() if ".data/" in (name := info.filename)}
+    expected = ["gavel-front"] if "native" in FRONTS else []
+    assert expected == [PurePosixPath(name).name for name in scripts]
+    for name, info in scripts.items():
+        assert "scripts" == PurePosixPath(name).parts[1]
+        assert native_program().read_bytes() == zipfile.ZipFile(wheel).read(info)
+        assert info.external_attr >> 16 & 0o111, "it could not be run"
 
 
 def test_what_is_installed_runs_compiled(wheel: Path, tmp_path: Path) -> None:

@@ -202,6 +202,29 @@ def test_an_address_in_use(tmp_path: Path, redis_url: str) -> None:
     assert {f"gavel: cannot listen on {address}: is another server running there, or is it no address of this machine?"} == said
 
 
+@pytest.mark.parametrize(
+    ("options", "status", "sentence"),
+    [
+        (["--front", "swift"], 2, "setting front (--front, GAVEL_FRONT, or front in the file): Input should be"),
+        (["--front", "python", "--no-front"], 2, "gavel: --no-front and --front python contradict each other; give one of them"),
+    ],
+)
+def test_fronts_that_are_none(tmp_path: Path, options: list[str], status: int, sentence: str) -> None:
+    """A front that there is not, or to want one and none, is refused before anything starts."""
+    command = [GAVEL, "serve", "--data", str(tmp_path / "data"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=False)
+    assert (status, "") == (done.returncode, done.stdout), done.stderr
+    assert sentence in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+async def test_the_log_says_which_front_serves(tmp_path: Path, redis_url: str, front: tuple[str, str]) -> None:
+    """`server.ready` names the front."""
+    server = Server(tmp_path / "gavel", redis_url=redis_url, options=front)
+    with serving(server):
+        assert f"front={front[1]}" in server.log()
+
+
 async def test_no_log_line_of_a_front_has_payloads(tmp_path: Path, redis_url: str, bus: str, front: tuple[str, str]) -> None:
     """Whatever callers send through a front, standard error has nothing of it."""
     server = Server(tmp_path / "gavel", redis_url=redis_url, options=[*front, "--log-level", "debug"])

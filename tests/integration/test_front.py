@@ -21,6 +21,7 @@ import pytest
 from gavel.v1 import error_pb2
 from gavel_server.errors import ServiceError
 from gavel_server.front import keeper as keeper_module
+from gavel_server.front import programs as programs_module
 from gavel_server.front.keeper import FrontKeeper
 from gavel_server.front.link import METHODS
 from gavel_server.front.programs import Front
@@ -575,6 +576,43 @@ async def test_a_port_that_somebody_takes_meanwhile(front: World, capfd: pytest.
             await asyncio.sleep(0.05)
     await front.back()
     capfd.readouterr()  # gRPC itself says something about it
+
+
+async def test_localhost(world: World) -> None:
+    """A name that stands for several addresses is listened on at one port, and stays a name."""
+    world.keeper = world.keeper_on("localhost:0")
+    await world.start()
+    name, _, port = world.address.rpartition(":")
+    assert "localhost" == name
+    for host in {place[4][0] for place in socket.getaddrinfo("localhost", int(port), type=socket.SOCK_STREAM)}:
+        with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in str(host) else socket.AF_INET) as probe:
+            probe.bind((str(host), 0))  # this machine has the address
+            async with grpc.aio.insecure_channel(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}") as channel:
+                assert [b"x"] == (await world.call(channel, UNARY, b"echo x"))[0]
+
+
+async def test_a_unix_socket_of_somebody_else(world: World) -> None:
+    """A unix socket on which somebody listens is refused as without a front, and he keeps it."""
+    with pytest.raises(OSError, match="cannot listen") as expected:
+        bind(make_server(), world.inner)
+    keeper = world.keeper_on(world.inner)
+    with pytest.raises(OSError, match="cannot listen") as refused:
+        await keeper.start()
+    assert str(expected.value) == str(refused.value)
+    await keeper.stop()
+    async with grpc.aio.insecure_channel(world.inner) as channel:
+        assert [b"x"] == (await world.call(channel, UNARY, b"echo x"))[0]
+
+
+@pytest.mark.parametrize("world", [front for front in FRONTS if front == "native"], indirect=True)
+async def test_a_native_front_of_another_version(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that was built for another protocol says so, and ends, whatever else it is given."""
+    monkeypatch.setattr(programs_module, "PROTOCOL", 4711)
+    for listen in ("127.0.0.1:0", "no address"):
+        keeper = world.keeper_on(listen)
+        with pytest.raises(OSError, match="another version of gavel; run make front"):
+            await keeper.start()
+        await keeper.stop()
 
 
 async def test_a_unix_socket(world: World) -> None:

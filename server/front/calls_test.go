@@ -1,0 +1,136 @@
+package main
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// What goes through a whole front is tried by tests/integration/test_front.py; here is what takes 256 MiB or a pipe cut in pieces there.
+
+// pipe returns calls on a link, and the server's end of it, which reads only when the test does.
+func pipe(t *testing.T) (*calls, net.Conn) {
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { ours.Close(); theirs.Close() })
+	link := newLink(ours)
+	go link.write()
+	calls := newCalls(link)
+	go link.read(calls.answered)
+	return calls, theirs
+}
+
+func requestOf(size int) request {
+	return make(request, headerBytes+size)
+}
+
+// receive reads one frame at the server's end.
+func receive(t *testing.T, server net.Conn) []byte {
+	header := make([]byte, headerBytes)
+	if _, err := io.ReadFull(server, header); err != nil {
+		t.Fatal(err)
+	}
+	content := make([]byte, int(header[0])|int(header[1])<<8|int(header[2])<<16)
+	if _, err := io.ReadFull(server, content); err != nil {
+		t.Fatal(err)
+	}
+	return append(header, content...)
+}
+
+func mustAsk(t *testing.T, calls *calls, size int) (uint32, chan answer) {
+	answers := make(chan answer, 1)
+	number, err := calls.ask(0, requestOf(size), answers)
+	if err != nil {
+		t.Fatalf("%d bytes have room, and: %v", size, err)
+	}
+	return number, answers
+}
+
+func mustBeFull(t *testing.T, calls *calls, size int) {
+	_, err := calls.ask(0, requestOf(size), make(chan answer, 1))
+	refusal := status.Convert(err)
+	if refusal.Code() != codes.ResourceExhausted || refusal.Message() != "1000 bytes of requests wait for decisions; try again" {
+		t.Fatalf("there is no room for %d bytes, and: %v", size, err)
+	}
+	if info, ok := refusal.Details()[0].(*errdetails.ErrorInfo); !ok || info.Reason != "QUEUE_FULL" || info.Domain != "gavel" {
+		t.Fatalf("the first detail is %v", refusal.Details()[0])
+	}
+	if retry, ok := refusal.Details()[1].(*errdetails.RetryInfo); !ok || retry.RetryDelay.AsDuration().Milliseconds() != 200 {
+		t.Fatalf("the second detail is %v", refusal.Details()[1])
+	}
+}
+
+// Requests up to the limit wait; one more byte is refused with a delay; what is answered or given up makes room.
+func TestLimitOfWhatIsUnderWay(t *testing.T) {
+	calls, server := pipe(t)
+	calls.bytesMax = 1000
+	first, answers := mustAsk(t, calls, 900)
+	receive(t, server)
+	waitUntilSent(calls)
+	second, _ := mustAsk(t, calls, 100)
+	receive(t, server)
+	waitUntilSent(calls)
+	mustBeFull(t, calls, 1)
+	if !calls.forget(second) {
+		t.Fatal("the second call does not wait")
+	}
+	mustAsk(t, calls, 100)
+	receive(t, server)
+	waitUntilSent(calls)
+	mustBeFull(t, calls, 1)
+	if _, err := server.Write(frameOf(response, first, "done")); err != nil {
+		t.Fatal(err)
+	}
+	if answer := <-answers; string(answer.content) != "done" {
+		t.Fatalf("the first call heard %q", answer.content)
+	}
+	waitUntilSent(calls)
+	mustAsk(t, calls, 900)
+}
+
+// While the server reads nothing, requests whose callers have gone still count: they are still in memory.
+func TestCallersWhoGaveUpMakeNoRoomThatIsNotThere(t *testing.T) {
+	calls, server := pipe(t)
+	calls.bytesMax = 1000
+	number, _ := mustAsk(t, calls, 1000-headerBytes)
+	calls.forget(number)
+	mustBeFull(t, calls, 1)
+	receive(t, server)
+	waitUntilSent(calls)
+	mustAsk(t, calls, 1000)
+}
+
+func waitUntilSent(calls *calls) {
+	for calls.link.unsentBytes() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// However the stream of bytes is cut, the frames that come out are those that went in; answers to nobody are dropped.
+func TestAnyCutOfTheBytesGivesTheSameFrames(t *testing.T) {
+	calls, server := pipe(t)
+	number, answers := mustAsk(t, calls, 3)
+	sent := append(frameOf(response, 4711, "nobody"), frameOf(refused, number, "")...)
+	other, others := mustAsk(t, calls, 0)
+	sent = append(sent, frameOf(response, other, string(make([]byte, 70_000)))...)
+	for range 2 {
+		receive(t, server)
+	}
+	for size := 1; len(sent) > 0; size = size*3 + 1 {
+		count := min(size, len(sent))
+		if _, err := server.Write(sent[:count]); err != nil {
+			t.Fatal(err)
+		}
+		sent = sent[count:]
+	}
+	if answer := <-answers; answer.kind != refused || len(answer.content) != 0 {
+		t.Fatalf("the first call heard %v", answer)
+	}
+	if answer := <-others; answer.kind != response || len(answer.content) != 70_000 {
+		t.Fatalf("the second call heard a frame of kind %d, %d bytes", answer.kind, len(answer.content))
+	}
+}
