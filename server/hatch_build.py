@@ -81,6 +81,9 @@ MODULES: Final = {
         "bus/planning",
         "framing",
         "identifiers",
+        "log/entries",
+        "log/packing",
+        "services/answering",
     ),
 }
 # One library for each package, `machine_code__mypyc`; calls within it are C calls.

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gavel_server.log import Entry, Head, Record, chain
+from gavel_server.log.entries import Work
 
 DAY_MS = 24 * 60 * 60 * 1000
 NOW_MS = 20_000 * DAY_MS + 1234
 
 
-def entries_after(head: Head, count: int, name: str = "event", decision_sequence_number: int = 0) -> list[Entry]:
-    """`count` entries that follow `head`, correctly chained, with event_ids made of `name` and their numbers."""
+def entries_after(
+    head: Head, count: int, name: str = "event", decision_sequence_number: int = 0, works: Sequence[Work] = ("",)
+) -> list[Entry]:
+    """`count` entries that follow `head`, correctly chained, with event_ids made of `name` and their numbers, for `works` in turn."""
     entries = []
     number, chain_hash = head
-    for _ in range(count):
+    for index in range(count):
         number += 1
         envelope = b"\x00\xff envelope of " + f"{name}-{number}".encode()
         chain_hash = chain(chain_hash, envelope)
-        entries.append(Entry(number, envelope, chain_hash, f"{name}-{number}", "", decision_sequence_number))
+        entries.append(Entry(number, envelope, chain_hash, f"{name}-{number}", works[index % len(works)], decision_sequence_number))
     return entries
 
 

@@ -2,6 +2,8 @@
 
 Commands are imperative and frozen by convention; their envelopes are the decider's to complete. An answer that is a
 `Fault` means that the command could not be carried out; a refusal by policy is a decision, not a fault.
+
+What is made for every decision, `SubmitProposal`, `Recorded` and `Handled`, is a plain class: compiled, others cost more.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ class ChangeCrossCheck:
     cross_check: CrossCheck
 
 
-@dataclass(slots=True)
 class SubmitProposal:
     """Decide a proposal. `envelope` is validated and has its event_id, trace_id, name and producer."""
 
-    envelope: Envelope
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope: Final = envelope
 
 
 @dataclass(slots=True)
@@ -203,10 +205,11 @@ class Waiting(NamedTuple):
     envelope: Envelope
 
 
-class Recorded(NamedTuple):
+class Recorded:
     """The event that answers the command: a decision, or the event as recorded."""
 
-    envelope: Envelope
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope: Final = envelope
 
 
 class Started(NamedTuple):
@@ -247,9 +250,10 @@ class Failure(NamedTuple):
     error: Any  # an Exception; mypyc cannot compile that name here
 
 
-class Handled(NamedTuple):
+class Handled:
     """What a command came to: the events to append, in order, the answer once they are, and what went wrong on the way."""
 
-    events: list[Envelope]
-    answer: Answer
-    failures: Sequence[Failure] = ()
+    def __init__(self, events: list[Envelope], answer: Answer, failures: Sequence[Failure] = ()) -> None:
+        self.events: Final = events
+        self.answer: Final = answer
+        self.failures: Final = failures

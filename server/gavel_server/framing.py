@@ -17,6 +17,7 @@ _CHAIN_HASH_TAG: Final = bytes([15 << 3 | 2, 32])
 _FIELD_1: Final = bytes([1 << 3 | 2])
 _FIELD_2: Final = bytes([2 << 3 | 2])
 _FIELD_3: Final = bytes([3 << 3 | 2])
+_BYTES: Final = [bytes([number]) for number in range(256)]
 
 
 def envelope_bytes(record: Record) -> bytes:
@@ -35,25 +36,22 @@ def named_result(name: bytes, item: bytes | Status) -> bytes:
     return b"".join((field_1(name), tag, _varint(len(content)), content))
 
 
-def results(items: Iterable[bytes | Status]) -> bytes:
-    """Return a batch response: `repeated {oneof {1: message, 2: google.rpc.Status}} results = 1`."""
+def results(items: Iterable[Record | Status]) -> bytes:
+    """Return a batch response: `repeated {oneof {1: the record's Envelope, 2: google.rpc.Status}} results = 1`."""
     parts: list[bytes] = []
     for item in items:
-        if isinstance(item, bytes):
-            tag, content = _FIELD_1, item
+        if isinstance(item, Record):
+            length = len(item.envelope) + len(_CHAIN_HASH_TAG) + len(item.chain_hash)
+            head = _FIELD_1 + _varint(length)
+            parts += (_FIELD_1, _varint(len(head) + length), head, item.envelope, _CHAIN_HASH_TAG, item.chain_hash)
         else:
-            tag, content = _FIELD_2, item.SerializeToString()
-        length = _varint(len(content))
-        parts += (_FIELD_1, _varint(len(tag) + len(length) + len(content)), tag, length, content)
+            status = item.SerializeToString()
+            head = _FIELD_2 + _varint(len(status))
+            parts += (_FIELD_1, _varint(len(head) + len(status)), head, status)
     return b"".join(parts)
 
 
 def _varint(number: int) -> bytes:
     if number < 128:
-        return bytes((number,))
-    parts = bytearray()
-    while number >= 128:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
+        return _BYTES[number]
+    return _BYTES[number & 127 | 128] + _varint(number >> 7)

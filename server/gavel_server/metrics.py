@@ -44,11 +44,12 @@ def show(bus: str, head: int, writable: bool, waiting_callers: int, open_contest
     OPEN_CONTESTS.labels(bus).set(open_contests)
 
 
-def committed(bus: str, envelopes: Iterable[Envelope]) -> None:
-    """Count a committed batch, and raise the alarm where a decision calls for it."""
-    count = 0
-    for envelope in envelopes:
-        count += 1
+def committed(bus: str, count: int, watched: Iterable[Envelope]) -> None:
+    """Count a committed batch of `count` events, and raise the alarm where a decision calls for it.
+
+    `watched` are those that may: its diagnostics, and its decisions that approve nothing.
+    """
+    for envelope in watched:
         category = envelope.event_category
         if category == AGENT_DIAGNOSTIC and envelope.agent_diagnostic.WhichOneof("detail") == "shadow_difference":
             SHADOW_DIFFERENCES.labels(bus, envelope.agent_diagnostic.shadow_difference.policy_id).inc()

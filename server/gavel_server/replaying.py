@@ -23,7 +23,7 @@ from gavel_rules.authoring.impact import Impact
 from gavel_rules.language.ruleset import CompiledRuleSet
 from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError
 
-from gavel_server.log.protocol import EventLog, LogCorruptError, Record
+from gavel_server.log import EventLog, LogCorruptError, Record
 from gavel_server.precompiling import Precompiler
 
 # Events read and checked before other tasks get their turn: some tens of milliseconds of work.
@@ -50,7 +50,7 @@ async def verify(
     try:
         head, last = await _range(log, from_sequence_number, to_sequence_number)
         integrity = Integrity(log.bus)
-        async for number in _pages(log, last, lambda record: integrity.feed(*record)):
+        async for number in _pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
         precompiler = Precompiler(documents=True)
         recomputation = Recomputation(
@@ -90,7 +90,7 @@ async def impact(
     """
     _, last = await _range(log, from_sequence_number, to_sequence_number)
     integrity = Integrity(log.bus)
-    async for number in _pages(log, last, lambda record: integrity.feed(*record)):
+    async for number in _pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
         yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
     simulation = Impact(log.bus, candidate)
     decisions = replaced = 0

@@ -331,7 +331,7 @@ async def test_refusals_apply_nothing(own_redis: EmbeddedRedis, bus: str, settin
     await log.append(empty_head(bus), first, NOW_MS, [])
     async with redis.asyncio.Redis.from_url(own_redis.url) as plain:
         await (plain.replicaof(*value.split()) if setting == "replicaof" else plain.config_set(setting, value))
-    second = [entry._replace(work="decisions") for entry in entries_after(head_of(first), 500)]
+    second = entries_after(head_of(first), 500, works=["decisions"])
     with pytest.raises(LogUnavailableError, match=said):
         await log.append(head_of(first), second, NOW_MS, [])
     assert records_of(first) == await log.read(1, 10)
@@ -385,8 +385,7 @@ async def test_append_to_damaged_log_writes_nothing(log: RedisLog, client: Any, 
         return [await client.dump(key) for key in sorted(await client.keys(f"{prefix}*"))]
 
     before = await everything()
-    second = entries_after(head_of(first), 2)
-    second = [second[0]._replace(work="decisions"), second[1]._replace(work="executions")]
+    second = entries_after(head_of(first), 2, works=["decisions", "executions"])
     with pytest.raises(LogCorruptError, match=said):
         await log.append(head_of(first), second, NOW_MS, [])
     assert before == await everything()

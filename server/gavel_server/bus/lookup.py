@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
@@ -22,12 +22,13 @@ CITED_MAX: Final = 65_536
 KNOWN_MAX: Final = 65_536
 
 
-class Known(NamedTuple):
-    """Where an event stands. `decision_sequence_number` is a proposal's first decision, else 0."""
+class Known:
+    """Where an event stands. `decision_sequence_number` is a proposal's first decision, else 0. No tuple: compiled, those cost more."""
 
-    sequence_number: int
-    decision_sequence_number: int
-    trace_id: str
+    def __init__(self, sequence_number: int, decision_sequence_number: int, trace_id: str) -> None:
+        self.sequence_number: Final = sequence_number
+        self.decision_sequence_number: Final = decision_sequence_number
+        self.trace_id: Final = trace_id
 
 
 class Lookup:
@@ -49,11 +50,13 @@ class Lookup:
             self._note_answered(envelope)
         self._bound()
 
-    def note_all(self, envelopes: Sequence[Envelope], entries: Sequence[Entry]) -> None:
-        """Remember a committed batch of this server, whose entries say by which event each proposal was decided."""
-        for envelope, entry in zip(envelopes, entries, strict=True):
-            self._known[entry.event_id] = Known(entry.sequence_number, entry.decision_sequence_number, envelope.trace_id)
-            self.cite(envelope)
+    def note_all(self, envelopes: list[Envelope], entries: list[Entry]) -> None:
+        """Remember a committed batch of this server, whose entries say by which event each proposal was decided.
+
+        What of it may be cited was told by `cite` when it was decided.
+        """
+        for index, entry in enumerate(entries):
+            self._known[entry.event_id] = Known(entry.sequence_number, entry.decision_sequence_number, envelopes[index].trace_id)
         self._bound()
 
     def _note_answered(self, decision: Envelope) -> None:

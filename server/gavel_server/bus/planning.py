@@ -1,11 +1,13 @@
-"""Deciding a batch: the core run on each command in turn, and the log entries that come of it. No I/O."""
+"""Deciding a batch: the core run on each command in turn, and the log entries that come of it. No I/O.
+
+What is made for every command is a plain class: compiled, tuples and dataclasses cost more.
+"""
 
 from __future__ import annotations
 
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Final, NamedTuple
@@ -24,17 +26,17 @@ from gavel_rules.commands import (
     Recorded,
     References,
     Started,
-    SubmitProposal,
     Tick,
     Waiting,
 )
 from gavel_rules.decider import handle
-from gavel_rules.events import DECISION, EXECUTION, FACT, PROPOSAL
+from gavel_rules.events import AGENT_DIAGNOSTIC, DECISION, EXECUTION, FACT, OBSERVATION, PROPOSAL
 from gavel_rules.projection import State
 
 from gavel_server.bus.lookup import Lookup
 from gavel_server.errors import ServiceError, internal, of_fault
 from gavel_server.log import Entry, Head, Record
+from gavel_server.log.entries import Work
 
 # Timers that one commit emits at most; more than that go ahead of the commands in commits of their own.
 TIMERS_PER_COMMIT: Final = 512
@@ -43,21 +45,23 @@ FRAMES_LOGGED_MAX: Final = 8
 
 # What a decision may follow that answers it: a proposal, or a person's word.
 _DECIDED: Final = frozenset({PROPOSAL, FACT})
+# A tuple: a union would be made anew at every look.
+_WITH_EVENT: Final = (Recorded, Started)
 
 _LOG: Final = structlog.get_logger(__name__)
 
 
-class Completed(NamedTuple):
+class Completed:
     """What a command came to, committed. `record` is the log's record of the answer's event, where it has one."""
 
-    answer: Answer
-    record: Record | None
+    def __init__(self, answer: Answer, record: Record | None) -> None:
+        self.answer: Final = answer
+        self.record: Final = record
 
 
 Done = Callable[[Completed | ServiceError], None]
 
 
-@dataclass(slots=True)
 class Pending:
     """A command that waits.
 
@@ -65,31 +69,41 @@ class Pending:
     that its envelope has not been admitted yet, `lost` that an append of it has got lost once.
     """
 
-    command: Command
-    done: Done
-    check_id: str
-    size_bytes: int
-    unchecked: bool = False
-    references: References = NO_REFERENCES
-    cause_in_batch: str = ""
-    lost: bool = False
+    def __init__(
+        self,
+        command: Command,
+        done: Done,
+        check_id: str,
+        size_bytes: int,
+        unchecked: bool = False,
+        references: References = NO_REFERENCES,
+        cause_in_batch: str = "",
+        lost: bool = False,
+    ) -> None:
+        self.command: Final = command
+        self._done: Done | None = done
+        self.check_id = check_id
+        self.size_bytes: Final = size_bytes
+        self.unchecked = unchecked
+        self.references = references
+        self.cause_in_batch = cause_in_batch
+        self.lost = lost
 
     @property
     def answered(self) -> bool:
         """Whether the caller has heard something."""
-        return self.done is _ignore
+        return self._done is None
 
     def answer(self, result: Completed | ServiceError) -> None:
         """Tell the caller, once: what it hears first stands."""
-        done, self.done = self.done, _ignore
+        done = self._done
+        if done is None:
+            return
+        self._done = None
         try:
             done(result)
         except Exception:  # noqa: BLE001  # one caller's callback must not keep the others from their answers
             _LOG.exception("callback.failed")
-
-
-def _ignore(result: Completed | ServiceError) -> None:
-    """The caller has been answered already."""
 
 
 class Plan(NamedTuple):
@@ -101,6 +115,8 @@ class Plan(NamedTuple):
     envelopes: list[Envelope]
     entries: list[Entry]
     answers: list[tuple[Pending, Answer]]
+    watched: list[Envelope]  # of the envelopes: decisions that approve nothing, and diagnostics
+    reports: int  # of the envelopes: executions
     mark: int  # undoing to here takes the plan back
     end: int  # what was applied before here is the plan's
 
@@ -121,6 +137,8 @@ class Planning:
         self._envelopes: list[Envelope] = []
         self._entries: list[Entry] = []
         self._answers: list[tuple[Pending, Answer]] = []
+        self._watched: list[Envelope] = []
+        self._reports = 0
         self._recorded_ids: set[str] = set()
 
     def tick(self) -> None:
@@ -131,47 +149,58 @@ class Planning:
 
     def decide(self, pending: Pending) -> None:
         """Decide a command. `lookup` learns at once what later ones may cite, and forgets it if the state is undone."""
-        state = self._state
-        handled = _handle(state, pending, self._now_ms, self._recorded_ids)
-        if not isinstance(pending.command, SubmitProposal):
-            for envelope in handled.events:
-                self._lookup.cite(envelope)
-                state.on_undo(partial(self._lookup.uncite, envelope.sequence_number))
+        handled = _handle(self._state, pending, self._now_ms, self._recorded_ids)
         if handled.failures:
             _say(handled.failures)
         self._answers.append((pending, handled.answer))
-        if pending.check_id:
-            self._recorded_ids.update(envelope.event_id for envelope in handled.events)
         self._record(handled.events)
 
     def plan(self) -> Plan:
         """Return the plan of what has been decided."""
-        head = Head(self._expected.sequence_number + len(self._entries), self._chain_hash)
-        return Plan(self._expected, head, self._now_ms, self._envelopes, self._entries, self._answers, self.mark, self._state.position)
+        return Plan(
+            self._expected,
+            Head(self._expected.sequence_number + len(self._entries), self._chain_hash),
+            self._now_ms,
+            self._envelopes,
+            self._entries,
+            self._answers,
+            self._watched,
+            self._reports,
+            self.mark,
+            self._state.position,
+        )
 
     def _record(self, envelopes: list[Envelope]) -> None:
         """Make log entries of a command's events, which nothing changes any more."""
-        last = len(envelopes) - 1
-        before = b""  # the proposal right before a decision, which answers it
-        for index, envelope in enumerate(envelopes):
+        entries = self._entries
+        previous = 0  # the category of the command's event right before
+        for envelope in envelopes:
             # Deterministic: a decision made again from the same log has the same bytes, maps included.
             envelope_bytes = envelope.SerializeToString(deterministic=True)
             self._chain_hash = chain(self._chain_hash, envelope_bytes)
             number = envelope.sequence_number
             category = envelope.event_category
-            work = ""
-            decided_by = 0
-            if category in _DECIDED:
-                if index < last and envelopes[index + 1].event_category == DECISION:
-                    decided_by = number + 1
-            elif category == DECISION:
+            event_id = envelope.event_id
+            work: Work = ""
+            if category == DECISION:
+                if previous in _DECIDED:
+                    entries[-1].decision_sequence_number = number
                 if envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
                     work = "decisions"
-                    self._state.pack(envelope.event_id, envelope_bytes, before)
+                    self._state.pack(event_id, envelope_bytes, entries[-1].envelope if previous == PROPOSAL else b"")
+                else:
+                    self._watched.append(envelope)
             elif category == EXECUTION:
                 work = "executions"
-            before = envelope_bytes if category == PROPOSAL else b""
-            self._entries.append(Entry(number, envelope_bytes, self._chain_hash, envelope.event_id, work, decided_by))  # type: ignore[arg-type]
+                self._reports += 1
+            elif category == AGENT_DIAGNOSTIC:
+                self._watched.append(envelope)
+            elif category in (FACT, OBSERVATION):
+                self._lookup.cite(envelope)
+                self._state.on_undo(partial(self._lookup.uncite, number))
+            entries.append(Entry(number, envelope_bytes, self._chain_hash, event_id, work))
+            self._recorded_ids.add(event_id)
+            previous = category
         self._envelopes.extend(envelopes)
 
 
@@ -181,12 +210,6 @@ def _say(failures: Iterable[Failure]) -> None:
         frames = traceback.extract_tb(error.__traceback__)[-FRAMES_LOGGED_MAX:]
         where = [f"{PurePath(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
         _LOG.error("judgement.failed", proposal_id=proposal_id, error=type(error).__name__, where=where)
-
-
-def records(decided: Plan) -> Iterator[tuple[Envelope, Record]]:
-    """Yield the events of a plan with their records."""
-    for envelope, entry in zip(decided.envelopes, decided.entries, strict=True):
-        yield envelope, Record(entry.sequence_number, entry.envelope, entry.chain_hash)
 
 
 def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending], now_ms: int) -> Plan:
@@ -208,14 +231,23 @@ def plan(state: State, lookup: Lookup, expected: Head, batch: Sequence[Pending],
 
 def outcome(decided: Plan, answer: Answer) -> Completed | ServiceError | None:
     """Return what the caller of a committed command hears; None: he has to wait for a contest."""
+    if isinstance(answer, _WITH_EVENT):
+        return Completed(answer, decided.entries[answer.envelope.sequence_number - decided.expected.sequence_number - 1])
     if isinstance(answer, Fault):
         return of_fault(answer)
-    if isinstance(answer, Waiting):
-        return None
-    if isinstance(answer, Recorded | Started):
-        entry = decided.entries[answer.envelope.sequence_number - decided.expected.sequence_number - 1]
-        return Completed(answer, Record(entry.sequence_number, entry.envelope, entry.chain_hash))
-    return Completed(answer, None)
+    return None if isinstance(answer, Waiting) else Completed(answer, None)
+
+
+def tell(decided: Plan, instead: ServiceError | None = None) -> list[tuple[Pending, Waiting]]:
+    """Answer the callers of a committed plan, all with `instead` where it is given. Returns those who have to wait for a contest."""
+    competing: list[tuple[Pending, Waiting]] = []
+    for pending, answer in decided.answers:
+        result = outcome(decided, answer) if instead is None else instead
+        if result is not None:
+            pending.answer(result)
+        elif isinstance(answer, Waiting):
+            competing.append((pending, answer))
+    return competing
 
 
 def _handle(state: State, pending: Pending, now_ms: int, recorded_ids: set[str]) -> Handled:

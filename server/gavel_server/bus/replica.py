@@ -111,9 +111,9 @@ class Replica:
         if decided.entries:
             self.head = decided.head
             self.lookup.note_all(decided.envelopes, decided.entries)
-            metrics.committed(self.bus, decided.envelopes)
+            metrics.committed(self.bus, len(decided.envelopes), decided.watched)
             self.wake_followers()
-            if self.on_execution is not None and any(entry.work == "executions" for entry in decided.entries):
+            if self.on_execution is not None and decided.reports:
                 self.on_execution()
 
     async def _has(self, head: Head) -> bool:

@@ -21,7 +21,7 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_rules.commands import Command, OpenBus, SubmitProposal, Waiting
+from gavel_rules.commands import Command, OpenBus, SubmitProposal
 from gavel_rules.events import DECISION
 from gavel_rules.limits import BATCH_BYTES_MAX
 from gavel_rules.projection import State
@@ -32,7 +32,7 @@ from gavel_server.bus.earlier_answers import EarlierAnswers
 from gavel_server.bus.flight import Flight, Landing
 from gavel_server.bus.gathering import Gathering
 from gavel_server.bus.lookup import Lookup
-from gavel_server.bus.planning import Completed, Done, Pending, Plan, Planning, outcome, plan, records
+from gavel_server.bus.planning import Completed, Done, Pending, Plan, Planning, plan, tell
 from gavel_server.bus.preparation import Preparation
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.watching import Watch
@@ -375,7 +375,7 @@ class Sequencer:
         if flight.undone:
             # Its callers and those behind it have been told; if it is in, it is read like an event of another server.
             if landing is Landing.COMMITTED:
-                metrics.committed(self.bus, flight.decided.envelopes)
+                metrics.committed(self.bus, len(flight.decided.envelopes), flight.decided.watched)
             elif error is not None:
                 self.replica.take_log_error(error)
             self.replica.behind = True
@@ -407,16 +407,12 @@ class Sequencer:
         self.replica.advance(decided)
         waiting = self.replica.waiting
         instead = None if error is None else ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
-        for pending, answer in decided.answers:
-            result = outcome(decided, answer) if instead is None else instead
-            if result is not None:
-                pending.answer(result)
-            elif isinstance(answer, Waiting):
-                waiting.join(answer.envelope.event_id, pending)
+        for pending, answer in tell(decided, instead):
+            waiting.join(answer.envelope.event_id, pending)
         if waiting:
-            for event, record in records(decided):
+            for event, entry in zip(decided.envelopes, decided.entries, strict=True):
                 if event.event_category == DECISION:
-                    waiting.hear(event, record)
+                    waiting.hear(event, entry)
 
     def _say_unknown(self, ahead: Iterable[Pending], flight: Flight, error: LogError, *, for_long: bool) -> bool:
         """An append's outcome is not known yet. Refuse what would have to wait; in the end the callers of what is decided as well.

@@ -2,12 +2,11 @@
 
 from gavel_rules.chain import chain, genesis_hash
 
+from gavel_server.log.entries import Entry, Head, Record
 from gavel_server.log.protocol import (
     ConsumerGroup,
-    Entry,
     EventIdTakenError,
     EventLog,
-    Head,
     HeadMovedError,
     IdEntry,
     LogCorruptError,
@@ -15,7 +14,6 @@ from gavel_server.log.protocol import (
     LogUnavailableError,
     NotReplicatedError,
     OutcomeUnknownError,
-    Record,
     empty_head,
 )
 

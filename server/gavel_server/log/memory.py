@@ -11,17 +11,14 @@ from collections.abc import Callable, Sequence
 
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
+from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.protocol import (
     DAY_MS,
     READ_LIMIT,
     ConsumerGroup,
-    Entry,
     EventIdTakenError,
-    Head,
     HeadMovedError,
     IdEntry,
-    Record,
-    check_sequence,
     empty_head,
     window_days,
 )

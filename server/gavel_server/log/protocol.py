@@ -9,46 +9,15 @@ removes an event, looks into an envelope, or repeats an append on its own accoun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gavel_rules.chain import genesis_hash
+
+from gavel_server.log.entries import Entry, Head, Record
 
 # Entries one call of `read` returns unless told otherwise.
 READ_LIMIT: Final = 1000
 DAY_MS: Final = 24 * 60 * 60 * 1000
-
-Work = Literal["", "decisions", "executions"]
-
-
-class Head(NamedTuple):
-    """The newest event of a log: its number (0: the log is empty) and its chain hash (then the bus's genesis hash)."""
-
-    sequence_number: int
-    chain_hash: bytes
-
-
-class Entry(NamedTuple):
-    """One event to append.
-
-    `envelope` is the serialized Envelope without `chain_hash`. `work` names the queue the event also goes to: "decisions" for
-    executors, "executions" for the fact derivation reactor, or "". `decision_sequence_number` is, for a PROPOSAL, the number
-    of its first decision where that is known, else 0; `find` gives it back.
-    """
-
-    sequence_number: int
-    envelope: bytes
-    chain_hash: bytes
-    event_id: str
-    work: Work
-    decision_sequence_number: int = 0
-
-
-class Record(NamedTuple):
-    """One stored event: the envelope's bytes as appended, and its chain hash."""
-
-    sequence_number: int
-    envelope: bytes
-    chain_hash: bytes
 
 
 class IdEntry(NamedTuple):
@@ -170,17 +139,6 @@ def empty_head(bus: str) -> Head:
 def window_days(now_ms: int, window_ms: int) -> range:
     """The days (since 1970) whose event_ids count as known at `now_ms`: whole days, so ids stay known up to a day longer."""
     return range((now_ms - window_ms) // DAY_MS, now_ms // DAY_MS + 1)
-
-
-def check_sequence(expected: Head, entries: Sequence[Entry]) -> None:
-    """Refuse entries that do not follow `expected` one by one."""
-    if not entries:
-        raise ValueError("append needs at least one entry")
-    number = expected.sequence_number
-    for entry in entries:
-        number += 1
-        if entry.sequence_number != number:
-            raise ValueError(f"entry {entry.sequence_number} stands where {number} must follow; number entries without a gap")
 
 
 def describe(head: Head) -> str:

@@ -24,20 +24,18 @@ from typing import Any, Final, TypeVar
 from gavel_rules.chain import genesis_hash
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
+from gavel_server.log.entries import Entry, Head, Record, check_sequence
+from gavel_server.log.packing import flags_and_arguments
 from gavel_server.log.protocol import (
     DAY_MS,
     READ_LIMIT,
     ConsumerGroup,
-    Entry,
     EventIdTakenError,
-    Head,
     HeadMovedError,
     IdEntry,
     LogCorruptError,
     LogUnavailableError,
     NotReplicatedError,
-    Record,
-    check_sequence,
     describe,
     empty_head,
     window_days,
@@ -55,7 +53,6 @@ FENCED_MAX: Final = 5
 Item = TypeVar("Item")
 
 GROUP_OF_QUEUE: Final = {"decisions": "executors", "executions": "fdr"}
-_FLAG_OF_WORK: Final = {"": "-", "decisions": "d", "executions": "x"}
 
 _SCRIPT: Final = Path(__file__).with_name("append.lua").read_text(encoding="utf-8")
 _SCRIPT_DIGEST: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -308,15 +305,10 @@ class RedisLog:
         if check_ids:
             window = window_days(recorded_at_ms, self.idempotency_window_ms)
             keys += [f"{self._ids_prefix}{earlier}" for earlier in window if earlier != day]
-        stored: list[Argument] = []
-        ids: list[Argument] = []
-        for number, envelope, chain_hash, event_id, _, decision_number in entries:
-            stored += (envelope, chain_hash)
-            ids += (event_id, f"{number}:{decision_number}" if decision_number else number)
-        flags = "".join([_FLAG_OF_WORK[entry.work] for entry in entries])
+        flags, of_entries = flags_and_arguments(entries)
         # An event_id may be written at the end of its day and is known until a day beyond the window.
         ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
-        return keys, [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(check_ids), *stored, *ids, *check_ids]
+        return keys, [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(check_ids), *of_entries, *check_ids]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:
         """The script's reply, then WAIT's if it was asked and came. The script is sent only to a Redis that does not know it."""

@@ -43,8 +43,9 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import BUS_DEFAULT, Buses
 from gavel_server.compiler import Compiler
 from gavel_server.errors import ServiceError, abort, invalid
-from gavel_server.framing import envelope_bytes, field_1, named_result, results
+from gavel_server.framing import envelope_bytes, field_1, named_result
 from gavel_server.people import resolution, revocation
+from gavel_server.services.answering import BatchAnswers, record_of
 from gavel_server.services.batches import check_batch
 from gavel_server.services.boundary import fitted, refused, register
 from gavel_server.streaming import Ask, streaming
@@ -214,29 +215,16 @@ class Arbitration:
 
 def _propose_all(sequencer: Sequencer, envelopes: list[Envelope], size_bytes: int, heard: _Heard) -> None:
     """Queue a batch; `heard` hears all answers together."""
-    answers: list[bytes | Status] = [b""] * len(envelopes)
-    waiting = len(envelopes)
-
-    def collect(index: int, result: Completed | ServiceError) -> None:
-        nonlocal waiting
-        if isinstance(result, ServiceError):
-            answers[index] = refused(f"{SERVICE}/BatchSubmitProposals", result).status()
-        else:
-            answers[index] = _decision_bytes(result)
-        waiting -= 1
-        if not waiting:
-            heard(results(answers))
-
+    answers = BatchAnswers(f"{SERVICE}/BatchSubmitProposals", len(envelopes), heard)
     for index, envelope in enumerate(envelopes):
         try:
-            sequencer.propose(envelope, partial(collect, index), size_bytes // len(envelopes))
+            sequencer.propose(envelope, partial(answers.take, index), size_bytes // len(envelopes))
         except ServiceError as error:
-            collect(index, error)
+            answers.take(index, error)
 
 
 def _decision_bytes(result: Completed) -> bytes:
-    assert result.record is not None  # noqa: S101  # a decided proposal always has its decision's record
-    return envelope_bytes(result.record)
+    return envelope_bytes(record_of(result))
 
 
 def would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], now_ms: int, governing: Governing | None) -> Decision:

@@ -53,7 +53,7 @@ async def test_changed_log_is_called_damaged(governed: World) -> None:
     records: list[Record] = log._records  # type: ignore[attr-defined]  # what an attacker with access to the store would do
     number = next(record.sequence_number for record in records if b"DecisionApproved" in record.envelope)
     stored = records[number - 1]
-    records[number - 1] = stored._replace(envelope=stored.envelope.replace(b"DecisionApproved", b"DecisionRejected"))
+    records[number - 1] = Record(number, stored.envelope.replace(b"DecisionApproved", b"DecisionRejected"), stored.chain_hash)
 
     verdict = (await replay(governed))[-1].verdict
 

@@ -162,7 +162,7 @@ async def test_no_simulation_on_a_log_that_is_not_intact(world: World) -> None:
     """A log whose chain is broken is no ground for a forecast: LOG_UNAVAILABLE, with what to do."""
     await some_decisions(world)
     records: list[Record] = (await world.buses.get("")).log._records  # type: ignore[attr-defined]  # what a forger would do
-    records[3] = records[3]._replace(envelope=records[3].envelope.replace(b"delivered", b"cancelled"))
+    records[3] = Record(4, records[3].envelope.replace(b"delivered", b"cancelled"), records[3].chain_hash)
 
     heard = await refusal(simulated(world))
 

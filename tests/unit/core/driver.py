@@ -445,7 +445,7 @@ def replayed(
     """Both passes of a replay over records; raises what they raise."""
     integrity = Integrity(bus)
     for record in records:
-        integrity.feed(*record)
+        integrity.feed(record.sequence_number, record.envelope, record.chain_hash)
     recomputation = Recomputation(bus, engine=engine, compare_from=compare_from)
     for record in records:
         recomputation.feed(record.sequence_number, record.envelope)

@@ -133,7 +133,7 @@ def test_a_changed_byte_breaks_the_chain() -> None:
     stored = bytearray(core.records[index].envelope)
     stored[len(stored) // 2] ^= 1
     records = list(core.records)
-    records[index] = records[index]._replace(envelope=bytes(stored))
+    records[index] = Record(index + 1, bytes(stored), records[index].chain_hash)
     with pytest.raises(DamagedError) as caught:
         replayed(BUS, records)
     assert ("chain-broken", index + 1) == (caught.value.divergence.kind, caught.value.divergence.sequence_number)

@@ -16,7 +16,7 @@ from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.planning import Completed
 from gavel_server.errors import ServiceError
-from gavel_server.log import Entry, LogCorruptError, LogUnavailableError, OutcomeUnknownError, chain
+from gavel_server.log import Entry, LogCorruptError, LogUnavailableError, OutcomeUnknownError, Record, chain
 from gavel_server.log.memory import MemoryLog
 
 from tests.faults import FaultRates, FaultyLog
@@ -173,7 +173,7 @@ async def test_a_tampered_log_does_not_start(servers: Servers) -> None:
     events = await servers.events()
     records = rechained(BUS, events)
     bad = MemoryLog(BUS, servers.now_ms, WEEK_MS)
-    await _append(bad, [records[0]._replace(chain_hash=chain(b"", b""))], servers)
+    await _append(bad, [Record(1, records[0].envelope, chain(b"", b""))], servers)
     with pytest.raises(LogCorruptError, match="hash chain breaks at event 1"):
         await servers.start(log=bad)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, NotStarted, SubmitProposal
 from gavel_rules.events import ARBITER_VERSION, FACT, SYSTEM_PRODUCER
 from gavel_server.admission import admit
-from gavel_server.bus import planning, preparation
+from gavel_server.bus import preparation
+from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.flight import UNKNOWN_ANSWER_SECONDS
-from gavel_server.bus.planning import Completed
+from gavel_server.bus.planning import Completed, Pending, Planning
 from gavel_server.errors import ServiceError
 from gavel_server.log import Entry, LogUnavailableError, OutcomeUnknownError
 
@@ -102,6 +105,25 @@ async def test_stopping_does_not_wait_for_a_store_that_stays_away(servers: Serve
 # Bugs
 
 
+class Broken:
+    """Planning in which `broken` is called after each command and after the timers: what they have changed is there by then."""
+
+    def __init__(self, broken: Callable[[], None], *arguments: Any) -> None:
+        self._planning = Planning(*arguments)
+        self._broken = broken
+        self.mark = self._planning.mark
+
+    def tick(self) -> None:
+        """Let time pass."""
+        self._planning.tick()
+        self._broken()
+
+    def decide(self, pending: Pending) -> None:
+        """Decide a command."""
+        self._planning.decide(pending)
+        self._broken()
+
+
 @scene
 async def test_an_append_that_fails_as_none_may(servers: Servers) -> None:
     """An error that the log must not raise is answered as INTERNAL, with an id, and the bus goes on from what the log holds."""
@@ -123,11 +145,11 @@ def test_a_bug_in_deciding_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch
         servers = Servers()
         sequencer, _ = await servers.start()
 
-        def broken(*arguments: Any) -> Any:
-            monkeypatch.setattr(planning, "Entry", Entry)
+        def broken() -> None:
+            monkeypatch.undo()
             raise RuntimeError("a bug in planning")
 
-        monkeypatch.setattr(planning, "Entry", broken)
+        monkeypatch.setattr(sequencer_module, "Planning", partial(Broken, broken))
         assert "INTERNAL" == reason(await tell(sequencer, servers.fact()))
         assert 1 == (await asyncio.wait_for(sequencer.settled(), 10)).head
         await recorded(sequencer, servers.fact())
@@ -146,7 +168,7 @@ def test_a_bug_that_repeats_itself_leaves_time_for_others(monkeypatch: pytest.Mo
         await recorded(sequencer, SubmitProposal(servers.admitted(proposal_envelope([fact]))))
         tries = 0
 
-        def broken(*arguments: Any) -> Any:
+        def broken() -> None:
             nonlocal tries
             tries += 1
             if tries > 1_000:
@@ -154,7 +176,7 @@ def test_a_bug_that_repeats_itself_leaves_time_for_others(monkeypatch: pytest.Mo
             raise RuntimeError("a bug in planning")
 
         await asyncio.sleep(9)
-        monkeypatch.setattr(planning, "Entry", broken)
+        monkeypatch.setattr(sequencer_module, "Planning", partial(Broken, broken))
         await asyncio.sleep(4)
         assert 2 < tries < 1_000
         monkeypatch.undo()

@@ -1,0 +1,64 @@
+"""What a log is given and what it gives: its head, entries to append, records of events.
+
+Two of every entry are made for each decision, so entries and records are no tuples: compiled, those cost more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+Work = Literal["", "decisions", "executions"]
+
+
+class Head(NamedTuple):
+    """The newest event of a log: its number (0: the log is empty) and its chain hash (then the bus's genesis hash)."""
+
+    sequence_number: int
+    chain_hash: bytes
+
+
+class Record:
+    """One stored event: the envelope's bytes as appended, without `chain_hash`, and its chain hash."""
+
+    def __init__(self, sequence_number: int, envelope: bytes, chain_hash: bytes) -> None:
+        self.sequence_number: Final = sequence_number
+        self.envelope: Final = envelope
+        self.chain_hash: Final = chain_hash
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same event with the same bytes."""
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (self.sequence_number, self.envelope, self.chain_hash) == (other.sequence_number, other.envelope, other.chain_hash)
+
+    def __hash__(self) -> int:
+        return hash((self.sequence_number, self.chain_hash))
+
+
+class Entry(Record):
+    """One event to append: its record, and what the log keeps beside it.
+
+    `work` names the queue the event also goes to: "decisions" for executors, "executions" for the fact derivation reactor, or
+    "". `decision_sequence_number` is, for a PROPOSAL, the number of its first decision where that is known, else 0; `find`
+    gives it back.
+    """
+
+    def __init__(
+        self, sequence_number: int, envelope: bytes, chain_hash: bytes, event_id: str, work: Work, decision_sequence_number: int = 0
+    ) -> None:
+        super().__init__(sequence_number, envelope, chain_hash)
+        self.event_id: Final = event_id
+        self.work: Final = work
+        self.decision_sequence_number = decision_sequence_number
+
+
+def check_sequence(expected: Head, entries: Sequence[Entry]) -> None:
+    """Refuse entries that do not follow `expected` one by one."""
+    if not entries:
+        raise ValueError("append needs at least one entry")
+    number = expected.sequence_number
+    for entry in entries:
+        number += 1
+        if entry.sequence_number != number:
+            raise ValueError(f"entry {entry.sequence_number} stands where {number} must follow; number entries without a gap")
