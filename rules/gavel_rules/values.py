@@ -27,11 +27,18 @@ def struct_to_dict(struct: Struct) -> dict[str, object]:
 
 def value_to_python(value: Value) -> object:
     """Return a Value as Python: None, bool, float, str, list or dict. A Value without a kind is None."""
+    # Most are texts and numbers. Whatever a Value is not reads as empty: one that does not needs no asking which kind it is.
+    text = value.string_value
+    if text:
+        return text
+    number = value.number_value
+    if number:
+        return number
     match value.WhichOneof("kind"):
         case "string_value":
-            return value.string_value
+            return text
         case "number_value":
-            return value.number_value
+            return number
         case "bool_value":
             return value.bool_value
         case "struct_value":

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from gavel_rules.errors import GavelRulesError
+from gavel_rules.language.case import CASE_FIELDS
 from gavel_rules.language.ruleset import CompiledAction, DocumentError, Verdict, compile_rule_set
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verd
     violations = action.violations(case.params)
     verdicts: dict[str, object] = {"meant": expected} if expected is not None else {}
     try:
-        typed = case._replace(params=action.typed_params(case.params))
+        typed = case.with_params(action.typed_params(case.params))
         verdicts["both"] = action.evaluate(typed, both=True)
         verdicts["rete"] = action.evaluate(typed, both=False)
         verdicts["cel"] = action.evaluate_reference(typed)
@@ -119,7 +120,7 @@ def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verd
         raise MismatchError(
             {
                 "document": json.loads(trial.text),
-                "case": case._asdict(),
+                "case": {name: getattr(case, name) for name in CASE_FIELDS},
                 "violations": violations,
                 "verdicts": {name: shown(verdict) for name, verdict in verdicts.items()},
             }

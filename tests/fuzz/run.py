@@ -153,7 +153,7 @@ def reproduce(path: Path, console: Console) -> int:
         return 1
     action = compile_rule_set(json.dumps(found["document"])).actions[ACTION]
     case = Case(**found["case"])
-    case = case._replace(params=action.typed_params(case.params))
+    case = case.with_params(action.typed_params(case.params))
     verdicts = [action.evaluate(case, both=True), action.evaluate(case, both=False), action.evaluate_reference(case)]
     for name, verdict in zip(("both", "rete", "cel"), verdicts, strict=True):
         console.print(f"{name}: {shown(verdict)}", highlight=False)

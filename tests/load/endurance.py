@@ -48,7 +48,7 @@ def decide(version: int, times: int) -> None:
     """Compile a version and let it decide so often, right each time; RuntimeError if it does not."""
     action = compile_rule_set(document(version)).actions[ACTION]
     approving = [rule for rule in action.rules if rule.id == f"r{RULES - 2}"]
-    numbered = CASE._replace(params={**CASE.params, "customer_id": "0"}, facts={**CASE.facts, "order_customer": "0"})
+    numbered = CASE.with_params({**CASE.params, "customer_id": "0"}, {**CASE.facts, "order_customer": "0"})
     for number in range(times):
         # Most cases end in a verdict, one in sixteen in an error: "customer-7" is no number.
         case = CASE if number % 16 == 0 else numbered

@@ -283,7 +283,7 @@ def _decide(version: CompiledAction | None, names: Mapping[str, Evidence], made:
     if any(fact.name in facts and not fact.accepts(facts[fact.name]) for fact in version.facts):
         return Decided(_REJECTED, reasons.FACT_TYPE_MISMATCH, "")
     count = made.case.evidence_count + len(facts) - len(made.facts)
-    case = made.case._replace(params=version.typed_params(made.params), facts=facts, evidence_count=count)
+    case = made.case.with_params(version.typed_params(made.params), facts, count)
     verdict = version.evaluate(case, both=True)
     if verdict.error:
         return Decided(_REJECTED, reasons.EVALUATION_ERROR, verdict.error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gavel_rules.errors import CaseError
 from gavel_rules.language.vocabulary import PRESENCE_MAPS, ValueType
@@ -21,25 +21,68 @@ _INFINITE: Final = float("inf")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Case(NamedTuple):
-    """What rules may see. Times are milliseconds since the epoch."""
+class Case:
+    """What rules may see. Times are milliseconds since the epoch. As text, two are the same if they hold the same."""
 
-    params: dict[str, object]  # typed: as CompiledAction.typed_params gives them
-    facts: dict[str, object]  # by declared name; an absent optional is missing
-    risk: float
-    cost: float
-    confidence: float
-    priority: int
-    expected_outcome: str
-    subject: str  # "type/id"
-    producer_type: str  # "AGENT"
-    producer_id: str
-    producer_version: str
-    evidence_count: int
-    evidence_worst_trust: int
-    evidence_oldest_age_ms: int
-    consecutive_rejections: int
-    now_ms: int
+    def __init__(
+        self,
+        params: dict[str, object],  # typed: as CompiledAction.typed_params gives them
+        facts: dict[str, object],  # by declared name; an absent optional is missing
+        risk: float,
+        cost: float,
+        confidence: float,
+        priority: int,
+        expected_outcome: str,
+        subject: str,  # "type/id"
+        producer_type: str,  # "AGENT"
+        producer_id: str,
+        producer_version: str,
+        evidence_count: int,
+        evidence_worst_trust: int,
+        evidence_oldest_age_ms: int,
+        consecutive_rejections: int,
+        now_ms: int,
+    ) -> None:
+        self.params: Final = params
+        self.facts: Final = facts
+        self.risk: Final = risk
+        self.cost: Final = cost
+        self.confidence: Final = confidence
+        self.priority: Final = priority
+        self.expected_outcome: Final = expected_outcome
+        self.subject: Final = subject
+        self.producer_type: Final = producer_type
+        self.producer_id: Final = producer_id
+        self.producer_version: Final = producer_version
+        self.evidence_count: Final = evidence_count
+        self.evidence_worst_trust: Final = evidence_worst_trust
+        self.evidence_oldest_age_ms: Final = evidence_oldest_age_ms
+        self.consecutive_rejections: Final = consecutive_rejections
+        self.now_ms: Final = now_ms
+
+    def __repr__(self) -> str:
+        return f"Case({', '.join([f'{name}={getattr(self, name)!r}' for name in CASE_FIELDS])})"
+
+    def with_params(self, params: dict[str, object], facts: dict[str, object] | None = None, evidence_count: int | None = None) -> Case:
+        """Return the same case with other typed params and, where given, other facts and another count of evidence."""
+        return Case(
+            params,
+            self.facts if facts is None else facts,
+            self.risk,
+            self.cost,
+            self.confidence,
+            self.priority,
+            self.expected_outcome,
+            self.subject,
+            self.producer_type,
+            self.producer_id,
+            self.producer_version,
+            self.evidence_count if evidence_count is None else evidence_count,
+            self.evidence_worst_trust,
+            self.evidence_oldest_age_ms,
+            self.consecutive_rejections,
+            self.now_ms,
+        )
 
 
 def bare_case(params: dict[str, object], facts: dict[str, object], subject: str = "") -> Case:
@@ -47,25 +90,24 @@ def bare_case(params: dict[str, object], facts: dict[str, object], subject: str 
     return Case(params, facts, 0.0, 0.0, 0.0, 0, "", subject, "", "", "", 0, 0, 0, 0, 0)
 
 
-# Where the variables that are neither params nor facts stand in a case.
-_ATTRIBUTES: Final[Mapping[str, int]] = {
-    name: Case._fields.index(attribute)
-    for name, attribute in {
-        "proposal.risk": "risk",
-        "proposal.cost": "cost",
-        "proposal.confidence": "confidence",
-        "proposal.priority": "priority",
-        "proposal.expected_outcome": "expected_outcome",
-        "subject": "subject",
-        "producer.type": "producer_type",
-        "producer.id": "producer_id",
-        "producer.version": "producer_version",
-        "evidence.count": "evidence_count",
-        "evidence.worst_trust": "evidence_worst_trust",
-        "evidence.oldest_age_ms": "evidence_oldest_age_ms",
-        "trace.consecutive_rejections": "consecutive_rejections",
-    }.items()
+# What the variables that are neither params nor facts are called in a case.
+_ATTRIBUTES: Final[Mapping[str, str]] = {
+    "proposal.risk": "risk",
+    "proposal.cost": "cost",
+    "proposal.confidence": "confidence",
+    "proposal.priority": "priority",
+    "proposal.expected_outcome": "expected_outcome",
+    "subject": "subject",
+    "producer.type": "producer_type",
+    "producer.id": "producer_id",
+    "producer.version": "producer_version",
+    "evidence.count": "evidence_count",
+    "evidence.worst_trust": "evidence_worst_trust",
+    "evidence.oldest_age_ms": "evidence_oldest_age_ms",
+    "trace.consecutive_rejections": "consecutive_rejections",
 }
+# Everything that a case has.
+CASE_FIELDS: Final = ("params", "facts", *_ATTRIBUTES.values(), "now_ms")
 
 
 class Reader:
@@ -76,7 +118,7 @@ class Reader:
         self._params: list[tuple[str, str, str]] = []
         self._nested: list[tuple[str, tuple[str, ...], str]] = []
         self._facts: list[tuple[str, str, str]] = []
-        self._attributes: list[tuple[str, int, str]] = []
+        self._attributes: list[tuple[str, str, str]] = []
         self._subject_parts: list[str] = []
         self._reads_now = False
         for name, type_ in sorted(dict(reads).items()):
@@ -111,8 +153,8 @@ class Reader:
         for name, key, kind in self._facts:
             if key in facts:
                 values[name] = _typed(facts[key], kind, name)
-        for name, index, kind in self._attributes:
-            values[name] = _typed(case[index], kind, name)
+        for name, attribute, kind in self._attributes:
+            values[name] = _typed(getattr(case, attribute), kind, name)
         for name, steps, kind in self._nested:
             found, value = _find(params, steps)
             if found:
@@ -175,9 +217,10 @@ def _typed(value: Any, kind: str, name: str) -> object:
         if found is str and "\0" not in value and (value.isascii() or not _SURROGATE.search(value)):
             return value
     elif kind == "double":
-        if found is float and -_INFINITE < value < _INFINITE:
-            return value
-        if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:
+        if isinstance(value, float):
+            if -_INFINITE < value < _INFINITE:
+                return value
+        elif found is int and -INTEGER_MAX <= value <= INTEGER_MAX:
             return float(value)
     elif kind == "int":
         if found is int and -INTEGER_MAX <= value <= INTEGER_MAX:

@@ -69,6 +69,8 @@ class Feasibility:
         """`effects` and `lowered` are those of the rules, by falling priority."""
         self._rules = [(effect, of_rule.formula) for effect, of_rule in zip(effects, lowered, strict=True)]
         self._guards = {guard.source: _GuardProgram(environment, guard) for of_rule in lowered for guard in of_rule.guards}
+        atoms = [atom for of_rule in lowered for conjunction in of_rule.formula for atom in conjunction]
+        self._literals: dict[str, Any] = {atom.right: json.loads(atom.right) for atom in atoms if isinstance(atom.right, str)}
 
     def prospect(self, known: Known) -> Prospect:
         """Return what the rules may say: the matching one of highest priority speaks."""
@@ -105,7 +107,7 @@ class Feasibility:
     def _atom(self, atom: Atom, known: Known) -> bool | None:
         """Return whether an atom holds. What is absent makes it neither true nor false, so it does not hold."""
         left = self._value(atom.left, known)
-        right = self._value(atom.right, known) if isinstance(atom.right, Slot) else json.loads(atom.right)
+        right = self._value(atom.right, known) if isinstance(atom.right, Slot) else self._literals[atom.right]
         if left is _ABSENT or right is _ABSENT:
             return False
         if left is _UNKNOWN or right is _UNKNOWN:

@@ -50,13 +50,12 @@ GROUP_BRANCHES_MAX: Final = 28
 CHAINS_PER_GROUP_MAX: Final = 64  # the engine loses count of more than 255 rules that end on one condition
 
 _HEAD: Final = '{"sid":"1","id":"c","kind":"case","one":1'
+# What is retracted, the engine finds by `sid` and `id` alone: parsing the document again would take as long as matching it.
+_ASSERTED: Final = '{"sid":"1","id":"c"}'
 _WARM_UP: Final = '{"sid":"1","id":"c","kind":"warm","one":1}'
 _SID: Final = "1"
 _WARM_UP_RULE: Final = "__warm"
 _OWN_FIELDS: Final = ("sid", "id", "$s", "$forward", "kind", "one")
-
-
-_FLAGS: Final[Mapping[object, str]] = {True: "true", False: "false"}
 
 
 class LimitError(GavelRulesError):
@@ -68,7 +67,7 @@ class NetworkPlan(NamedTuple):
 
     definition: str  # the engine's JSON
     slots: tuple[Slot, ...]
-    rule_of: Mapping[str, int]  # the engine's rule name -> index of the action's rule
+    rule_of: dict[str, int]  # the engine's rule name -> index of the action's rule
 
 
 def plan(formulas: Sequence[Formula]) -> NetworkPlan:
@@ -95,39 +94,51 @@ def plan(formulas: Sequence[Formula]) -> NetworkPlan:
 class Document:
     """Writes cases for one network: a flat JSON object of exactly its slots."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], guards: Sequence[str]) -> None:
+        """`guards` are the texts of those that the slots name, in the order in which their answers will come."""
         self._numbers: list[tuple[str, str]] = []
         self._texts: list[tuple[str, str]] = []
         self._flags: list[tuple[str, str]] = []
         self._presences: list[tuple[str, str]] = []
-        self._guards: list[tuple[str, str]] = []
-        of_kind = {NUMBER: self._numbers, TEXT: self._texts, FLAG: self._flags, PRESENCE: self._presences, GUARD: self._guards}
+        self._guards: list[tuple[int, str]] = []
+        of_kind = {NUMBER: self._numbers, TEXT: self._texts, FLAG: self._flags, PRESENCE: self._presences}
         for number, slot in enumerate(slots):
-            of_kind[slot.kind].append((slot.name, f',"{slot.kind}{number}":'))
+            field = f',"{slot.kind}{number}":'
+            if slot.kind == GUARD:
+                self._guards.append((guards.index(slot.name), field))
+            else:
+                of_kind[slot.kind].append((slot.name, field))
 
-    def write(self, values: Mapping[str, object], presences: Mapping[str, bool], guards: Mapping[str, object]) -> str:
+    def write(self, values: dict[str, object], presences: dict[str, bool], guards: list[object]) -> str:
         """Return the document of a case. A value that is absent, and a guard that is no bool, leaves its slot out.
 
-        `values` are of their slots' types: `case.Reader` has seen to that.
+        `values` are of their slots' types: `case.Reader` has seen to that. So None can only mean that there is none.
         """
         parts = [_HEAD]
         for name, field in self._numbers:
-            if name in values:
-                text = repr(values[name])
-                parts.append(field + text if "e" not in text else field + number_json(values[name]))  # type: ignore[arg-type]
+            value = values.get(name)
+            if value is not None:
+                parts.append(field)
+                parts.append(number_json(value))  # type: ignore[arg-type]
         for name, field in self._texts:
-            if name in values:
-                text = text_json(values[name])  # type: ignore[arg-type]
-                parts.append(field + text if len(text) <= LITERAL_LENGTH_MAX else field + _digest(text))
+            value = values.get(name)
+            if value is not None:
+                text = text_json(value)  # type: ignore[arg-type]
+                parts.append(field)
+                parts.append(text if len(text) <= LITERAL_LENGTH_MAX else _digest(text))
         for name, field in self._flags:
-            if name in values:
-                parts.append(field + _FLAGS[values[name]])
+            value = values.get(name)
+            if value is not None:
+                parts.append(field)
+                parts.append("true" if value is True else "false")
         for name, field in self._presences:
-            parts.append(field + _FLAGS[presences[name]])
-        for name, field in self._guards:
-            flag = _FLAGS.get(guards[name])
-            if flag is not None:
-                parts.append(field + flag)
+            parts.append(field)
+            parts.append("true" if presences[name] else "false")
+        for index, field in self._guards:
+            answer = guards[index]
+            if isinstance(answer, bool):
+                parts.append(field)
+                parts.append("true" if answer else "false")
         parts.append("}")
         return "".join(parts)
 
@@ -148,36 +159,13 @@ class Network:
         """Return the indexes of the matching rules, each once, ascending; NetworkFaultError when the engine cannot be trusted."""
         handle = self._handle or self.start()
         try:
-            matched = self._cycle(handle, document)
+            matched = _cycle(self._name, self._rule_of, handle, document)
         except BaseException as error:
             self._bury()
             if isinstance(error, durable_rules_engine.error | MemoryError):
                 raise NetworkFaultError(f"the Rete engine failed on {self._name}: {error}") from error
             raise
         return matched
-
-    def _cycle(self, handle: int, document: str) -> list[int]:
-        code, state = durable_rules_engine.assert_fact(handle, document)
-        matched: set[int] = set()
-        if code == 0:
-            started = durable_rules_engine.start_action_for_state(handle, state)
-            if started is None:
-                raise NetworkFaultError(f"the Rete engine on {self._name} matched, and would not say what")
-            message = started[1]
-            left = len(self._rule_of)
-            rule_of = self._rule_of
-            while message is not None:
-                if left == 0:
-                    raise NetworkFaultError(f"the Rete engine on {self._name} fired more rules than it has")
-                left -= 1
-                matched.add(rule_of[message[2 : message.index('"', 2)]])
-                message = durable_rules_engine.complete_and_start_action(handle, state)
-        elif code != 1:
-            raise NetworkFaultError(f"the Rete engine on {self._name} answered {code} to a case")
-        code, _ = durable_rules_engine.retract_fact(handle, document)
-        if code != 0:
-            raise NetworkFaultError(f"the Rete engine on {self._name} kept a case: {code}")
-        return sorted(matched)
 
     def start(self) -> int:
         """Return the handle, started and warmed up if need be; NetworkFaultError when that fails."""
@@ -215,6 +203,31 @@ class Network:
         if self._release is not None:
             self._release()
             self._release = None
+
+
+def _cycle(name: str, rule_of: dict[str, int], handle: int, document: str) -> list[int]:
+    """Return the indexes of the rules that match a document; NetworkFaultError and the engine's own errors leave the handle dead."""
+    asserted: tuple[int, int] = durable_rules_engine.assert_fact(handle, document)
+    code, state = asserted
+    matched: set[int] = set()
+    if code == 0:
+        started = durable_rules_engine.start_action_for_state(handle, state)
+        if started is None:
+            raise NetworkFaultError(f"the Rete engine on {name} matched, and would not say what")
+        message: str | None = started[1]
+        left = len(rule_of)
+        while message is not None:
+            if left == 0:
+                raise NetworkFaultError(f"the Rete engine on {name} fired more rules than it has")
+            left -= 1
+            matched.add(rule_of[message[2 : message.find('"', 2)]])
+            message = durable_rules_engine.complete_and_start_action(handle, state)
+    elif code != 1:
+        raise NetworkFaultError(f"the Rete engine on {name} answered {code} to a case")
+    code = durable_rules_engine.retract_fact(handle, _ASSERTED)[0]
+    if code != 0:
+        raise NetworkFaultError(f"the Rete engine on {name} kept a case: {code}")
+    return sorted(matched)
 
 
 def _delete(handle: int) -> None:

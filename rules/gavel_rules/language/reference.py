@@ -39,7 +39,8 @@ class Program:
             return []
         try:
             if len(self._lists) == 1:
-                answer = self._lists[0].eval(data=values).plain_value()
+                # By position: to find arguments by name costs the library as much as a condition.
+                answer = self._lists[0].eval(None, values).plain_value()
                 return answer if type(answer) is list else None
             activation = self._environment.activation(values)
             together: list[object] = []

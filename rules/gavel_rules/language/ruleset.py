@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Mapping
-from itertools import compress
 from typing import Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
@@ -50,12 +49,27 @@ CONFLICT_KEY_LENGTH_MAX: Final = 512
 SCORE_DEFAULT: Final = "double(proposal.priority) * 100.0 - proposal.risk * 10.0 - proposal.cost - double(evidence.worst_trust - 1) * 5.0"
 
 
-class Verdict(NamedTuple):
-    """What an action's rules say about a case."""
+class Verdict:
+    """What an action's rules say about a case. Equal ones say the same."""
 
-    matched: tuple[Rule, ...]  # by falling priority
-    error: str = ""  # the id of the highest rule whose whole condition errs
-    disagreement: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # ids that Rete, and that the reference engine matched
+    def __init__(
+        self,
+        matched: tuple[Rule, ...],  # by falling priority
+        error: str = "",  # the id of the highest rule whose whole condition errs
+        disagreement: tuple[tuple[str, ...], tuple[str, ...]] | None = None,  # ids that Rete, and that the reference engine matched
+    ) -> None:
+        self.matched: Final = matched
+        self.error: Final = error
+        self.disagreement: Final = disagreement
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Verdict) and self._said() == other._said()
+
+    def __hash__(self) -> int:
+        return hash(self._said())
+
+    def _said(self) -> tuple[object, ...]:
+        return (self.matched, self.error, self.disagreement)
 
 
 class CompiledAction:
@@ -102,7 +116,6 @@ class CompiledAction:
         tested = [*(path for condition in conditions for path in presences(condition.tree)), *needed]
         types = checked.environment.types
         self._reader = Reader((read for condition in conditions for read in reads(condition.tree, types)), tested)
-        self._guard_names = tuple(guard.source for guard in guards)
         trees = [checked.environment.tree(guard.source) for guard in guards]
         self._guard_reads = sorted({*PRESENCE_MAPS.values(), *(name for tree in trees for name, _ in reads(tree, types))} if guards else ())
         guard_sources = [guard_source(guard) for guard in guards]
@@ -112,8 +125,7 @@ class CompiledAction:
         self._joint_program = Program(checked.environment, [*condition_sources, *guard_sources])
         self._scoring: tuple[Reader, Program] | None = None
         self._feasibility: Feasibility | None = None
-        self._indexes = range(len(self.rules))
-        self._document = Document(checked.plan.slots)
+        self._document = Document(checked.plan.slots, [guard.source for guard in guards])
         self._network = _network(document.digest, action_type, checked.plan)
 
     def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
@@ -151,7 +163,8 @@ class CompiledAction:
         if both:
             joint = self._joint_program.together(values)
             if joint is not None:
-                expected, guards = joint[: len(self.rules)], joint[len(self.rules) :]
+                expected = joint
+                guards = joint[len(self.rules) :]
         else:
             guards = self._guard_program.together({name: values[name] for name in self._guard_reads if name in values})
         if guards is None:
@@ -161,10 +174,10 @@ class CompiledAction:
             erring = _first_error(expected)
             if erring is not None:
                 return Verdict((), self.rules[erring].id)
-        document = self._document.write(values, self._reader.presences(case), dict(zip(self._guard_names, guards, strict=True)))
+        document = self._document.write(values, self._reader.presences(case), guards)
         matched = self._network.match(document)
         if both and expected is not None:
-            agreed = list(compress(self._indexes, expected))
+            agreed = [index for index in range(len(self.rules)) if expected[index] is True]
             if agreed != matched:
                 return Verdict((), "", (self._ids(matched), self._ids(agreed)))
         return Verdict(tuple([self.rules[index] for index in matched]))

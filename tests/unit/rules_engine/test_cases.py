@@ -141,7 +141,7 @@ def test_every_shipped_rule_decides_a_case() -> None:
         assert verdict == compiled.evaluate_reference(generated.case)
         deciding.update(rule.id for rule in verdict.matched[:1])
     assert deciding == {rule.id for rule in compiled.rules}
-    assert generated_cases(compiled, 100) == cases
+    assert repr(generated_cases(compiled, 100)) == repr(cases)
     assert len(generated_cases(compiled, 5)) == 5
 
 
@@ -268,7 +268,7 @@ def test_what_fits_a_schema_reaches_the_engines(case: Callable[..., Case], schem
         if isinstance(wire, dict) and not struct_problems(python_to_value(wire).struct_value, "params") and not compiled.violations(wire):
             typed = compiled.typed(wire)
             assert wire == typed
-            reader.values(case()._replace(params=typed))
+            reader.values(case().with_params(typed))
 
 
 def typed_paths(type_: ValueType, path: str) -> Iterator[tuple[str, ValueType]]:

@@ -50,7 +50,7 @@ def test_every_alternative_matches(action: Action, case: MakeCase, codes: Codes)
     of = case()
     for count, quota in ((CHAINS_MAX, CHAINS_MAX), (-1, CHAINS_MAX), (0, -1), (100, 200), (-1, -1)):
         expected = [number for number in range(CHAINS_MAX // 2) if number < max(count, quota)]
-        assert expected == matched(compiled, of._replace(params={"count": count, "quota_": quota}))
+        assert expected == matched(compiled, of.with_params({"count": count, "quota_": quota}))
     assert ["too-complex"] == codes(*conditions[:-1], "params.count in [1, 2, 3]", params=params)
 
 
@@ -60,9 +60,9 @@ def test_every_slot_is_read(action: Action, case: MakeCase, codes: Codes) -> Non
     params = {"type": "object", "required": names, "properties": {name: {"type": "integer"} for name in names}}
     conditions = [f"params.{name} == 1" for name in names]
     compiled = action(*conditions[:-1], params=params)
-    assert list(range(SLOTS_MAX)) == matched(compiled, case()._replace(params=dict.fromkeys(names, 1)))
+    assert list(range(SLOTS_MAX)) == matched(compiled, case().with_params(dict.fromkeys(names, 1)))
     for chosen in (0, 63, 64, SLOTS_MAX - 1):
-        assert [chosen] == matched(compiled, case()._replace(params={name: int(name == names[chosen]) for name in names}))
+        assert [chosen] == matched(compiled, case().with_params({name: int(name == names[chosen]) for name in names}))
     assert ["too-complex"] == codes(*conditions, params=params)
 
 
@@ -132,7 +132,7 @@ def compiled_many(actions: int, rules_per_action: int) -> CompiledRuleSet:
 def test_a_thousand_rules_over_many_actions(case: MakeCase) -> None:
     """With 1,000 rules over 100 actions, each action matches its own rules and no other's."""
     rule_set = compiled_many(100, 10)
-    of = case()._replace(params={"count": 4})
+    of = case().with_params({"count": 4})
     for name, compiled in rule_set.actions.items():
         verdict = compiled.evaluate(of, both=True)
         assert verdict.disagreement is None

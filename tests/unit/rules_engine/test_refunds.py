@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gavel_rules.authoring.shipped import shipped_rule_set
 from gavel_rules.language.case import Case
+from gavel_rules.language.lowering import GUARD
 from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
 
 PARAMS = {"amount": 80.0, "currency": "EUR", "customer_id": "c-1"}
@@ -55,7 +56,7 @@ def test_refund(
     expected: str | None,
 ) -> None:
     """Each case is decided by the rule that is meant for it, whoever is asked."""
-    of = case(**{"risk": 0.1, "confidence": 0.9, **fields})._replace(params={**PARAMS, **params}, facts={**FACTS, **facts})
+    of = case(**{"risk": 0.1, "confidence": 0.9, **fields}).with_params({**PARAMS, **params}, {**FACTS, **facts})
     assert refund.violations(of.params) == ()
     for verdict in (refund.evaluate(of, both=True), refund.evaluate(of, both=False), refund.evaluate_reference(of)):
         assert (verdict.error, verdict.disagreement) == ("", None)
@@ -87,5 +88,5 @@ def test_policy(refund: CompiledAction) -> None:
 
 def test_everything_is_lowered(refund: CompiledAction) -> None:
     """Rete decides every condition of the set by itself: none needs CEL to compute a guard."""
-    assert refund._guard_names == ()
+    assert all(slot.kind != GUARD for slot in refund._checked.plan.slots)
     assert json.loads(refund._checked.plan.definition)
