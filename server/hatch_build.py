@@ -65,6 +65,7 @@ MODULES: Final = {
         "projected_decisions",
         "projected_evidence",
         "projection",
+        "proposed",
         "publication",
         "records",
         "replay",

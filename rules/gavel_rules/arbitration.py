@@ -9,6 +9,7 @@ cannot be evaluated is refused. `stages` has them in one table, `outcomes` what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from gavel.v1 import decision_pb2
@@ -16,15 +17,17 @@ from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import Decision, FactRequirementState, RetryHint
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
 from gavel_rules.budget import count_rejection
-from gavel_rules.events import ARBITER_VERSION, set_timestamp
+from gavel_rules.events import ARBITER_VERSION, MOMENTS_KEPT_MAX, set_timestamp, timestamp
 from gavel_rules.evidence import Cited, Piece, certain, citations_of, superseded
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.governed import Governed, case_of, view_of
 from gavel_rules.language.case import Case
+from gavel_rules.language.quoting import matched
 from gavel_rules.language.ruleset import CompiledAction, Rule, Verdict
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.outcomes import (
@@ -40,6 +43,7 @@ from gavel_rules.outcomes import (
     warn_of_violations,
 )
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.tables import action_on
 from gavel_rules.values import struct_to_dict
 
@@ -76,9 +80,11 @@ def arbitrate(
     in for the state's rule sets (dry runs). `into` is an empty decision to fill, so that none need be copied. An approval that
     has `contest` is none yet: the proposal has to compete first, in the contest that is described there.
     """
-    actions = state.governing.get(envelope.proposal.action_type, ()) if governing is None else governing
-    decision = weigh(state, envelope, known, now_ms, judge, actions, into)
-    count_rejection(decision, state, envelope.trace_id, now_ms, actions)
+    asked = Proposed(envelope)
+    actions = state.governing.get(asked.action_type, ()) if governing is None else governing
+    decision = Decision() if into is None else into
+    _weigh(decision, state, asked, known, now_ms, judge, actions)
+    count_rejection(decision, state, asked.trace_id, now_ms, actions)
     return decision
 
 
@@ -89,57 +95,73 @@ def weigh(
     now_ms: int,
     judge: Judge,
     actions: tuple[CompiledAction, ...],
-    into: Decision | None = None,
 ) -> Decision:
     """Return what `arbitrate` does, before rejections are counted: stages 1 to 17, by the rule sets given.
 
     A proposal that has entered a contest is not asked for its citations again: `known` is what the log had when it entered.
     """
-    proposal = envelope.proposal
-    decision = Decision() if into is None else into
-    _begin(decision, envelope, now_ms, actions)
-    if state.open_review(envelope.trace_id):
-        refuse(decision, reasons.UNDER_REVIEW, RetryHint())
-    elif state.ended and state.is_ended(envelope.trace_id, proposal.action_type, envelope.subject, actions, now_ms):
-        refuse(decision, reasons.NO_FEASIBLE_PROPOSAL, RetryHint())
-        decision.terminal = True
-    elif not actions:
-        refuse(decision, reasons.NO_ACTIVE_POLICY, RetryHint())
-    else:
-        _judge_governed(decision, state, envelope, known, now_ms, judge, actions)
+    decision = Decision()
+    _weigh(decision, state, Proposed(envelope), known, now_ms, judge, actions)
     return decision
 
 
 def leave_to_person(envelope: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> Decision:
     """Return the decision on a proposal that cannot be judged and must be decided: a person has to look."""
     decision = Decision()
-    _begin(decision, envelope, now_ms, actions)
+    _begin(decision, envelope.proposal, now_ms, actions)
     refuse(decision, reasons.NOT_JUDGED, RetryHint())
     decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
     decision.conflict_key = envelope.proposal.contest.conflict_key
     return decision
 
 
-def _begin(decision: Decision, envelope: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> None:
+def _weigh(
+    decision: Decision,
+    state: State,
+    asked: Proposed,
+    known: Mapping[int, Cited],
+    now_ms: int,
+    judge: Judge,
+    actions: tuple[CompiledAction, ...],
+) -> None:
+    _begin(decision, asked.proposal, now_ms, actions)
+    if state.open_review(asked.trace_id):
+        refuse(decision, reasons.UNDER_REVIEW, RetryHint())
+    elif state.ended and state.is_ended(asked.trace_id, asked.action_type, asked.subject, actions, now_ms):
+        refuse(decision, reasons.NO_FEASIBLE_PROPOSAL, RetryHint())
+        decision.terminal = True
+    elif not actions:
+        refuse(decision, reasons.NO_ACTIVE_POLICY, RetryHint())
+    else:
+        _judge_governed(decision, state, asked, known, now_ms, judge, actions)
+
+
+def _begin(decision: Decision, proposal: Proposal, now_ms: int, actions: tuple[CompiledAction, ...]) -> None:
     """Say in a decision what it is about, when it is made, and which rule sets are consulted."""
-    decision.arbiter_version = ARBITER_VERSION
-    decision.action_type = envelope.proposal.action_type
-    decision.params.CopyFrom(envelope.proposal.params)
-    set_timestamp(decision.evaluated_at, now_ms)
+    said = _made_at(now_ms)
     for action in actions:
-        decision.active_policy_ids.append(action.policy_id)
-        decision.active_rule_sets.add(policy_id=action.policy_id, version=action.version, digest=action.digest)
+        said += action.consulted
+    decision.MergeFromString(said)
+    decision.action_type = proposal.action_type
+    decision.params.CopyFrom(proposal.params)
+
+
+@lru_cache(MOMENTS_KEPT_MAX)
+def _made_at(now_ms: int) -> bytes:
+    """Return the part of a decision that says when and by which semantics it is made, serialized."""
+    return Decision(arbiter_version=ARBITER_VERSION, evaluated_at=timestamp(now_ms)).SerializeToString(deterministic=True)
 
 
 def explain(state: State, envelope: Envelope, now_ms: int, governing: tuple[CompiledAction, ...] | None = None) -> list[RuleExplanation]:
     """Return how every rule of the governing rule sets comes out for a proposal; nothing if its params fit no schema."""
     actions = state.governing.get(envelope.proposal.action_type, ()) if governing is None else governing
-    params = struct_to_dict(envelope.proposal.params)
+    asked = Proposed(envelope)
+    params = struct_to_dict(asked.proposal.params)
     explanations: list[RuleExplanation] = []
     for action in actions:
         if not action.violations(params):
-            view = view_of(state, action, actions, envelope, params, now_ms)
-            explanations.extend(action.explain(case_of(state, envelope, now_ms, view)))
+            view = view_of(state, action, actions, asked, params, now_ms)
+            explanations.extend(action.explain(case_of(state, asked, now_ms, view)))
     return explanations
 
 
@@ -157,11 +179,12 @@ def reread(
     `decision` has its conflict key; it becomes an approval bound to the latest evidence, or a refusal. `holder` is the decision
     that may hold the key: the one whose execution is to go on, or "".
     """
-    params = struct_to_dict(proposal.proposal.params)
-    governed = [view_of(state, action, actions, proposal, params, now_ms) for action in actions]
+    asked = Proposed(proposal)
+    params = struct_to_dict(asked.proposal.params)
+    governed = [view_of(state, action, actions, asked, params, now_ms) for action in actions]
     if _names_refuse(decision, governed):
         return False
-    citations, unknown = citations_of(proposal, known)
+    citations, unknown = citations_of(asked.proposal, known)
     warn_of_unknown(decision, unknown)
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
@@ -187,53 +210,52 @@ def reread(
 def _judge_governed(
     decision: Decision,
     state: State,
-    envelope: Envelope,
+    asked: Proposed,
     known: Mapping[int, Cited],
     now_ms: int,
     judge: Judge,
     actions: tuple[CompiledAction, ...],
 ) -> None:
-    params = struct_to_dict(envelope.proposal.params)
+    params = struct_to_dict(asked.proposal.params)
     violations = sorted({violation for action in actions for violation in action.violations(params)})
     if violations:
         refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
         warn_of_violations(decision, violations)
         return
-    governed = [view_of(state, action, actions, envelope, params, now_ms) for action in actions]
-    conflict_key = _conflict_key(governed, state, envelope, now_ms)
+    governed = [view_of(state, action, actions, asked, params, now_ms) for action in actions]
+    conflict_key = _conflict_key(governed, state, asked, now_ms)
     if conflict_key is None:
         refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
         decision.warnings.append(DecisionWarning(code="CONFLICT_KEY", message="the action's conflict_key has no value for these params"))
         return
     if _names_refuse(decision, governed):
         return
-    if _versions_refuse(decision, envelope, actions):
+    if _versions_refuse(decision, asked, actions):
         return
-    citations, unknown = citations_of(envelope, known)
+    citations, unknown = citations_of(asked.proposal, known)
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
     unmet.extend(superseded(pieces, citations))
     warn_of_unknown(decision, unknown)
     contradicted = bool(state.contradicted) and _contradictions(decision, state, citations, pieces)
-    reason_code = _first_refusal(state, envelope, citations, bool(unknown), pieces, unmet, conflict_key, contradicted)
+    reason_code = _first_refusal(state, asked, citations, bool(unknown), pieces, unmet, conflict_key, contradicted)
     if reason_code:
         refuse_for_evidence(decision, reason_code, governed, unmet)
         return
     # Who competes was no repetition when it entered; what was refused since was a repetition of it.
-    if not envelope.proposal.HasField("contest") and _repetition_refuses(decision, state, envelope, conflict_key, now_ms, governed):
+    if not asked.competes and _repetition_refuses(decision, state, asked, conflict_key, now_ms, governed):
         return
     decision.conflict_key = conflict_key
     holder = state.holds.get(conflict_key)
     if holder is not None:
         refuse_for_conflict(decision, state, holder, now_ms)
         return
-    _ask_rules(decision, state, envelope, now_ms, judge, governed)
-    if decision.outcome == decision_pb2.OUTCOME_APPROVED:
-        _contend(decision, state, envelope, now_ms, governed)
-    if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+    _ask_rules(decision, state, asked, now_ms, judge, governed)
+    outcome = decision.outcome
+    if outcome == decision_pb2.OUTCOME_APPROVED and _contend(decision, state, asked, now_ms, governed):
         pin_evidence(decision, governed)
         bind(decision, now_ms, governed)
-    elif decision.outcome == decision_pb2.OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
+    elif outcome == decision_pb2.OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
         make_terminal(decision, governed)
 
 
@@ -249,13 +271,13 @@ def _names_refuse(decision: Decision, governed: list[Governed]) -> bool:
     return bool(unnamed)
 
 
-def _versions_refuse(decision: Decision, envelope: Envelope, actions: tuple[CompiledAction, ...]) -> bool:
+def _versions_refuse(decision: Decision, asked: Proposed, actions: tuple[CompiledAction, ...]) -> bool:
     """Warn of every version that is not as a rule set requires it; refuse if one of them says so. The strictest speaks."""
     failed = False
     messages: dict[str, None] = {}
     for action in actions:
         for name, accepted in action.required_versions:
-            version = getattr(envelope.version_binding, name)
+            version = getattr(asked.envelope.version_binding, name)
             if version not in accepted:
                 messages[f"{name} is {version or 'not given'}; {action.policy_id} requires {' or '.join(accepted)}"] = None
                 failed = failed or action.on_version_mismatch == "fail"
@@ -266,17 +288,17 @@ def _versions_refuse(decision: Decision, envelope: Envelope, actions: tuple[Comp
     return failed
 
 
-def _conflict_key(governed: list[Governed], state: State, envelope: Envelope, now_ms: int) -> str | None:
+def _conflict_key(governed: list[Governed], state: State, asked: Proposed, now_ms: int) -> str | None:
     """Return what the action must hold alone. Rule sets that share an action agree on it, so the first one speaks."""
     first = governed[0]
     if first.action.conflict_key_is_subject:
-        return envelope.subject
-    return first.action.conflict_key(case_of(state, envelope, now_ms, first))
+        return asked.subject
+    return first.action.conflict_key(case_of(state, asked, now_ms, first))
 
 
 def _first_refusal(
     state: State,
-    envelope: Envelope,
+    asked: Proposed,
     citations: list[Cited],
     unknown: bool,
     pieces: list[Piece],
@@ -285,10 +307,10 @@ def _first_refusal(
     contradicted: bool,
 ) -> str:
     """Return the reason code of the first of stages 6 to 13 that refuses, or ""."""
-    proposal = envelope.proposal
+    proposal = asked.proposal
     if unknown:
         return reasons.UNKNOWN_EVENT
-    if not proposal.HasField("contest") and not _cites_input(envelope, citations, pieces):
+    if not asked.competes and not _cites_input(asked.subject, citations, pieces):
         return reasons.NO_FACT_INPUT
     if proposal.HasField("projection_version") and _changed_since(state, proposal.projection_version, citations, pieces, conflict_key):
         return reasons.PROJECTION_CHANGED
@@ -315,23 +337,22 @@ def _contradictions(decision: Decision, state: State, citations: list[Cited], pi
 
 
 def _repetition_refuses(
-    decision: Decision, state: State, envelope: Envelope, conflict_key: str, now_ms: int, governed: list[Governed]
+    decision: Decision, state: State, asked: Proposed, conflict_key: str, now_ms: int, governed: list[Governed]
 ) -> bool:
     """Refuse if this very proposal of the trace competes for the key, or is what the trace was refused last, by evidence or policy."""
-    waiting_id = state.waits_already(envelope, conflict_key) if state.waiting_of_trace else ""
+    waiting_id = state.waits_already(asked.envelope, conflict_key) if state.waiting_of_trace else ""
     if waiting_id:
         refuse_for_repetition(decision, state, waiting_id, governed, now_ms)
         return True
-    refused = state.refused(envelope.trace_id, now_ms)
-    if not refused or fingerprint(envelope) != refused:
+    refused = state.refused(asked.trace_id, now_ms)
+    if not refused or fingerprint(asked.envelope) != refused:
         return False
     refuse_for_evidence(decision, reasons.DUPLICATE_PROPOSAL, governed, [])
     return True
 
 
-def _cites_input(envelope: Envelope, citations: list[Cited], pieces: list[Piece]) -> bool:
-    """No input, no inference (seeds 002 §9.1): something cited is about the subject or a declared key."""
-    subject = envelope.subject
+def _cites_input(subject: str, citations: list[Cited], pieces: list[Piece]) -> bool:
+    """No input, no inference (seeds 002 §9.1): something cited is about the proposal's subject or a declared key."""
     for citation in citations:
         if citation.subject == subject:
             return True
@@ -356,14 +377,15 @@ def _changed_since(state: State, version: int, citations: list[Cited], pieces: l
     return holder is not None and state.decisions[holder].last_sequence_number > version
 
 
-def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int, judge: Judge, governed: list[Governed]) -> None:
+def _ask_rules(decision: Decision, state: State, asked: Proposed, now_ms: int, judge: Judge, governed: list[Governed]) -> None:
+    said = b""
     erring: list[tuple[str, str]] = []
     disagreed = False
     room = CONDITIONS_QUOTED_MAX
     deciding: tuple[int, str, CompiledAction, Rule] | None = None
     for view in governed:
         action = view.action
-        verdict = judge(action, case_of(state, envelope, now_ms, view))
+        verdict = judge(action, case_of(state, asked, now_ms, view))
         if verdict.error:
             erring.append((action.policy_id, verdict.error))
             continue
@@ -374,56 +396,48 @@ def _ask_rules(decision: Decision, state: State, envelope: Envelope, now_ms: int
             decision.engine_verdicts.add(engine=decision_pb2.ENGINE_REFERENCE, policy_id=action.policy_id, rule_ids=reference)
         for rank_of_rule, rule in enumerate(verdict.matched):
             room -= len(rule.condition)
-            condition = rule.condition if room >= 0 or rank_of_rule == 0 else ""
-            decision.rule_matches.add(policy_id=action.policy_id, rule_id=rule.id, effect=rule.effect, condition=condition)
+            said += action.matched[rule.id] if room >= 0 or rank_of_rule == 0 else matched(action.policy_id, rule, "")
         if verdict.matched:
             speaker = verdict.matched[0]
             rank = _EFFECT_RANK[speaker.effect]
             if deciding is None or (rank, action.policy_id) < deciding[:2]:
                 deciding = (rank, action.policy_id, action, speaker)
+    if deciding is not None and not erring and not disagreed:
+        _, _, action, rule = deciding
+        decision.MergeFromString(said + action.spoken[rule.id])
+        return
+    decision.MergeFromString(said)
     if erring:
         refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
         decision.rule_id = erring[0][1]
         decision.warnings.extend(
             DecisionWarning(code=reasons.EVALUATION_ERROR, message=f"{policy_id}/{rule_id}") for policy_id, rule_id in erring
         )
-        return
-    if disagreed:
+    elif disagreed:
         refuse(decision, reasons.ENGINE_DISAGREEMENT, RetryHint())
-        return
-    if deciding is None:
-        refuse(decision, reasons.NO_RULE_MATCHED, RetryHint(retryable=True))
-        return
-    _, _, action, rule = deciding
-    decision.policy_id = action.policy_id
-    decision.policy_version = action.version
-    decision.rule_set_digest = action.digest
-    decision.rule_id = rule.id
-    decision.reason_code = rule.reason_code
-    if rule.effect == "approve":
-        decision.outcome = decision_pb2.OUTCOME_APPROVED
-    elif rule.effect == "review":
-        decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
     else:
-        decision.outcome = decision_pb2.OUTCOME_REJECTED
-        decision.retry_hint.retryable = True
+        refuse(decision, reasons.NO_RULE_MATCHED, RetryHint(retryable=True))
 
 
-def _contend(decision: Decision, state: State, envelope: Envelope, now_ms: int, governed: list[Governed]) -> None:
-    """Score what the rules approve and say which contest it would enter, if it has to compete for its conflict key."""
+def _contend(decision: Decision, state: State, asked: Proposed, now_ms: int, governed: list[Governed]) -> bool:
+    """Score what the rules approve and say which contest it would enter, if it has to compete for its conflict key.
+
+    Returns whether it is still approved: what has no score is refused.
+    """
     view = governed[0]  # rule sets that share an action agree on its window and score
     window_ms = view.action.contest_window_ms
-    contest = state.contests.get(action_on(envelope.proposal.action_type, decision.conflict_key)) if state.contests else None
-    if not window_ms and contest is None and not envelope.proposal.HasField("contest"):
-        return
-    score = view.action.score(case_of(state, envelope, now_ms, view))
+    contest = state.contests.get(action_on(asked.action_type, decision.conflict_key)) if state.contests else None
+    if not window_ms and contest is None and not asked.competes:
+        return True
+    score = view.action.score(case_of(state, asked, now_ms, view))
     if score is None:
         fail(decision, f"{view.action.policy_id}/score")
-        return
+        return False
     opened_at_ms, closes_at_ms = (contest.opened_at_ms, contest.closes_at_ms) if contest is not None else (now_ms, now_ms + window_ms)
     set_timestamp(decision.contest.opened_at, opened_at_ms)
     set_timestamp(decision.contest.closed_at, closes_at_ms)
     decision.contest.candidates.add(score=score)
+    return True
 
 
 def _feasible(state: State, governed: list[Governed]) -> bool:

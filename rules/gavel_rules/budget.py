@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
@@ -19,12 +19,13 @@ from gavel_rules.stages import RefusalClass, refusal_class
 
 def count_rejection(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Sequence[CompiledAction]) -> None:
     """Count a rejection and, at a limit, call a person instead of letting the trace loop (seeds 002 §5.6, §6.3)."""
-    if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+    outcome = decision.outcome
+    if outcome == decision_pb2.OUTCOME_APPROVED:
         return
     rejections = state.rejections(trace_id, now_ms)
-    of_class = refusal_class(decision.reason_code) if decision.outcome == decision_pb2.OUTCOME_REJECTED else None
+    of_class = refusal_class(decision.reason_code) if outcome == decision_pb2.OUTCOME_REJECTED else None
     if of_class is not None:
-        rejections = rejections._replace(**{of_class: getattr(rejections, of_class) + 1})
+        rejections = _one_more(rejections, of_class)
     note_rejections(decision, rejections)
     if of_class is not None and _limit_reached(rejections, of_class, actions):
         _call_person(decision)
@@ -32,11 +33,24 @@ def count_rejection(decision: Decision, state: State, trace_id: str, now_ms: int
 
 def note_rejections(decision: Decision, rejections: Rejections) -> None:
     """Say in a decision how many rejections in a row its trace has had."""
-    if rejections.total:
-        decision.consecutive_rejections = rejections.total
-        decision.rejection_counts.evidence = rejections.evidence
-        decision.rejection_counts.policy = rejections.policy
-        decision.rejection_counts.conflict = rejections.conflict
+    total = rejections.total
+    if total:
+        decision.consecutive_rejections = total
+        counts = decision.rejection_counts
+        counts.evidence = rejections.evidence
+        counts.policy = rejections.policy
+        counts.conflict = rejections.conflict
+
+
+def _one_more(rejections: Rejections, of_class: RefusalClass) -> Rejections:
+    evidence, policy, conflict = rejections
+    match of_class:
+        case RefusalClass.EVIDENCE:
+            return Rejections(evidence + 1, policy, conflict)
+        case RefusalClass.POLICY:
+            return Rejections(evidence, policy + 1, conflict)
+        case RefusalClass.CONFLICT:
+            return Rejections(evidence, policy, conflict + 1)
 
 
 def _limit_reached(rejections: Rejections, of_class: RefusalClass, actions: Sequence[CompiledAction]) -> bool:
@@ -55,13 +69,16 @@ def _limit_reached(rejections: Rejections, of_class: RefusalClass, actions: Sequ
             limited = True
             if _outside(rejections, action.rejection_limits) >= action.rejection_limit:
                 return True
+    if limited:
+        return False
     own = {name for action in actions for name in action.rejection_limits}
-    return not limited and _outside(rejections, own) >= REJECTION_LIMIT_DEFAULT
+    return _outside(rejections, own) >= REJECTION_LIMIT_DEFAULT
 
 
-def _outside(rejections: Rejections, classes: Container[str]) -> int:
-    """Return how many rejections there were of other classes than these."""
-    return sum(count for name, count in zip(Rejections._fields, rejections, strict=True) if name not in classes)
+def _outside(rejections: Rejections, classes: Collection[str]) -> int:
+    """Return how many rejections there were of other classes than these, of which none comes twice."""
+    inside: list[int] = [getattr(rejections, name) for name in classes]
+    return rejections.total - sum(inside)
 
 
 def _call_person(decision: Decision) -> None:

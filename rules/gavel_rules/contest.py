@@ -129,7 +129,7 @@ def _close(emission: Emission, contest: OpenContest, judge: Judge, unjudged: Con
         for one, decisions in shadowed:
             settle(decisions[proposal.event_id], state, proposal, now_ms, one.governing)
             differences.extend(shadow.difference(one, decision, decisions[proposal.event_id]))
-        record_first(emission, Envelope(decision=decision), proposal, differences)
+        record_first(emission, emission.decision_event(decision), proposal, differences)
 
 
 def candidates(state: State, contest: OpenContest) -> list[Envelope]:

@@ -122,8 +122,9 @@ def _submit_proposal(
 ) -> Recorded | Waiting | Fault:
     envelope = command.envelope
     state = emission.state
-    if envelope.proposal.HasField("projection_version") and envelope.proposal.projection_version > state.head:
-        return _ahead(envelope.proposal.projection_version, state.head)
+    proposal = envelope.proposal
+    if proposal.HasField("projection_version") and proposal.projection_version > state.head:
+        return _ahead(proposal.projection_version, state.head)
     fault = emission.claim_fault(envelope)
     if fault is not None:
         return fault
@@ -131,7 +132,7 @@ def _submit_proposal(
         waiting = contest.joined(state, envelope)
         if waiting is not None:
             return waiting
-    decided = Envelope()
+    decided = emission.decision_event()
     decision = decided.decision
     asking = judge(state, state.head + 2, engine)
     arbitrate(state, envelope, references.cited, emission.now_ms, asking, into=decision)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
 from gavel.v1 import error_pb2
+from gavel.v1.common_pb2 import EventCategory, Producer
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
 
@@ -13,10 +19,12 @@ from gavel_rules.events import (
     CATEGORY_OF_PAYLOAD,
     DECISION,
     DECISION_NAME,
+    MOMENTS_KEPT_MAX,
     SCHEMA_VERSION,
     SYSTEM_PRODUCER,
     milliseconds,
     set_timestamp,
+    timestamp,
 )
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
 from gavel_rules.projection import State
@@ -34,45 +42,45 @@ class Emission:
     def record(self, envelope: Envelope) -> Envelope:
         """Give an event its place and time, apply it, and return it. An empty `occurred_at` means now."""
         state = self.state
+        payload = str(envelope.WhichOneof("payload"))
         envelope.schema_version = SCHEMA_VERSION
-        envelope.sequence_number = state.head + 1
         envelope.bus = state.bus
         if not envelope.event_category:
-            envelope.event_category = CATEGORY_OF_PAYLOAD[str(envelope.WhichOneof("payload"))]
-        set_timestamp(envelope.recorded_at, self.now_ms)
+            envelope.event_category = CATEGORY_OF_PAYLOAD[payload]
+        recorded_at = envelope.recorded_at
+        set_timestamp(recorded_at, self.now_ms)
         if not envelope.HasField("occurred_at"):
-            envelope.occurred_at.CopyFrom(envelope.recorded_at)
+            envelope.occurred_at.CopyFrom(recorded_at)
             state.on_undo(lambda: envelope.ClearField("occurred_at"))
-        state.apply(envelope)
-        self.events.append(envelope)
+        return self._append(envelope, payload)
+
+    def decision_event(self, decision: Decision | None = None) -> Envelope:
+        """Return the event of a decision that is made now, for `decide`; `decision` is what it says, where that is there already."""
+        envelope = Envelope.FromString(_frame(self.state.bus, self.now_ms, DECISION))
+        if decision is not None:
+            envelope.decision.CopyFrom(decision)
         return envelope
 
     def decide(self, envelope: Envelope, *, causation_id: str, trace_id: str, subject: str) -> Envelope:
-        """Record the decision in `envelope`, which has its decision_id; the rest of the envelope is filled in."""
+        """Record the decision in a `decision_event`, which has its decision_id; the rest of the envelope is filled in."""
         decision = envelope.decision
         envelope.event_id = decision.decision_id
-        envelope.event_category = DECISION
         envelope.event_name = DECISION_NAME[decision.outcome]
         envelope.trace_id = trace_id
         envelope.causation_id = causation_id
-        envelope.producer.CopyFrom(ARBITRATOR_PRODUCER)
         envelope.subject = subject
-        return self.record(envelope)
+        return self._append(envelope, "decision")
 
     def diagnose(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record a notice of Gavel's own."""
-        return self.record(
-            Envelope(
-                event_id=event_id,
-                event_category=AGENT_DIAGNOSTIC,
-                event_name=diagnostic.kind,
-                trace_id=trace_id,
-                causation_id=causation_id,
-                producer=SYSTEM_PRODUCER,
-                subject=subject,
-                agent_diagnostic=diagnostic,
-            )
-        )
+        envelope = Envelope.FromString(_frame(self.state.bus, self.now_ms, AGENT_DIAGNOSTIC))
+        envelope.event_id = event_id
+        envelope.event_name = diagnostic.kind
+        envelope.trace_id = trace_id
+        envelope.causation_id = causation_id
+        envelope.subject = subject
+        envelope.agent_diagnostic.CopyFrom(diagnostic)
+        return self._append(envelope, "agent_diagnostic")
 
     def claim_fault(self, envelope: Envelope) -> Fault | None:
         """Return a fault if the event claims to have happened too far in the future, else None."""
@@ -81,6 +89,32 @@ class Emission:
             if ahead_ms > CLOCK_AHEAD_MS_MAX:
                 return ahead_fault("envelope.occurred_at", ahead_ms)
         return None
+
+    def _append(self, envelope: Envelope, payload: str) -> Envelope:
+        """Make an event that is complete but for its place the next one; `payload` is which one it has."""
+        state = self.state
+        number = state.head + 1
+        envelope.sequence_number = number
+        state.advance(envelope, number, self.now_ms, payload)
+        self.events.append(envelope)
+        return envelope
+
+
+_PRODUCERS: Final[Mapping[EventCategory.ValueType, Producer]] = {DECISION: ARBITRATOR_PRODUCER, AGENT_DIAGNOSTIC: SYSTEM_PRODUCER}
+
+
+@lru_cache(MOMENTS_KEPT_MAX)
+def _frame(bus: str, at_ms: int, category: EventCategory.ValueType) -> bytes:
+    """Return what all decisions, or all notices, that a bus records at one time have in common, serialized."""
+    envelope = Envelope(
+        schema_version=SCHEMA_VERSION,
+        event_category=category,
+        bus=bus,
+        producer=_PRODUCERS[category],
+        occurred_at=timestamp(at_ms),
+        recorded_at=timestamp(at_ms),
+    )
+    return envelope.SerializeToString(deterministic=True)
 
 
 def ahead_fault(field: str, ahead_ms: int) -> Fault:

@@ -24,6 +24,8 @@ SCHEMA_VERSION: Final = "gavel.v1"
 GAVEL: Final = "gavel"
 # The last millisecond that a Timestamp can name: 9999-12-31T23:59:59.999Z.
 TIME_MS_MAX: Final = 253_402_300_799_999
+# Everything in a batch is decided at one time: of so many times, and buses, what is alike in all their decisions is kept made.
+MOMENTS_KEPT_MAX: Final = 16
 FACT_DERIVATION_REACTOR: Final = "fact-derivation-reactor"
 
 FACT: Final = common_pb2.EVENT_CATEGORY_FACT_EVENT

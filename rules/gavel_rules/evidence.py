@@ -14,11 +14,14 @@ from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION, EventReference
 from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules.events import TIME_MS_MAX, fact_keys
+from gavel_rules.language.declarations import is_of_type
 from gavel_rules.language.feasibility import Known
 from gavel_rules.language.ruleset import CompiledAction, FactDeclaration
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.records import Candidate
 
 FINE: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
@@ -105,7 +108,7 @@ def gather(
     state: State,
     action: CompiledAction,
     governing: Sequence[CompiledAction],
-    envelope: Envelope,
+    asked: Proposed,
     params: dict[str, object],
     now_ms: int,
 ) -> Evidence:
@@ -114,12 +117,13 @@ def gather(
     `governing` is the action in all rule sets that are consulted. `params` are the proposal's: they fit the action's schema, and
     are typed by it.
     """
-    proposal = envelope.proposal
-    own_subject = envelope.subject
+    proposal = asked.proposal
+    own_subject = asked.subject
     limit_ms = proposal.max_fact_age_ms
     declarations = action.facts
-    if proposal.required_facts:
-        declarations = tuple(_with_asked(declarations, governing, proposal.required_facts, limit_ms))
+    required_facts = proposal.required_facts
+    if required_facts:
+        declarations = tuple(_with_asked(declarations, governing, required_facts, limit_ms))
     of_own_subject = state.evidence.get(own_subject, _NOTHING)
     pieces: list[Piece] = []
     facts: dict[str, object] = {}
@@ -186,7 +190,7 @@ def _select(candidates: Sequence[Candidate], declared: FactDeclaration, subject:
             continue
         passed = passed or 1
         # A null has every type: it says that there is no value.
-        if candidate.value is not None and declared.name and not declared.accepts(candidate.value):
+        if candidate.value is not None and declared.name and not is_of_type(candidate.value, declared.value_type):
             continue
         if candidate.trust_tier > declared.min_trust:
             passed = max(passed, 2)
@@ -239,7 +243,7 @@ def _acceptable(candidate: Candidate, declared: FactDeclaration) -> bool:
     """Whether a candidate passes every filter of `_select` but that of its age."""
     if declared.sources and candidate.source not in declared.sources:
         return False
-    return candidate.trust_tier <= declared.min_trust and (candidate.value is None or declared.accepts(candidate.value))
+    return candidate.trust_tier <= declared.min_trust and (candidate.value is None or is_of_type(candidate.value, declared.value_type))
 
 
 def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piece]:
@@ -332,11 +336,11 @@ def _share(sources: frozenset[str], others: frozenset[str]) -> bool:
     return not sources or not others or not sources.isdisjoint(others)
 
 
-def citations_of(proposal: Envelope, known: Mapping[int, Cited]) -> tuple[list[Cited], list[EventReference]]:
+def citations_of(proposal: Proposal, known: Mapping[int, Cited]) -> tuple[list[Cited], list[EventReference]]:
     """Return what the proposal cites, and what is no FACT or OBSERVATION of the log under both names."""
     found: list[Cited] = []
     unknown: list[EventReference] = []
-    for reference in proposal.proposal.based_on_events:
+    for reference in proposal.based_on_events:
         event = known.get(reference.sequence_number)
         if event is None or event.event_id != reference.event_id or not event.keys:
             unknown.append(reference)

@@ -197,7 +197,7 @@ def _compensate(emission: Emission, live: LiveDecision, report: Envelope) -> Non
         retry_policy=compensation.retry,
     )
     emission.decide(
-        Envelope(decision=decision), causation_id=report.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
+        emission.decision_event(decision), causation_id=report.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
     )
 
 
@@ -336,7 +336,7 @@ def emit_later(
         warnings=warnings,
     )
     return emission.decide(
-        Envelope(decision=decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
+        emission.decision_event(decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
     )
 
 

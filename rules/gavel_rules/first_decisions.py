@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection, ShadowDifference
 from gavel.v1.envelope_pb2 import Envelope
@@ -22,18 +23,25 @@ def record_first(emission: Emission, decided: Envelope, proposal: Envelope, diff
 
     `decided` holds the decision without what its place in the log gives. `differences` say what shadows would have decided.
     """
-    decision = decided.decision
     recorded = _record(emission, decided, proposal)
-    if decision.reason_code == reasons.REJECTION_LIMIT:
-        _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
-    if decision.terminal and decision.reason_code != reasons.NO_FEASIBLE_PROPOSAL:
-        _notify(emission, recorded, AgentDiagnostic(kind="NoFeasibleProposal"))
-    if _lacks_tier(decision):
-        request_facts(emission, recorded)
+    decision = recorded.decision
+    if decision.outcome != decision_pb2.OUTCOME_APPROVED:
+        _call_attention(emission, recorded, decision)
     for ordinal, difference in enumerate(differences):
         difference.decision_id = decision.decision_id
         _notify(emission, recorded, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), ordinal)
     return recorded
+
+
+def _call_attention(emission: Emission, recorded: Envelope, decision: Decision) -> None:
+    """Record what a refusal, or a call for a person, is noticed by."""
+    reason_code = decision.reason_code
+    if reason_code == reasons.REJECTION_LIMIT:
+        _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
+    if reason_code != reasons.NO_FEASIBLE_PROPOSAL and decision.terminal:
+        _notify(emission, recorded, AgentDiagnostic(kind="NoFeasibleProposal"))
+    if _lacks_tier(decision, reason_code):
+        request_facts(emission, recorded)
 
 
 def request_facts(emission: Emission, decided: Envelope) -> None:
@@ -50,17 +58,18 @@ def first_decision_id(proposal: Envelope) -> str:
 
 def _record(emission: Emission, decided: Envelope, proposal: Envelope) -> Envelope:
     decision = decided.decision
+    proposal_id = proposal.event_id
     decision.decision_id = first_decision_id(proposal)
-    decision.proposal_id = proposal.event_id
+    decision.proposal_id = proposal_id
     decision.state_version = emission.state.head
-    return emission.decide(decided, causation_id=proposal.event_id, trace_id=proposal.trace_id, subject=proposal.subject)
+    return emission.decide(decided, causation_id=proposal_id, trace_id=proposal.trace_id, subject=proposal.subject)
 
 
-def _lacks_tier(decision: Decision) -> bool:
+def _lacks_tier(decision: Decision, reason_code: str) -> bool:
     """Whether the refusal is for lack of trusted evidence, also where the limit of rejections turned it into a review."""
-    if decision.reason_code == reasons.INSUFFICIENT_EVIDENCE_TIER:
+    if reason_code == reasons.INSUFFICIENT_EVIDENCE_TIER:
         return True
-    return decision.reason_code == reasons.REJECTION_LIMIT and any(
+    return reason_code == reasons.REJECTION_LIMIT and any(
         warning.code == reasons.INSUFFICIENT_EVIDENCE_TIER for warning in decision.warnings
     )
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from gavel.v1.common_pb2 import ProducerType
-from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.evidence import Evidence, gather
 from gavel_rules.language.case import Case
 from gavel_rules.language.ruleset import CompiledAction
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 
 _PRODUCER_PREFIX: Final = "PRODUCER_TYPE_"
 _PRODUCER_NAME: Final = {number: name.removeprefix(_PRODUCER_PREFIX) for name, number in ProducerType.items()}
@@ -30,19 +30,19 @@ def view_of(
     state: State,
     action: CompiledAction,
     actions: Sequence[CompiledAction],
-    envelope: Envelope,
+    asked: Proposed,
     params: dict[str, object],
     now_ms: int,
 ) -> Governed:
     """Return an action's view of a proposal whose params fit its schema."""
     typed = action.typed_params(params)
-    return Governed(action, typed, gather(state, action, actions, envelope, typed, now_ms))
+    return Governed(action, typed, gather(state, action, actions, asked, typed, now_ms))
 
 
-def case_of(state: State, envelope: Envelope, now_ms: int, view: Governed) -> Case:
+def case_of(state: State, asked: Proposed, now_ms: int, view: Governed) -> Case:
     """Return what the rules of one governing rule set see."""
-    proposal = envelope.proposal
-    producer = envelope.producer
+    proposal = asked.proposal
+    producer = asked.envelope.producer
     # By position: sixteen arguments by name cost as much again as the whole function.
     return Case(
         view.params,
@@ -52,13 +52,13 @@ def case_of(state: State, envelope: Envelope, now_ms: int, view: Governed) -> Ca
         proposal.confidence,
         proposal.priority,
         proposal.expected_outcome,
-        envelope.subject,
+        asked.subject,
         _PRODUCER_NAME[producer.type],
         producer.id,
         producer.version,
         view.evidence.present,
         view.evidence.worst_trust,
         view.evidence.oldest_age_ms,
-        state.rejections(envelope.trace_id, now_ms).total,
+        state.rejections(asked.trace_id, now_ms).total,
         now_ms,
     )

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from gavel_rules import reasons
 from gavel_rules.evidence import STALE, gather
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.records import LiveDecision
 from gavel_rules.values import struct_to_dict
 
@@ -45,7 +46,8 @@ def changed_facts(state: State, live: LiveDecision, now_ms: int) -> Changed | No
         return None
     decision = live.basis.decision
     actions = state.actions_of(live.decision.decision)
-    params = struct_to_dict(live.proposal.proposal.params)
+    asked = Proposed(live.proposal)
+    params = struct_to_dict(asked.proposal.params)
     consulted = [action.policy_id for action in actions]
     was_absent = {(policy_id, fact.key, fact.subject) for fact in decision.absent_facts for policy_id in fact.policy_ids or consulted}
     pinned = {(policy_id, pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts for policy_id in pin.policy_ids or consulted}
@@ -55,7 +57,7 @@ def changed_facts(state: State, live: LiveDecision, now_ms: int) -> Changed | No
     changed: set[tuple[str, str]] = set()
     for action in actions:
         policy_id = action.policy_id
-        for piece in gather(state, action, actions, live.proposal, action.typed_params(params), now_ms).pieces:
+        for piece in gather(state, action, actions, asked, action.typed_params(params), now_ms).pieces:
             key, subject = piece.declared.key, piece.subject
             if piece.candidate is not None:
                 selected.add((policy_id, key, subject, piece.candidate.event_id))

@@ -140,39 +140,47 @@ def bind(decision: Decision, now_ms: int, governed: list[Governed]) -> None:
 
 def pin_evidence(decision: Decision, governed: list[Governed]) -> None:
     """Name the evidence that a decision rests on, and the optional facts that were absent: each once, with whose it is."""
-    pinned: dict[tuple[str, str, str], Piece] = {}
-    absent: dict[tuple[str, str, str], Piece] = {}
-    seen_by: dict[tuple[str, str, str], dict[str, None]] = {}
-    several = len(governed) > 1
-    for view in governed:
-        for piece in view.evidence.pieces:
-            candidate = piece.candidate
-            identity = (piece.declared.key, piece.subject, candidate.event_id if candidate is not None else "")
-            if several:
-                seen_by.setdefault(identity, {})[view.action.policy_id] = None
-            if candidate is None:
-                absent[identity] = piece
-                continue
-            known = pinned.get(identity)
-            if known is None or piece.fresh_until_ms < known.fresh_until_ms:
-                pinned[identity] = piece
-    for identity, piece in pinned.items():
+    pinned_facts, absent_facts = decision.pinned_facts, decision.absent_facts
+    for piece, policy_ids in _distinct(governed):
         candidate = piece.candidate
-        assert candidate is not None  # noqa: S101  # for the type checker: only present pieces are pinned
+        if candidate is None:
+            absent = absent_facts.add()
+            absent.key = piece.declared.key
+            absent.subject = piece.subject
+            if policy_ids:
+                absent.policy_ids.extend(policy_ids)
+            continue
         # One by one: arguments by name cost more.
-        pin = decision.pinned_facts.add()
+        pin = pinned_facts.add()
         pin.key = piece.declared.key
         pin.subject = piece.subject
         pin.event_id = candidate.event_id
         pin.sequence_number = candidate.sequence_number
         pin.trust_tier = candidate.trust_tier  # type: ignore[assignment]  # an int of the closed enum
-        pin.evidence_hash = candidate.evidence_hash
+        if candidate.evidence_hash:
+            pin.evidence_hash = candidate.evidence_hash
         set_timestamp(pin.fresh_until, piece.fresh_until_ms)
-        if several and len(seen_by[identity]) < len(governed):
-            pin.policy_ids.extend(seen_by[identity])
-    for identity, piece in absent.items():
-        lacking = decision.absent_facts.add()
-        lacking.key = piece.declared.key
-        lacking.subject = piece.subject
-        if several and len(seen_by[identity]) < len(governed):
-            lacking.policy_ids.extend(seen_by[identity])
+        if policy_ids:
+            pin.policy_ids.extend(policy_ids)
+
+
+def _distinct(governed: list[Governed]) -> list[tuple[Piece, Sequence[str]]]:
+    """Return each piece of evidence once, as it is fresh for the shortest, with the policy_ids of who sees it; none: all do."""
+    pieces = governed[0].evidence.pieces
+    if len(governed) == 1 and len({piece.declared.key for piece in pieces}) == len(pieces):
+        return [(piece, ()) for piece in pieces]
+    found: dict[tuple[str, str, str], Piece] = {}
+    seen_by: dict[tuple[str, str, str], list[str]] = {}
+    for view in governed:
+        policy_id = view.action.policy_id
+        for piece in view.evidence.pieces:
+            candidate = piece.candidate
+            identity = (piece.declared.key, piece.subject, candidate.event_id if candidate is not None else "")
+            known = found.get(identity)
+            if known is None or piece.fresh_until_ms < known.fresh_until_ms:
+                found[identity] = piece
+            policy_ids = seen_by.setdefault(identity, [])
+            if policy_id not in policy_ids:
+                policy_ids.append(policy_id)
+    everybody = len(governed)
+    return [(piece, seen_by[identity] if len(seen_by[identity]) < everybody else ()) for identity, piece in found.items()]

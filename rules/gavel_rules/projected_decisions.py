@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gavel.v1 import decision_pb2, execution_pb2
-from gavel.v1.decision_pb2 import Decision
+from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import derivation
@@ -84,26 +84,40 @@ class DecisionProjection(EvidenceProjection):
         if decision.previous_decision_id:
             self._apply_later_decision(envelope)
             return
-        proposal = self.open_proposals[decision.proposal_id]
-        self._drop(self.open_proposals, decision.proposal_id)
+        proposal_id = decision.proposal_id
+        proposal = self.open_proposals[proposal_id]
+        self._drop(self.open_proposals, proposal_id)
         contest = self._contest_of(proposal)
         if contest is not None:
             self._leave_contest(contest, proposal)
-        review = ""
-        if decision.outcome == decision_pb2.OUTCOME_APPROVED:
+        outcome = decision.outcome
+        if outcome == decision_pb2.OUTCOME_APPROVED:
             self._approve(envelope, proposal)
-        elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
-            review = decision.decision_id
-            self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, "", proposal))
-        counts = decision.rejection_counts
-        rejections = Rejections(counts.evidence, counts.policy, counts.conflict) if decision.consecutive_rejections else NO_REJECTIONS
-        if decision.terminal and decision.reason_code != NO_FEASIBLE_PROPOSAL:
-            self._end(envelope, by_person=False)
-        self._count(envelope.trace_id, rejections, review, _refused(decision, proposal))
+            self._count(envelope.trace_id, NO_REJECTIONS, "", "")
+        else:
+            self._refuse(envelope, proposal, outcome)
         if self.shadowing:
             for shadow in self.shadowing.get(decision.action_type, ()):
                 watching = self.shadows[shadow.policy_id]
                 self._put(self.shadows, shadow.policy_id, watching._replace(decisions=watching.decisions + 1))
+
+    def _refuse(self, envelope: Envelope, proposal: Envelope, outcome: Outcome.ValueType) -> None:
+        """A proposal is rejected, or left to a person."""
+        decision = envelope.decision
+        reason_code = decision.reason_code
+        review = refused = ""
+        if outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            review = decision.decision_id
+            self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, "", proposal))
+        elif _is_of_the_proposal(reason_code):
+            refused = fingerprint(proposal)
+        rejections = NO_REJECTIONS
+        if decision.consecutive_rejections:
+            counts = decision.rejection_counts
+            rejections = Rejections(counts.evidence, counts.policy, counts.conflict)
+        if reason_code != NO_FEASIBLE_PROPOSAL and decision.terminal:
+            self._end(envelope, by_person=False)
+        self._count(envelope.trace_id, rejections, review, refused)
 
     def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
         decision = envelope.decision
@@ -113,14 +127,11 @@ class DecisionProjection(EvidenceProjection):
             due_ms = milliseconds(decision.evaluated_at) + decision.retry_policy.human_takeover_after_ms
         else:
             due_ms = milliseconds(decision.valid_until)
-        sequence_number = envelope.sequence_number
-        self._enliven(
-            LiveDecision(
-                decision_id, sequence_number, Kept(envelope), Kept(proposal), decision.conflict_key, APPROVED, sequence_number, due_ms
-            )
-        )
-        self._add_sorted(self._timers, (due_ms, sequence_number, decision_id))
-        self._put(self.holds, decision.conflict_key, decision_id)
+        number = self.head
+        conflict_key = decision.conflict_key
+        self._enliven(LiveDecision(decision_id, number, Kept(envelope), Kept(proposal), conflict_key, APPROVED, number, due_ms))
+        self._add_sorted(self._timers, (due_ms, number, decision_id))
+        self._put(self.holds, conflict_key, decision_id)
 
     def pack(self, decision_id: str, decision: bytes, proposal: bytes = b"") -> None:
         """Keep a decision, if it lives, and its proposal as the bytes that the log has of them. It changes nothing that can be seen.
@@ -310,19 +321,19 @@ class DecisionProjection(EvidenceProjection):
             self._forget_grants(departed.live)
 
 
-def _refused(decision: Decision, proposal: Envelope) -> str:
-    """Return the fingerprint of a proposal that was rejected for lack of evidence or by rules; "" for any other outcome.
+def _is_of_the_proposal(reason_code: str) -> bool:
+    """Whether a rejection is for lack of evidence or by rules: then the same proposal would be rejected again.
 
     Stages 3 to 5 do not count: as long as what they lack is lacking they refuse it again by themselves, and else it has not been
     judged yet. Above all, versions are no part of the fingerprint, and who mends them does what he was told. Nor does a repetition:
     it is what was refused already, or what competes, which nobody has refused.
     """
-    if decision.outcome != decision_pb2.OUTCOME_REJECTED or decision.reason_code in _UNJUDGED:
-        return ""
-    return fingerprint(proposal) if refusal_class(decision.reason_code) in _OF_THE_PROPOSAL else ""
+    if reason_code in _UNJUDGED:
+        return False
+    of_class = refusal_class(reason_code)
+    return of_class is RefusalClass.EVIDENCE or of_class is RefusalClass.POLICY
 
 
-_OF_THE_PROPOSAL: Final = (RefusalClass.EVIDENCE, RefusalClass.POLICY)
 _UNJUDGED: Final = frozenset({NO_ACTIVE_POLICY, INVALID_PARAMS, VERSION_MISMATCH, DUPLICATE_PROPOSAL})
 
 

@@ -28,22 +28,26 @@ from gavel_rules.values import value_to_python
 
 
 class State(DecisionProjection):
-    """The decider's state of one bus at its head. Changed by `apply` alone."""
+    """The decider's state of one bus at its head. Changed by `apply` and `advance` alone."""
 
     def apply(self, envelope: Envelope) -> None:
         """Move the state by one event. The event is the log's next; it is kept and must not be changed afterwards."""
-        self.head = envelope.sequence_number
-        recorded_at_ms = milliseconds(envelope.recorded_at)
+        self.advance(envelope, envelope.sequence_number, milliseconds(envelope.recorded_at), envelope.WhichOneof("payload"))
+
+    def advance(self, envelope: Envelope, sequence_number: int, recorded_at_ms: int, payload: str | None) -> None:
+        """Do what `apply` does, for whoever has just made the event and need not read its number, its time and its kind in it."""
+        self.head = sequence_number
         if recorded_at_ms != self.recorded_at_ms:
             self.recorded_at_ms = recorded_at_ms
             # First, so that an event of a trace that has lapsed begins the trace anew instead of reviving what it was.
             self._forget_lapsed_traces()
             if self._departures:
                 self._forget_departed()
-        trace = self.traces.get(envelope.trace_id)
-        if trace is not None:
-            self._put_trace(envelope.trace_id, trace._replace(last_event_ms=self.recorded_at_ms))
-        _APPLY[envelope.WhichOneof("payload")](self, envelope)
+        trace_id = envelope.trace_id
+        trace = self.traces.get(trace_id)
+        if trace is not None and trace.last_event_ms != recorded_at_ms:
+            self._put_trace(trace_id, trace._replace(last_event_ms=recorded_at_ms))
+        _APPLY[payload](self, envelope)
 
     def _apply_fact(self, envelope: Envelope) -> None:
         fact = envelope.fact

@@ -34,7 +34,7 @@ def resolve(emission: Emission, command: ResolveReview, references: References) 
         return _no_review(emission, resolved.decision_id, references)
     live = state.decisions[review.approved_decision_id] if review.approved_decision_id else None
     approves = resolved.verdict == fact_pb2.REVIEW_VERDICT_APPROVE
-    if approves and not _releases(review, live) and citations_of(review.proposal, references.cited)[1]:
+    if approves and not _releases(review, live) and citations_of(review.proposal.proposal, references.cited)[1]:
         # What it cites was in the log when it was judged. So nobody has looked it up now: the review is of this very moment.
         problem = "asks for a person since this moment; look at it and say so again"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {resolved.decision_id} {problem}")
@@ -137,7 +137,10 @@ def _following(emission: Emission, review: Review, said: Envelope, asked: Decisi
 def _conclude(emission: Emission, review: Review, said: Envelope, decision: Decision) -> Recorded:
     return Recorded(
         emission.decide(
-            Envelope(decision=decision), causation_id=said.event_id, trace_id=review.decision.trace_id, subject=review.decision.subject
+            emission.decision_event(decision),
+            causation_id=said.event_id,
+            trace_id=review.decision.trace_id,
+            subject=review.decision.subject,
         )
     )
 

@@ -102,7 +102,8 @@ class Tables(Journal):
         What a person has rejected stays ended. What the rules could not allow may be tried again after an event about a declared
         fact, or under other rule sets.
         """
-        ended = self.ended.get(trace_id, {}).get(action_on(action_type, subject))
+        of_trace = self.ended.get(trace_id)
+        ended = of_trace.get(action_on(action_type, subject)) if of_trace is not None else None
         if ended is None:
             return False
         if ended.by_person:

@@ -22,6 +22,7 @@ from gavel_rules.authoring.cases import WORK_MAX, WORK_MIN, CaseMaker, Generated
 from gavel_rules.language.attributes import ATTRIBUTES
 from gavel_rules.language.cel_syntax import Constant, Node, children
 from gavel_rules.language.constraints import Budget
+from gavel_rules.language.declarations import is_of_type
 from gavel_rules.language.lowering import Formula
 from gavel_rules.language.reading import reads
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
@@ -280,7 +281,7 @@ def _decide(version: CompiledAction | None, names: Mapping[str, Evidence], made:
     facts = {name: evidence[identity] for name, identity in names.items() if identity in evidence}
     if any(not fact.optional and fact.name not in facts for fact in version.facts):
         return Decided(_REJECTED, reasons.NEED_MORE_FACTS, "")
-    if any(fact.name in facts and not fact.accepts(facts[fact.name]) for fact in version.facts):
+    if any(fact.name in facts and not is_of_type(facts[fact.name], fact.value_type) for fact in version.facts):
         return Decided(_REJECTED, reasons.FACT_TYPE_MISMATCH, "")
     count = made.case.evidence_count + len(facts) - len(made.facts)
     case = made.case.with_params(version.typed_params(made.params), facts, count)

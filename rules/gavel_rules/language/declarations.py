@@ -32,13 +32,13 @@ class FactDeclaration(NamedTuple):
     optional: bool
     subject: str = ""  # the template of whose fact it is, as written; empty: the proposal's subject's
 
-    def accepts(self, value: object) -> bool:
-        """Whether a value is of the declared type. An integer may come as a float without a fraction, as the wire has it."""
-        match self.value_type:
-            case "string":
-                return isinstance(value, str)
-            case "boolean":
-                return isinstance(value, bool)
-        if isinstance(value, bool) or not isinstance(value, int | float) or number_problem(value):
-            return False
-        return self.value_type == "number" or value == int(value)
+
+def is_of_type(value: object, value_type: str) -> bool:
+    """Whether a value is of a fact's declared type. An integer may come as a float without a fraction, as the wire has it."""
+    if value_type == "string":
+        return isinstance(value, str)
+    if value_type == "boolean":
+        return isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, int | float) or number_problem(value):
+        return False
+    return value_type == "number" or value == int(value)

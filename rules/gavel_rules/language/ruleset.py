@@ -26,6 +26,7 @@ from gavel_rules.language.expressions import Expressions
 from gavel_rules.language.feasibility import Feasibility, Known, Prospect
 from gavel_rules.language.network import Document, Network, NetworkPlan
 from gavel_rules.language.parts import ActionPart, RuleSetPart
+from gavel_rules.language.quoting import consulted, matched, spoken
 from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.reference import Program, condition_source, guard_source
 from gavel_rules.language.source import DocumentMessage, Messages, Source
@@ -86,6 +87,10 @@ class CompiledAction:
         }
         self.rules = tuple(rule for rule, _ in checked.rules)
         self.conditions = tuple(condition for _, condition in checked.rules)  # of the rules, in their order
+        # What decisions quote of it, serialized: that it was consulted, and by rule id that a rule matched, and that it speaks.
+        self.consulted = consulted(self.policy_id, self.version, self.digest)
+        self.matched: Mapping[str, bytes] = {rule.id: matched(self.policy_id, rule, rule.condition) for rule in self.rules}
+        self.spoken: Mapping[str, bytes] = {rule.id: spoken(self.policy_id, self.version, self.digest, rule) for rule in self.rules}
         self.environment = checked.environment
         self.params_schema = part.params
         self.decision_ttl_ms = part.decision_ttl_ms
