@@ -57,7 +57,25 @@ def python_to_value(value: object) -> Value:
 
 def struct_problems(struct: Struct, path: str) -> list[tuple[str, str]]:
     """Return (path, problem) of everything in a Struct that is over a limit; empty when it is fine."""
-    return problems(struct_to_dict(struct), path)
+    # The message itself is walked: most Structs are flat, and a dict of them would be made for nothing else.
+    found: list[tuple[str, str]] = []
+    fields = struct.fields
+    for name in fields:
+        problem = text_problem(name)
+        if problem:
+            found.append((path, f"a key {problem}"))
+        value = fields[name]
+        match value.WhichOneof("kind"):
+            case "string_value":
+                problem = text_problem(value.string_value)
+            case "number_value":
+                problem = number_problem(value.number_value)
+            case _:
+                problem = ""
+                found.extend(problems(value_to_python(value), f"{path}.{name}", depth=1))
+        if problem:
+            found.append((f"{path}.{name}", problem))
+    return found
 
 
 def value_problems(value: Value, path: str) -> list[tuple[str, str]]:
@@ -72,7 +90,7 @@ def problems(value: object, path: str, depth: int = 0) -> list[tuple[str, str]]:
         return [(path, problem)] if problem else []
     if isinstance(value, bool) or value is None:
         return []
-    if isinstance(value, int | float):
+    if isinstance(value, (int, float)):  # a union would be made anew at every look
         problem = number_problem(value)
         return [(path, problem)] if problem else []
     if depth >= VALUE_DEPTH_MAX:

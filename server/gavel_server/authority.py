@@ -13,7 +13,15 @@ from gavel.v1.common_pb2 import EventCategory, Producer, ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact, ObservedFrom
 from gavel_rules.derivation import is_derived
-from gavel_rules.events import CATEGORIES_OF_PRODUCER, DECISION, DECISION_NAME, FACT_DERIVATION_REACTOR, GAVEL, SYSTEM_FACT_KEY
+from gavel_rules.events import (
+    CATEGORIES_OF_PRODUCER,
+    CATEGORY_OF_PAYLOAD,
+    DECISION,
+    DECISION_NAME,
+    FACT_DERIVATION_REACTOR,
+    GAVEL,
+    SYSTEM_FACT_KEY,
+)
 
 from gavel_server.errors import ServiceError
 
@@ -24,19 +32,21 @@ RESERVED_DIAGNOSTIC_KINDS: Final = frozenset(
 # Names by which people find decisions and notices in the log: nothing else may look like one.
 RESERVED_EVENT_NAMES: Final = RESERVED_DIAGNOSTIC_KINDS.union(DECISION_NAME.values(), SYSTEM_FACT_KEY)
 _RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution", "shadow_difference"})
+_NOTHING: Final[frozenset[EventCategory.ValueType]] = frozenset()
 _CHANNELS: Final = frozenset(ObservedFrom.values()) - {fact_pb2.OBSERVED_FROM_UNSPECIFIED}
 _SENSES: Final = frozenset(
     {fact_pb2.OBSERVED_FROM_DB, fact_pb2.OBSERVED_FROM_API, fact_pb2.OBSERVED_FROM_WEBHOOK, fact_pb2.OBSERVED_FROM_SENSOR}
 )
 
 
-def check(producer: Producer, category: EventCategory.ValueType, envelope: Envelope) -> None:
-    """Refuse what this producer may not publish. Raises ServiceError PERMISSION_DENIED."""
+def check(producer: Producer, payload: str, envelope: Envelope) -> None:
+    """Refuse what this producer may not publish; `payload` is the envelope's. Raises ServiceError PERMISSION_DENIED."""
+    category = CATEGORY_OF_PAYLOAD[payload]
     if category == DECISION:
         raise ServiceError(
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED, "a DECISION_EVENT is made by the arbitrator alone; submit a proposal instead"
         )
-    if category not in CATEGORIES_OF_PRODUCER.get(producer.type, frozenset()):
+    if category not in CATEGORIES_OF_PRODUCER.get(producer.type, _NOTHING):
         what = EventCategory.Name(category).removeprefix("EVENT_CATEGORY_")
         raise ServiceError(
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED,
@@ -46,7 +56,7 @@ def check(producer: Producer, category: EventCategory.ValueType, envelope: Envel
         raise _reserved(f"event_name {envelope.event_name} is the name of an event that only the server makes")
     if producer.id == GAVEL:
         raise ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, 'producer.id "gavel" is the server\'s own')
-    match envelope.WhichOneof("payload"):
+    match payload:
         case "fact":
             _check_fact(producer, envelope.fact)
         case "agent_diagnostic":

@@ -13,11 +13,10 @@ from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisio
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact, ReviewResolved, RevocationRequested
 from gavel_rules.commands import ResolveReview, RevokeDecision
-from gavel_rules.events import uuid_problem
+from gavel_rules.events import is_uuid, uuid_problem
 from gavel_rules.limits import PERSON_LENGTH_MAX
 from gavel_rules.values import text_problem
 
-from gavel_server.admission import UUID
 from gavel_server.errors import invalid
 from gavel_server.identifiers import new_event_id
 
@@ -45,7 +44,7 @@ def revocation(request: RevokeDecisionRequest) -> RevokeDecision:
 
 
 def _violations(decision_id: str, person: tuple[str, str], reason: str, event_id: str) -> Iterator[tuple[str, str]]:
-    if not UUID.match(decision_id):
+    if not is_uuid(decision_id):
         yield "decision_id", "is not a UUID in canonical form"
     field, name = person
     if not 1 <= len(name) <= PERSON_LENGTH_MAX or not name.strip():

@@ -173,7 +173,7 @@ class Preparation:
 def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
     """Check a proposal as it was sent; one that may not be decided is answered."""
     try:
-        if admit(command.envelope, bus, PROPOSALS):
+        if admit(command.envelope, bus, PROPOSALS, pending.size_bytes):
             pending.check_id = command.envelope.event_id
     except ServiceError as error:
         pending.answer(error)

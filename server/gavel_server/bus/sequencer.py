@@ -144,7 +144,8 @@ class Sequencer:
     def propose(self, envelope: Envelope, done: Done, size_bytes: int) -> None:
         """Queue a proposal as it was sent; `done` hears its decision, or what is wrong with it. Raises as `submit` does.
 
-        It is checked when its batch is decided, right before it, and not between two reads of the transport.
+        It is checked when its batch is decided, right before it, and not between two reads of the transport. `size_bytes` is in how
+        many bytes it came at most; of proposals sent together, its share will do where no one of them can be too large.
         """
         self._enqueue(Pending(SubmitProposal(envelope), done, "", size_bytes, unchecked=True))
 

@@ -37,7 +37,7 @@ from gavel_rules.tables import governing_actions
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
-from gavel_server.admission import PROPOSALS, admit
+from gavel_server.admission import GROWTH_MAX, PROPOSALS, admit
 from gavel_server.bus.planning import TIMERS_PER_COMMIT, Completed
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import BUS_DEFAULT, Buses
@@ -173,7 +173,7 @@ class Arbitration:
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
         override = await self._compiler.compile(request.rule_set_override, "rule_set_override") if request.rule_set_override else None
         envelope = request.envelope
-        admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS)
+        admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS, len(data))
         await _inherit_trace(sequencer, envelope)
         known = await _citations(sequencer, [envelope])
         state = await sequencer.settled()
@@ -193,7 +193,7 @@ class Arbitration:
         admitted: list[Envelope | ServiceError] = []
         for envelope in request.envelopes:
             try:
-                admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS)
+                admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS, len(data))
                 await _inherit_trace(sequencer, envelope)
                 admitted.append(envelope)
             except ServiceError as error:
@@ -216,9 +216,11 @@ class Arbitration:
 def _propose_all(sequencer: Sequencer, envelopes: list[Envelope], size_bytes: int, heard: _Heard) -> None:
     """Queue a batch; `heard` hears all answers together."""
     answers = BatchAnswers(f"{SERVICE}/BatchSubmitProposals", len(envelopes), heard)
+    # Measuring takes a while: only where one proposal of the batch could be over the limit.
+    share_bytes = size_bytes // len(envelopes) if size_bytes * GROWTH_MAX <= limits.MESSAGE_BYTES_MAX else None
     for index, envelope in enumerate(envelopes):
         try:
-            sequencer.propose(envelope, partial(answers.take, index), size_bytes // len(envelopes))
+            sequencer.propose(envelope, partial(answers.take, index), envelope.ByteSize() if share_bytes is None else share_bytes)
         except ServiceError as error:
             answers.take(index, error)
 

@@ -30,9 +30,10 @@ from gavel.v1.event_service_pb2 import (
     SubscribeEventsResponse,
 )
 from gavel_rules.commands import PublishEvent
+from gavel_rules.events import is_uuid
 from gavel_rules.limits import TRACE_EVENTS_MAX, TRACE_ID_LENGTH_MAX
 
-from gavel_server.admission import UUID, admit
+from gavel_server.admission import admit
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.services.batches import Admitted, check_batch, execute_all
@@ -87,7 +88,7 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
         key = request.WhichOneof("key")
         if key is None:
             raise invalid([("key", "is required: event_id or sequence_number")])
-        if key == "event_id" and not UUID.match(request.event_id):
+        if key == "event_id" and not is_uuid(request.event_id):
             raise invalid([("event_id", "is not a UUID in canonical form")])
         if key == "sequence_number" and request.sequence_number < 1:
             raise invalid([("sequence_number", "is not 1 or more")])

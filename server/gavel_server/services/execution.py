@@ -21,9 +21,10 @@ from gavel.v1.execution_service_pb2 import (
     ReportExecutionResponse,
 )
 from gavel_rules.commands import BeginExecution, NotStarted, Recorded, RenewExecution, ReportExecution, Started
+from gavel_rules.events import is_uuid
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
 
-from gavel_server.admission import EXECUTION_ID, UUID, admit, producer_for_execution
+from gavel_server.admission import EXECUTION_ID, admit, producer_for_execution
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import invalid
 from gavel_server.log import LogError
@@ -92,7 +93,7 @@ class ExecutionServicer(execution_service_pb2_grpc.ExecutionServiceServicer):
 
 
 def _decision_violations(decision_id: str) -> list[tuple[str, str]]:
-    return [] if UUID.match(decision_id) else [("decision_id", "is not a UUID in canonical form")]
+    return [] if is_uuid(decision_id) else [("decision_id", "is not a UUID in canonical form")]
 
 
 def _lease_violations(lease_ms: int) -> list[tuple[str, str]]:
