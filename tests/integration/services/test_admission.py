@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1 import common_pb2, fact_pb2
+from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsRequest
 from gavel.v1.common_pb2 import EventReference, Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.proposal_pb2 import Proposal
@@ -249,7 +250,7 @@ async def test_authority_is_checked_before_the_payload(world: World) -> None:
 
 
 async def test_oversized_messages(world: World) -> None:
-    """An envelope of more than 1 MiB is INVALID_ARGUMENT, by publication or proposal, and nothing is appended."""
+    """An envelope of more than 1 MiB is INVALID_ARGUMENT, by publication or proposal, and not appended; others of its batch are decided."""
     large = ["x" * 60_000] * 18
     heard = await refusal(world.publish(fact("order/1", "order.notes", large)))
     assert ((heard.code, heard.reason), heard.fields) == (INVALID, ["envelope"])
@@ -259,6 +260,11 @@ async def test_oversized_messages(world: World) -> None:
     heard = await refusal(world.propose(ask))
     assert (heard.code, heard.reason) == INVALID
     assert await world.head() == 1
+
+    batch = BatchSubmitProposalsRequest(envelopes=[*(proposal("order/1") for _ in range(3)), ask])
+    refused = (await world.arbitration.BatchSubmitProposals(batch)).results
+    assert [False, False, False, True] == [one.HasField("error") for one in refused]
+    assert "envelope is larger than" in refused[3].error.message
 
 
 async def test_largest_message_is_taken(world: World) -> None:

@@ -12,9 +12,11 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.events import CATEGORY_OF_PAYLOAD, derived_event_id, timestamp
+from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.values import python_to_value
-from gavel_server.admission import LOCAL_PRODUCER_ID, admit, producer_for_execution
+from gavel_server.admission import GROWTH_MAX, LOCAL_PRODUCER_ID, admit, producer_for_execution
 from gavel_server.errors import ServiceError
+from google.protobuf.struct_pb2 import Struct
 
 from tests.unit.core.driver import AGENT, ALL_PAYLOADS, EXECUTOR, SUBJECT, Core, document, fact_envelope
 from tests.unit.core.sent import (
@@ -94,6 +96,26 @@ def test_a_message_has_a_limit() -> None:
     envelope = sent_fact()
     envelope.fact.value.CopyFrom(python_to_value(["x" * 60_000] * 18))
     assert ["envelope"] == fields(refused(envelope))
+
+
+def test_a_message_counts_as_it_is_written() -> None:
+    """An envelope that came in less than a mebibyte is refused if it takes more once it is written anew."""
+    # Lists of Structs whose one entry has neither key nor value: 6 bytes each as sent here, 10 as they are written.
+    item = b"\x0a\x04\x2a\x02\x0a\x00"
+    envelope = sent_fact()
+    envelope.fact.value.Clear()
+    envelope.fact.value.list_value.MergeFromString(item * 110_000)
+    sent_bytes = 120 + len(item) * 110_000
+    assert sent_bytes < MESSAGE_BYTES_MAX
+    with pytest.raises(ServiceError) as caught:
+        admit(envelope, "default", ALL_PAYLOADS, sent_bytes)
+    assert ["envelope"] == fields(caught.value)
+
+
+def test_how_much_longer_a_message_can_get() -> None:
+    """The part that grows most when it is written anew is a map's empty entry; what is that much shorter needs no measuring."""
+    assert GROWTH_MAX * 2 == Struct.FromString(b"\x0a\x00").ByteSize()
+    assert admit(sent_fact(), "default", ALL_PAYLOADS, MESSAGE_BYTES_MAX // GROWTH_MAX) is False
 
 
 def test_an_execution_needs_no_subject() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 import pytest
@@ -14,6 +15,7 @@ from gavel_rules.events import (
     derived_event_id,
     execution_id_of,
     fact_keys,
+    is_uuid,
     milliseconds,
     set_timestamp,
     timestamp,
@@ -98,6 +100,14 @@ def test_producers_may_choose_any_version_but_8(text: str) -> None:
 def test_other_ids_are_refused(text: str, problem: str) -> None:
     """Gavel's own version 8, the nil UUID, another variant, other spellings and other texts are refused with the reason."""
     assert problem in uuid_problem(text)
+
+
+@given(st.uuids().map(str), st.integers(0, 36), st.text(max_size=2), st.integers(0, 2))
+def test_canonical_uuids(identifier: str, at: int, put: str, instead_of: int) -> None:
+    """A UUID is told from what comes of it when any of its characters are replaced, taken away or added to."""
+    assert is_uuid(identifier)
+    text = identifier[:at] + put + identifier[at + instead_of :]
+    assert is_uuid(text) == (re.fullmatch("[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", text) is not None)
 
 
 @given(st.integers(0, 253_402_300_799_999))

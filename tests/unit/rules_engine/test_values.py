@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -81,6 +82,18 @@ def _nested(depth: int) -> Any:
 def test_problems(value: Any, expected: list[str]) -> None:
     """A value at a limit passes, one beyond it is named by its path."""
     assert [path for path, _ in problems(value, "p")] == expected
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b\0", "c"]),
+        st.sampled_from([None, True, 1.0, math.inf, 2.0**60, "x", "\0", ["\0", 1.0], {"k\0": math.nan}, _nested(VALUE_DEPTH_MAX)]),
+    )
+)
+def test_structs_are_judged_as_what_they_hold(value: dict[str, object]) -> None:
+    """What is wrong with a Struct is what is wrong with the dict that it holds, in the same order."""
+    struct = python_to_value(value).struct_value
+    assert problems(struct_to_dict(struct), "p") == struct_problems(struct, "p")
 
 
 def test_problems_of_messages() -> None:
