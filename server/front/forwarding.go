@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"net"
 	"strings"
 	"time"
 
@@ -25,10 +26,20 @@ const clocksDiffer = 100 * time.Millisecond
 // A call that is passed on has its own shape at the server; here all are streams both ways, which any of them fits into.
 var passedOn = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
 
-// newInner returns a channel to the server's own gRPC.
+// newInner returns a channel to the server's own gRPC, on a unix socket.
 func newInner(address string) (*grpc.ClientConn, error) {
+	path := strings.TrimPrefix(address, unixPrefix)
+	dial := func(ctx context.Context, _ string) (net.Conn, error) {
+		connection, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		if err != nil {
+			return nil, err
+		}
+		return quickly(connection), nil
+	}
 	return grpc.NewClient(
-		address,
+		"passthrough:///"+path,
+		grpc.WithContextDialer(dial),
+		grpc.WithAuthority("localhost"), // as for any unix socket
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithInitialWindowSize(innerWindowBytes),
 		grpc.WithInitialConnWindowSize(innerConnectionWindowBytes),
