@@ -124,11 +124,11 @@ def text_problem(text: str) -> str:
 
 def number_problem(number: int | float) -> str:
     """Return what is wrong with a number, or "". An integer is judged as it is: as a float it would be rounded first."""
+    if -INTEGER_MAX <= number <= INTEGER_MAX:
+        return ""
     if number != number or number in (float("inf"), float("-inf")):
         return "is not a finite number"
-    if not -INTEGER_MAX <= number <= INTEGER_MAX and number == int(number):
-        return "is an integer beyond 2^53, which a double does not hold exactly"
-    return ""
+    return "is an integer beyond 2^53, which a double does not hold exactly" if number == int(number) else ""
 
 
 def size_of(value: object) -> int:
