@@ -1,5 +1,6 @@
 # Everything a developer or a user runs. `make demo` and `make test` need Python 3.11 or 3.12 with its headers, a C compiler and
-# make; the packages come, pinned and hashed, from requirements.lock. Nothing needs root.
+# make; the packages come, pinned and hashed, from requirements.lock. Nothing needs root. The native front is made where Go can be had; nothing
+# but `make front REQUIRED=1` insists on it.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3; do \
 	$$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$candidate && break; done)
 VENV := .venv

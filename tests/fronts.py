@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, cast, get_args
 
 from gavel_server.front.programs import Front, native_program
 
@@ -15,7 +15,10 @@ from gavel_server.front.programs import Front, native_program
 def _fronts() -> tuple[Front, ...]:
     named = os.environ.get("TEST_FRONTS")
     if named:
-        return tuple(cast(Front, name) for name in named.split(","))
+        names = named.split(",")
+        if not {*names} <= {*get_args(Front)}:
+            raise ValueError(f"TEST_FRONTS is {named}; there are {' and '.join(get_args(Front))}")
+        return tuple(cast(Front, name) for name in names)
     return ("native", "python") if native_program().is_file() else ("python",)
 
 

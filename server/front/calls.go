@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
@@ -18,7 +19,7 @@ import (
 const underWayBytesMax = 256 << 20
 
 // When a caller may come again who was refused by the front itself.
-const retryAfter = 200_000_000 // ns; gavel_server/errors.py: RETRY_AFTER_MS_DEFAULT
+const retryAfter = 200 * time.Millisecond // gavel_server/errors.py: RETRY_AFTER_MS_DEFAULT
 
 // answer is what the server answered to one request: a frame of kind response or refused.
 type answer struct {

@@ -21,7 +21,7 @@ const headerListBytesMax = 64 << 10
 
 // What of a stream may come in before it is read; fixed, since finding the best size costs pings.
 const (
-	windowBytes           = 1 << 20
+	windowBytes           = 256 << 10
 	connectionWindowBytes = 16 << 20
 )
 
