@@ -217,10 +217,10 @@ def _judge_governed(
     actions: tuple[CompiledAction, ...],
 ) -> None:
     params = struct_to_dict(asked.proposal.params)
-    violations = sorted({violation for action in actions for violation in action.violations(params)})
+    violations = {violation for action in actions for violation in action.violations(params)}
     if violations:
         refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
-        warn_of_violations(decision, violations)
+        warn_of_violations(decision, sorted(violations))
         return
     governed = [view_of(state, action, actions, asked, params, now_ms) for action in actions]
     conflict_key = _conflict_key(governed, state, asked, now_ms)
@@ -236,7 +236,8 @@ def _judge_governed(
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
     unmet.extend(superseded(pieces, citations))
-    warn_of_unknown(decision, unknown)
+    if unknown:
+        warn_of_unknown(decision, unknown)
     contradicted = bool(state.contradicted) and _contradictions(decision, state, citations, pieces)
     reason_code = _first_refusal(state, asked, citations, bool(unknown), pieces, unmet, conflict_key, contradicted)
     if reason_code:

@@ -35,7 +35,7 @@ WRONG_TYPE: Final = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
 # What can be wrong, in the order of the stages.
 _PRECEDENCE: Final = (MISSING, SOURCE_NOT_ACCEPTED, WRONG_TYPE, TIER_TOO_LOW, STALE, SUPERSEDED)
 
-_NOTHING: Final[Mapping[str, tuple[Candidate, ...]]] = {}
+_NOTHING: Final[dict[str, tuple[Candidate, ...]]] = {}
 
 # By how many filters any candidate has passed.
 _UNMET: Final = (MISSING, WRONG_TYPE, TIER_TOO_LOW, STALE)
@@ -340,7 +340,7 @@ def citations_of(proposal: Proposal, known: Mapping[int, Cited]) -> tuple[list[C
     """Return what the proposal cites, and what is no FACT or OBSERVATION of the log under both names."""
     found: list[Cited] = []
     unknown: list[EventReference] = []
-    for reference in proposal.based_on_events:
+    for reference in proposal.based_on_events[:]:  # a list: the end of a repeated field is an exception, which costs as much as two items
         event = known.get(reference.sequence_number)
         if event is None or event.event_id != reference.event_id or not event.keys:
             unknown.append(reference)

@@ -108,9 +108,9 @@ class EvidenceProjection(Tables):
     def _end(self, envelope: Envelope, by_person: bool) -> None:
         """Note that the action on the subject is hopeless for the trace, as the decision says."""
         decision = envelope.decision
-        rests_on = [(pin.key, pin.subject) for pin in decision.pinned_facts]
-        rests_on += [(absent.key, absent.subject) for absent in decision.absent_facts]
-        digests = tuple([rule_set.digest for rule_set in decision.active_rule_sets])
+        rests_on = [(pin.key, pin.subject) for pin in decision.pinned_facts[:]]
+        rests_on += [(absent.key, absent.subject) for absent in decision.absent_facts[:]]
+        digests = tuple([rule_set.digest for rule_set in decision.active_rule_sets[:]])
         ended = Ended(decision.decision_id, self.head, tuple(rests_on), digests, by_person)
         of_trace = self._inner(self.ended, envelope.trace_id)
         self._put(of_trace, action_on(decision.action_type, envelope.subject), ended)

@@ -39,6 +39,6 @@ def is_of_type(value: object, value_type: str) -> bool:
         return isinstance(value, str)
     if value_type == "boolean":
         return isinstance(value, bool)
-    if isinstance(value, bool) or not isinstance(value, int | float) or number_problem(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or number_problem(value):  # a union would be made anew at every look
         return False
     return value_type == "number" or value == int(value)

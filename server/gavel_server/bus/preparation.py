@@ -155,10 +155,10 @@ class Preparation:
             envelope = proposal_of(pending.command, state)
             if envelope is not None:
                 proposal = envelope.proposal
-                for reference in proposal.based_on_events:
-                    if reference.sequence_number not in cited:
-                        uncached.append(reference.sequence_number)
-                        behind = behind or reference.sequence_number > head
+                missing = lookup.missing(proposal)
+                if missing:
+                    uncached += missing
+                    behind = behind or max(missing) > head
                 behind = behind or proposal.projection_version > head
                 pending.references = _citing(pending, references)
         if uncached:
