@@ -57,22 +57,21 @@ def python_to_value(value: object) -> Value:
 
 def struct_problems(struct: Struct, path: str) -> list[tuple[str, str]]:
     """Return (path, problem) of everything in a Struct that is over a limit; empty when it is fine."""
-    # The message itself is walked: most Structs are flat, and a dict of them would be made for nothing else.
+    # Most Structs hold texts and numbers: these need neither a dict around them nor a path, unless something is wrong.
     found: list[tuple[str, str]] = []
     fields = struct.fields
     for name in fields:
         problem = text_problem(name)
         if problem:
             found.append((path, f"a key {problem}"))
-        value = fields[name]
-        match value.WhichOneof("kind"):
-            case "string_value":
-                problem = text_problem(value.string_value)
-            case "number_value":
-                problem = number_problem(value.number_value)
-            case _:
-                problem = ""
-                found.extend(problems(value_to_python(value), f"{path}.{name}", depth=1))
+        value = value_to_python(fields[name])
+        if isinstance(value, str):
+            problem = text_problem(value)
+        elif isinstance(value, float):
+            problem = number_problem(value)
+        else:
+            problem = ""
+            found.extend(problems(value, f"{path}.{name}", depth=1))
         if problem:
             found.append((f"{path}.{name}", problem))
     return found

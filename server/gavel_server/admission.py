@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
@@ -32,7 +33,7 @@ PROPOSALS: Final = frozenset({"proposal"})
 
 BUS: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
 SUBJECT: Final = re.compile(limits.SUBJECT + r"\Z")
-FACT_KEY: Final = re.compile(limits.DOTTED_NAME + r"\Z")
+_DOTTED_NAME: Final = re.compile(limits.DOTTED_NAME + r"\Z")
 EXECUTION_ID: Final = re.compile(r"exec_[0-9a-f]{12}\Z")
 _EVENT_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]{0,127}\Z")
 _PRODUCER_ID: Final = re.compile(limits.PRODUCER_ID + r"\Z")
@@ -40,6 +41,7 @@ PLAIN_LENGTH_MAX: Final = 128
 # How many times as long as it was sent a message can be when it is written anew: an empty entry of a map takes six bytes, and may
 # come in two.
 GROWTH_MAX: Final = 3
+NAMES_KEPT_MAX: Final = 1024
 _VERSIONS: Final = tuple(VersionBinding.DESCRIPTOR.fields_by_name)
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _REASON_CODE: Final = re.compile(r"([A-Z][A-Z0-9_]{0,127})?\Z")
@@ -169,6 +171,19 @@ def _check_binding(binding: VersionBinding, found: Violations) -> None:
             found.append((f"envelope.version_binding.{name}", "is not at most 128 printable ASCII characters"))
 
 
+# Actions, keys and producers are few, and come again and again. Lengths are looked at first: nothing long is kept.
+
+
+@lru_cache(NAMES_KEPT_MAX)
+def _is_dotted_name(text: str) -> bool:
+    return _DOTTED_NAME.match(text) is not None
+
+
+@lru_cache(NAMES_KEPT_MAX)
+def _is_producer_id(text: str) -> bool:
+    return _PRODUCER_ID.match(text) is not None
+
+
 def _is_plain(text: str) -> bool:
     """Whether a text is at most 128 printable ASCII characters."""
     return len(text) <= PLAIN_LENGTH_MAX and text.isascii() and text.isprintable()
@@ -195,7 +210,8 @@ def _check_producer(producer: Producer, found: Violations) -> None:
         found.append(("envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR or SYSTEM"))
     elif producer_type not in _PRODUCER_TYPES:
         found.append(("envelope.producer.type", f"{producer_type} is unknown"))
-    if not _PRODUCER_ID.match(producer.id):
+    producer_id = producer.id
+    if len(producer_id) > limits.PRODUCER_ID_LENGTH_MAX or not _is_producer_id(producer_id):
         found.append(("envelope.producer.id", "is not 1 to 128 characters of A-Z a-z 0-9 . _ : @ / -"))
     if not _is_plain(producer.version):
         found.append(("envelope.producer.version", "is not at most 128 printable ASCII characters"))
@@ -205,7 +221,7 @@ def _check_proposal(envelope: Envelope, found: Violations) -> None:
     proposal = envelope.proposal
     path = "envelope.proposal"
     action_type = proposal.action_type
-    if not FACT_KEY.match(action_type) or len(action_type) > limits.ACTION_TYPE_LENGTH_MAX:
+    if len(action_type) > limits.ACTION_TYPE_LENGTH_MAX or not _is_dotted_name(action_type):
         found.append((f"{path}.action_type", 'is not a dotted name of at most 128 characters, e.g. "refund.create"'))
     found.extend(struct_problems(proposal.params, "envelope.proposal.params"))
     problem = text_problem(proposal.expected_outcome)
@@ -219,7 +235,7 @@ def _check_proposal(envelope: Envelope, found: Violations) -> None:
         found.append((f"{path}.confidence", "is not between 0 and 1"))
     if not 0 < proposal.max_fact_age_ms <= INTEGER_MAX:
         found.append((f"{path}.max_fact_age_ms", "is required: milliseconds, from 1 to 2^53"))
-    # Slices are lists: walking through a repeated field itself ends with an exception, which takes as long as two items do.
+    # Slices are lists: walking along a repeated field itself ends with an exception, at the cost of two more items.
     required_facts = proposal.required_facts[:]
     if len(required_facts) > limits.REQUIRED_FACTS_MAX:
         found.append((f"{path}.required_facts", f"are more than {limits.REQUIRED_FACTS_MAX}"))
@@ -346,7 +362,7 @@ def _check_execution(envelope: Envelope, found: Violations) -> None:
 
 
 def _check_key(key: str, field: str, found: Violations) -> None:
-    if not FACT_KEY.match(key) or len(key) > limits.FACT_KEY_LENGTH_MAX:
+    if len(key) > limits.FACT_KEY_LENGTH_MAX or not _is_dotted_name(key):
         found.append((field, 'is not a dotted fact key of at most 256 characters, e.g. "order.status"'))
 
 
