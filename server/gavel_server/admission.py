@@ -38,6 +38,9 @@ EXECUTION_ID: Final = re.compile(r"exec_[0-9a-f]{12}\Z")
 _EVENT_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]{0,127}\Z")
 _PRODUCER_ID: Final = re.compile(limits.PRODUCER_ID + r"\Z")
 PLAIN_LENGTH_MAX: Final = 128
+# Methods, looked up once: a message asked for one searches its fields for the name first, at every call.
+_has_field: Final = Envelope.HasField
+_which_of: Final = Envelope.WhichOneof
 # How many times as long as it was sent a message can be when it is written anew: an empty entry of a map takes six bytes, and may
 # come in two.
 GROWTH_MAX: Final = 3
@@ -79,7 +82,7 @@ def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: in
     Returns whether the producer chose the event_id itself: then it is an idempotency key to be looked up. Raises
     ServiceError. A trace_id is left empty if the cause has to give it.
     """
-    payload = envelope.WhichOneof("payload")
+    payload = _which_of(envelope, "payload")
     found: Violations = []
     _check_shape(envelope, bus, payload, payloads, found)
     if (sent_bytes is None or sent_bytes * GROWTH_MAX > limits.MESSAGE_BYTES_MAX) and envelope.ByteSize() > limits.MESSAGE_BYTES_MAX:
@@ -127,7 +130,7 @@ def _check_shape(envelope: Envelope, bus: str, payload: str | None, payloads: fr
         found.append(("envelope.bus", f"contradicts the request's bus {bus}"))
     if envelope.sequence_number:
         found.append(("envelope.sequence_number", _SERVERS))
-    if envelope.HasField("recorded_at"):
+    if _has_field(envelope, "recorded_at"):
         found.append(("envelope.recorded_at", _SERVERS))
     if envelope.chain_hash:
         found.append(("envelope.chain_hash", _SERVERS))
@@ -151,9 +154,9 @@ def _check_shape(envelope: Envelope, bus: str, payload: str | None, payloads: fr
         pass  # it is the decision's
     elif not SUBJECT.match(subject):
         found.append(("envelope.subject", 'is not "type/id", e.g. "order/123"'))
-    if envelope.HasField("occurred_at"):
+    if _has_field(envelope, "occurred_at"):
         _check_timestamp(envelope.occurred_at, "envelope.occurred_at", found)
-    if envelope.HasField("version_binding"):
+    if _has_field(envelope, "version_binding"):
         _check_binding(envelope.version_binding, found)
 
 
