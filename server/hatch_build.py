@@ -80,6 +80,8 @@ MODULES: Final = {
         "bus/idempotency",
         "bus/lookup",
         "bus/planning",
+        "bus/preparation",
+        "bus/queue",
         "framing",
         "identifiers",
         "log/entries",

@@ -194,10 +194,10 @@ class Tables(Journal):
 
     def next_due(self, now_ms: int) -> LiveDecision | OpenContest | None:
         """Return the decision or the contest whose timer is due next, by (due, sequence number), if it is due by now."""
-        if self._timers and self._timers[0][0] <= now_ms:
-            name = self._timers[0][2]
-            return self.contests.get(name) or self.decisions[name]
-        return None
+        if not self._timers:
+            return None
+        due_ms, _, name = self._timers[0]
+        return None if due_ms > now_ms else self.contests.get(name) or self.decisions[name]
 
     def due_count(self, now_ms: int) -> int:
         """Return how many timers are due by now; a contest counts as often as it has candidates, for each is decided."""

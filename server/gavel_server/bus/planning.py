@@ -26,6 +26,7 @@ from gavel_rules.commands import (
     Recorded,
     References,
     Started,
+    SubmitProposal,
     Tick,
     Waiting,
 )
@@ -106,6 +107,11 @@ class Pending:
             _LOG.exception("callback.failed")
 
 
+def as_sent(envelope: Envelope, done: Done, size_bytes: int) -> Pending:
+    """Return a proposal that waits to be admitted and decided."""
+    return Pending(SubmitProposal(envelope), done, "", size_bytes, unchecked=True)
+
+
 class Plan(NamedTuple):
     """A decided batch, applied to the state and not yet in the log."""
 
@@ -139,7 +145,6 @@ class Planning:
         self._answers: list[tuple[Pending, Answer]] = []
         self._watched: list[Envelope] = []
         self._reports = 0
-        self._recorded_ids: set[str] = set()
 
     def tick(self) -> None:
         """Let time pass: emit some of the timers that are due."""
@@ -149,11 +154,28 @@ class Planning:
 
     def decide(self, pending: Pending) -> None:
         """Decide a command. `lookup` learns at once what later ones may cite, and forgets it if the state is undone."""
-        handled = _handle(self._state, pending, self._now_ms, self._recorded_ids)
+        handled = self._handle(pending)
         if handled.failures:
             _say(handled.failures)
         self._answers.append((pending, handled.answer))
         self._record(handled.events)
+
+    def _handle(self, pending: Pending) -> Handled:
+        cause = pending.cause_in_batch
+        if cause and not self._has_recorded(cause):
+            return Handled([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, f"causation_id {cause} names an event that was refused"))
+        state = self._state
+        mark = state.mark()
+        try:
+            return handle(state, pending.command, pending.references, self._now_ms)
+        except Exception:  # noqa: BLE001  # a bug in one command must neither stop the bus nor leave half of it behind
+            state.undo(mark)
+            error_id = uuid.uuid4().hex
+            _LOG.exception("command.failed", error_id=error_id, command=type(pending.command).__name__)
+            return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, internal(error_id).message))
+
+    def _has_recorded(self, event_id: str) -> bool:
+        return any(entry.event_id == event_id for entry in self._entries)
 
     def plan(self) -> Plan:
         """Return the plan of what has been decided."""
@@ -199,7 +221,6 @@ class Planning:
                 self._lookup.cite(envelope)
                 self._state.on_undo(partial(self._lookup.uncite, number))
             entries.append(Entry(number, envelope_bytes, self._chain_hash, event_id, work))
-            self._recorded_ids.add(event_id)
             previous = category
         self._envelopes.extend(envelopes)
 
@@ -248,17 +269,3 @@ def tell(decided: Plan, instead: ServiceError | None = None) -> list[tuple[Pendi
         elif isinstance(answer, Waiting):
             competing.append((pending, answer))
     return competing
-
-
-def _handle(state: State, pending: Pending, now_ms: int, recorded_ids: set[str]) -> Handled:
-    if pending.cause_in_batch and pending.cause_in_batch not in recorded_ids:
-        message = f"causation_id {pending.cause_in_batch} names an event that was refused"
-        return Handled([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
-    mark = state.mark()
-    try:
-        return handle(state, pending.command, pending.references, now_ms)
-    except Exception:  # noqa: BLE001  # a bug in one command must neither stop the bus nor leave half of it behind
-        state.undo(mark)
-        error_id = uuid.uuid4().hex
-        _LOG.exception("command.failed", error_id=error_id, command=type(pending.command).__name__)
-        return Handled([], Fault(error_pb2.ERROR_REASON_INTERNAL, internal(error_id).message))

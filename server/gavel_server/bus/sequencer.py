@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
@@ -21,9 +20,8 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_rules.commands import Command, OpenBus, SubmitProposal
+from gavel_rules.commands import Command, OpenBus
 from gavel_rules.events import DECISION
-from gavel_rules.limits import BATCH_BYTES_MAX
 from gavel_rules.projection import State
 
 from gavel_server import metrics
@@ -32,8 +30,9 @@ from gavel_server.bus.earlier_answers import EarlierAnswers
 from gavel_server.bus.flight import Flight, Landing
 from gavel_server.bus.gathering import Gathering
 from gavel_server.bus.lookup import Lookup
-from gavel_server.bus.planning import Completed, Done, Pending, Plan, Planning, plan, tell
+from gavel_server.bus.planning import Completed, Done, Pending, Plan, Planning, as_sent, plan, tell
 from gavel_server.bus.preparation import Preparation
+from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.watching import Watch
 from gavel_server.clock import GuardedClock
@@ -77,8 +76,7 @@ class Sequencer:
         self.replica = Replica(log, clock, checkpoint)
         self._watch = watch or Watch()
         self._opening = OpenBus(new_event_id(), cross_check, idempotency_window_ms)
-        self._queue: deque[Pending] = deque()
-        self._queued_bytes = 0
+        self._queue = CommandQueue(self.bus, QUEUE_COMMANDS_MAX, QUEUE_BYTES_MAX)
         self._earlier = EarlierAnswers(self.replica)
         self._preparation = Preparation(self.replica, self._earlier, self._land_first)
         self._gathering = Gathering(BATCH_COMMANDS_MAX)
@@ -147,7 +145,7 @@ class Sequencer:
         It is checked when its batch is decided, right before it, and not between two reads of the transport. `size_bytes` is in how
         many bytes it came at most; of proposals sent together, its share will do where no one of them can be too large.
         """
-        self._enqueue(Pending(SubmitProposal(envelope), done, "", size_bytes, unchecked=True))
+        self._enqueue(as_sent(envelope, done, size_bytes))
 
     async def execute(self, command: Command, check_id: str = "", size_bytes: int = 0) -> Completed:
         """Queue a command and wait until it is committed. Raises ServiceError."""
@@ -167,12 +165,7 @@ class Sequencer:
         trouble = self._closed() or self.replica.trouble
         if trouble is not None:
             raise trouble
-        if len(self._queue) >= QUEUE_COMMANDS_MAX:
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{QUEUE_COMMANDS_MAX} commands wait on bus {self.bus}; try again")
-        if self._queued_bytes > QUEUE_BYTES_MAX:
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{QUEUE_BYTES_MAX} bytes wait on bus {self.bus}; try again")
-        self._queue.append(pending)
-        self._queued_bytes += pending.size_bytes
+        self._queue.add(pending)
         self._gathering.arrived(len(self._queue))
 
     def _closed(self) -> ServiceError | None:
@@ -242,10 +235,10 @@ class Sequencer:
             except LogError as error:
                 self.replica.take_log_error(error)
             except Exception:  # noqa: BLE001  # the loop is the bus: it logs, refuses what it holds, and goes on
-                self._refuse_queue(self._failed())
+                self._queue.refuse(self._failed())
                 await asyncio.sleep(FAILURE_PAUSE_SECONDS)
             if self.replica.trouble is not None:
-                self._refuse_queue(self.replica.trouble)
+                self._queue.refuse(self.replica.trouble)
                 self.replica.waiting.dismiss(self.replica.trouble.reason, self.replica.trouble.message)
             if self.replica.closing and not self._queue and self._flight is None:
                 return
@@ -286,16 +279,17 @@ class Sequencer:
 
     async def _decide(self) -> Plan | None:
         """Take a batch from the queue and decide it, on top of what is being appended. None: there is nothing to decide."""
-        self._deciding = self._drain()
+        self._deciding = self._queue.take(self._gathering.limit)
+        self._gathering.took(len(self._deciding))
         try:
             ready, later, behind = await self._preparation.prepare(self._deciding)
-            self._requeue(later)
+            self._queue.put_back(later)
             self._deciding = ready
             if behind:
                 await self._land_first()
                 await self.replica.refresh()
                 ready, later, _ = await self._preparation.prepare(ready)
-                self._requeue(later)
+                self._queue.put_back(later)
                 self._deciding = ready
             trouble = self.replica.unwritable()
             if trouble is not None:
@@ -307,7 +301,7 @@ class Sequencer:
                 return None
             if due > BATCH_COMMANDS_MAX:
                 # So many timers go ahead of the commands, in commits of their own.
-                self._requeue(ready)
+                self._queue.put_back(ready)
                 ready = []
             return await self._plan(ready)
         except _StartOverError:
@@ -342,19 +336,6 @@ class Sequencer:
             state.undo(planning.mark)
             raise
 
-    def _drain(self) -> list[Pending]:
-        batch: list[Pending] = []
-        size_bytes = 0
-        queue = self._queue
-        limit = self._gathering.limit
-        while queue and len(batch) < limit and size_bytes <= BATCH_BYTES_MAX:
-            pending = queue.popleft()
-            size_bytes += pending.size_bytes
-            batch.append(pending)
-        self._queued_bytes -= size_bytes
-        self._gathering.took(len(batch))
-        return batch
-
     async def _land(self, ahead: Sequence[Pending] = ()) -> bool:
         """Wait for the append under way and answer its batch.
 
@@ -369,7 +350,7 @@ class Sequencer:
             landing, error = await flight.land(partial(self._say_unknown, ahead))
         except Exception:  # noqa: BLE001  # a bug: what the log holds now is what became of the append
             self.replica.state.undo(flight.decided.mark)
-            self._requeue(ahead)
+            self._queue.put_back(ahead)
             self.replica.behind = True
             _answer_all(batch, self._failed())
             return False
@@ -387,15 +368,15 @@ class Sequencer:
             self._gathering.grow()
             return True
         self.replica.state.undo(flight.decided.mark)
-        self._requeue(ahead)
+        self._queue.put_back(ahead)
         try:
             if isinstance(error, EventIdTakenError):
-                self._requeue(await self._earlier.give_taken(batch, error))
+                self._queue.put_back(await self._earlier.give_taken(batch, error))
             elif landing is Landing.CORRECTED:
                 if error is None:
                     _send_away_lost(batch)
                 self._gathering.halve()
-                self._requeue(batch)
+                self._queue.put_back(batch)
                 await self.replica.refresh()
             else:
                 _answer_all(batch, self.replica.take_log_error(error or LogError("the log did not answer")))
@@ -425,7 +406,7 @@ class Sequencer:
             error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
             "the log did not answer; whether the event is in it is not known: retry with the same event_id",
         )
-        self._refuse_queue(unknown)
+        self._queue.refuse(unknown)
         if for_long:
             _answer_all(flight.batch, unknown)
             _answer_all(ahead, unknown)
@@ -442,13 +423,6 @@ class Sequencer:
         _LOG.exception("sequencer.failed", bus=self.bus, error_id=error_id)
         return internal(error_id)
 
-    def _requeue(self, batch: Sequence[Pending]) -> None:
-        """Put commands back to the front of the queue, in their order; those whose callers have been answered are dropped."""
-        for pending in reversed(batch):
-            if not pending.answered:
-                self._queue.appendleft(pending)
-                self._queued_bytes += pending.size_bytes
-
     async def _land_first(self) -> bool:
         """Wait for the append under way, while a batch is prepared. Returns whether there was one; if it is not in, starts over."""
         if self._flight is None:
@@ -456,11 +430,6 @@ class Sequencer:
         if not await self._land(self._deciding):
             raise _StartOverError
         return True
-
-    def _refuse_queue(self, error: ServiceError) -> None:
-        self._queued_bytes = 0
-        while self._queue:
-            self._queue.popleft().answer(error)
 
     def _wake_readers(self) -> None:
         readers, self._readers = self._readers, []

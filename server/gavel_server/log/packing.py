@@ -1,4 +1,7 @@
-"""Entries as `append.lua` is given them. Compiled, since it looks at every event."""
+"""Commands as Redis reads them, and entries as `append.lua` is given them. Compiled, since every event passes through here.
+
+hiredis packs commands as well, with several times the instructions: it prints every length and copies every argument three times.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,32 @@ from typing import Final
 
 from gavel_server.log.entries import Entry
 
+Argument = bytes | str | int
+Command = tuple[Argument, ...]
+
 _FLAG_OF_WORK: Final = {"": "-", "decisions": "d", "executions": "x"}
+_END: Final = b"\r\n"
+# How a bulk string begins, by its length: ids, hashes and numbers are as short as these.
+_HEADERS: Final = [b"$%d\r\n" % length for length in range(64)]
 
 
-def flags_and_arguments(entries: Sequence[Entry]) -> tuple[str, list[str | int | bytes]]:
+def pack(command: Command) -> bytes:
+    """Return a command as Redis reads it: an array of bulk strings (RESP 2)."""
+    parts: list[bytes] = [b"*%d\r\n" % len(command)]
+    for argument in command:
+        content = argument if isinstance(argument, bytes) else str(argument).encode()
+        length = len(content)
+        parts.append(_HEADERS[length] if length < len(_HEADERS) else b"$%d\r\n" % length)
+        parts.append(content)
+        parts.append(_END)
+    return b"".join(parts)
+
+
+def flags_and_arguments(entries: Sequence[Entry]) -> tuple[str, list[Argument]]:
     """Return the letters of the entries' work queues, and envelope and chain hash of all, then event_id and value of all."""
     flags: list[str] = []
-    stored: list[str | int | bytes] = []
-    ids: list[str | int | bytes] = []
+    stored: list[Argument] = []
+    ids: list[Argument] = []
     for entry in entries:
         number = entry.sequence_number
         decision_number = entry.decision_sequence_number

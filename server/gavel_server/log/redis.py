@@ -25,7 +25,7 @@ from gavel_rules.chain import genesis_hash
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
-from gavel_server.log.packing import flags_and_arguments
+from gavel_server.log.packing import Argument, Command, flags_and_arguments
 from gavel_server.log.protocol import (
     DAY_MS,
     READ_LIMIT,
@@ -40,7 +40,7 @@ from gavel_server.log.protocol import (
     empty_head,
     window_days,
 )
-from gavel_server.log.wire import REDIS_VERSION_MIN, Argument, Command, Wire, reason
+from gavel_server.log.wire import REDIS_VERSION_MIN, Wire, reason
 
 FORMAT_VERSION: Final = 1
 TIMEOUT_MS_DEFAULT: Final = 5000

@@ -13,18 +13,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-import hiredis
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
+from gavel_server.log.packing import Command, pack
 from gavel_server.log.protocol import LogUnavailableError, OutcomeUnknownError
 
 # The oldest Redis that a log is kept in.
 REDIS_VERSION_MIN: Final = (6, 2)
-
-Argument = bytes | str | int
-Command = tuple[Argument, ...]
 
 # Enough to take in a batch's reply, or a page of history, in few reads.
 SOCKET_READ_BYTES: Final = 256 * 1024
@@ -75,7 +72,7 @@ class Wire:
 
     async def _exchange(self, commands: Sequence[Command], extra_ms: int) -> tuple[list[Any], str]:
         """The replies that came, and if some are missing, why."""
-        packed = b"".join(map(_pack, commands))
+        packed = b"".join(map(pack, commands))
         seconds = self._timeout_seconds + extra_ms / 1000
         replies: list[Any] = []
         async with self._free:
@@ -177,7 +174,3 @@ def _sentence(error: Exception, seconds: float) -> str:
     if isinstance(error, TimeoutError):
         return f"nothing came within {seconds:g} s"
     return reason(error) if str(error) else type(error).__name__
-
-
-def _pack(command: Command) -> bytes:
-    return cast("bytes", hiredis.pack_command(cast("Any", command)))

@@ -125,7 +125,7 @@ class Arbitration:
     def _batch_submit_proposals(self, data: bytes, heard: _Heard) -> None:
         """Answer a BatchSubmitProposalsRequest; every item succeeds or fails by itself."""
         request = _parse(BatchSubmitProposalsRequest, data)
-        envelopes = list(request.envelopes)
+        envelopes = request.envelopes[:]
         check_batch(len(envelopes), len(data))
         self._on_bus(request.bus, heard, lambda sequencer: _propose_all(sequencer, envelopes, len(data), heard))
 

@@ -46,9 +46,9 @@ from tests.integration.services.world import (
 )
 
 
-async def test_full_queue(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_queue(world: World) -> None:
     """A command that finds the queue full is RESOURCE_EXHAUSTED / QUEUE_FULL with a delay; in a batch, that item alone is."""
-    monkeypatch.setattr("gavel_server.bus.sequencer.QUEUE_COMMANDS_MAX", 3)
+    (await world.buses.get(""))._queue.commands_max = 3
     envelopes = [fact(f"order/{number}", "order.status", "paid") for number in range(5)]
 
     results = (await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=envelopes))).results

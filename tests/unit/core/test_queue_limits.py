@@ -47,4 +47,4 @@ async def test_refused_commands_take_no_room(servers: Servers) -> None:
             other.submit(servers.fact(), lambda _: None)
         await asyncio.sleep(1)
     assert 20 == len(heard)
-    assert 0 == sequencer._queued_bytes
+    assert 0 == sequencer._queue.size_bytes

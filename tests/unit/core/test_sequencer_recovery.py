@@ -6,14 +6,12 @@ import asyncio
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, NotStarted, SubmitProposal
 from gavel_rules.events import ARBITER_VERSION, FACT, SYSTEM_PRODUCER
-from gavel_server.admission import admit
-from gavel_server.bus import preparation
 from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.flight import UNKNOWN_ANSWER_SECONDS
 from gavel_server.bus.planning import Completed, Pending, Planning
@@ -186,29 +184,26 @@ def test_a_bug_that_repeats_itself_leaves_time_for_others(monkeypatch: pytest.Mo
     run_virtually(main())
 
 
-def test_a_proposal_that_cannot_be_checked_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+class Poison:
+    """What no check can look at."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RecursionError
+
+
+@scene
+async def test_a_proposal_that_cannot_be_checked_harms_no_other(servers: Servers) -> None:
     """A bug in the checks of one proposal is answered to its caller alone, as INTERNAL with an id."""
-
-    async def main() -> None:
-        servers = Servers()
-        sequencer, _ = await servers.governed()
-        fact = await recorded(sequencer, servers.fact())
-
-        def broken(envelope: Envelope, *arguments: Any) -> bool:
-            if envelope.trace_id == "poison":
-                raise RecursionError
-            return admit(envelope, *arguments)
-
-        monkeypatch.setattr(preparation, "admit", broken)
-        heard: list[Completed | ServiceError] = []
-        for trace_id in ("one", "poison", "two"):
-            sequencer.propose(proposal_envelope([fact], trace_id=trace_id), heard.append, 0)
-        await asyncio.sleep(1)
-        failed = [result for result in heard if isinstance(result, ServiceError)]
-        assert (3, ["INTERNAL"]) == (len(heard), [reason(result) for result in failed])
-        assert re.search(r"\b[0-9a-f]{32}\b", failed[0].message)
-
-    run_virtually(main())
+    sequencer, _ = await servers.governed()
+    fact = await recorded(sequencer, servers.fact())
+    heard: list[Completed | ServiceError] = []
+    sent = [proposal_envelope([fact], trace_id=trace_id) for trace_id in ("one", "two")]
+    for envelope in (sent[0], cast(Envelope, Poison()), sent[1]):
+        sequencer.propose(envelope, heard.append, 0)
+    await asyncio.sleep(1)
+    failed = [result for result in heard if isinstance(result, ServiceError)]
+    assert (3, ["INTERNAL"]) == (len(heard), [reason(result) for result in failed])
+    assert re.search(r"\b[0-9a-f]{32}\b", failed[0].message)
 
 
 # What others write
