@@ -180,6 +180,14 @@ def _sum_of_children(node: dict[str, Any]) -> int:
     return len(node) + max(map(_sum_of_children, node.values())) if node else 0
 
 
+def test_a_case_leaves_nothing_behind(action: Action, case: MakeCase) -> None:
+    """A case that matched is retracted by `sid` and `id`, and then the engine holds nothing of it, nor answers for it later."""
+    compiled = action("params.amount > 5.375", 'params.name == "a" || facts.open')
+    for amount, expected in ((6.0, ["r0", "r1"]), (1.0, ["r1"]), (7.0, ["r0", "r1"])):
+        assert expected == [rule.id for rule in compiled.evaluate(case({"amount": amount}), both=False).matched]
+        assert durable_rules_engine.get_facts(compiled._network._handle, "1") == "[]"
+
+
 def test_endurance(action: Action, document: Callable[..., dict[str, Any]], case: MakeCase) -> None:
     """Thousands of evaluations and hundreds of redeployments keep memory where it was, and every answer right."""
     compiled = action("params.amount > 5", 'params.name == "a" || facts.open', "has(facts.score) && facts.score * 2.0 > 1.0")
