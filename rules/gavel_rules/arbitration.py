@@ -67,7 +67,7 @@ _EVIDENCE_STAGES: Final[Sequence[tuple[frozenset[FactRequirementState.ValueType]
 
 def arbitrate(
     state: State,
-    envelope: Envelope,
+    asked: Proposed,
     known: Mapping[int, Cited],
     now_ms: int,
     judge: Judge,
@@ -80,7 +80,6 @@ def arbitrate(
     in for the state's rule sets (dry runs). `into` is an empty decision to fill, so that none need be copied. An approval that
     has `contest` is none yet: the proposal has to compete first, in the contest that is described there.
     """
-    asked = Proposed(envelope)
     actions = state.governing.get(asked.action_type, ()) if governing is None else governing
     decision = Decision() if into is None else into
     _weigh(decision, state, asked, known, now_ms, judge, actions)
@@ -184,7 +183,7 @@ def reread(
     governed = [view_of(state, action, actions, asked, params, now_ms) for action in actions]
     if _names_refuse(decision, governed):
         return False
-    citations, unknown = citations_of(asked.proposal, known)
+    citations, unknown = citations_of(asked, known)
     warn_of_unknown(decision, unknown)
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
@@ -232,7 +231,7 @@ def _judge_governed(
         return
     if _versions_refuse(decision, asked, actions):
         return
-    citations, unknown = citations_of(asked.proposal, known)
+    citations, unknown = citations_of(asked, known)
     pieces = [piece for view in governed for piece in view.evidence.pieces]
     unmet = [piece for piece in pieces if piece.state]
     unmet.extend(superseded(pieces, citations))

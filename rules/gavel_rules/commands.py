@@ -19,6 +19,7 @@ from gavel.v1.fact_pb2 import CrossCheck
 
 from gavel_rules.evidence import Cited
 from gavel_rules.language.ruleset import CompiledRuleSet
+from gavel_rules.proposed import Citation, citations_in
 
 
 @dataclass(slots=True)
@@ -43,6 +44,14 @@ class SubmitProposal:
 
     def __init__(self, envelope: Envelope) -> None:
         self.envelope: Final = envelope
+        self._citations: list[Citation] | None = None
+
+    @property
+    def citations(self) -> list[Citation]:
+        """What the proposal cites. Read once: the shell looks it up, and arbitration judges by it."""
+        if self._citations is None:
+            self._citations = citations_in(self.envelope.proposal)
+        return self._citations
 
 
 @dataclass(slots=True)

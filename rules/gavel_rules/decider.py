@@ -50,6 +50,7 @@ from gavel_rules.language.case import Case
 from gavel_rules.language.ruleset import CompiledAction, Verdict
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.publication import publish
 from gavel_rules.records import DeployedRuleSet, OpenContest
 
@@ -122,7 +123,8 @@ def _submit_proposal(
 ) -> Recorded | Waiting | Fault:
     envelope = command.envelope
     state = emission.state
-    proposal = envelope.proposal
+    asked = Proposed(envelope, command.citations)
+    proposal = asked.proposal
     if proposal.HasField("projection_version") and proposal.projection_version > state.head:
         return _ahead(proposal.projection_version, state.head)
     fault = emission.claim_fault(envelope)
@@ -135,10 +137,10 @@ def _submit_proposal(
     decided = emission.decision_event()
     decision = decided.decision
     asking = judge(state, state.head + 2, engine)
-    arbitrate(state, envelope, references.cited, emission.now_ms, asking, into=decision)
+    arbitrate(state, asked, references.cited, emission.now_ms, asking, into=decision)
     if decision.HasField("contest"):
         return contest.enter(emission, envelope, decision, references.cited)
-    differences = shadow.differences(state, envelope, references.cited, emission.now_ms, asking, decision) if state.shadowing else ()
+    differences = shadow.differences(state, asked, references.cited, emission.now_ms, asking, decision) if state.shadowing else ()
     emission.record(envelope)
     return Recorded(record_first(emission, decided, envelope, differences))
 

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gavel.v1 import decision_pb2
-from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION, EventReference
+from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
 from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules.events import TIME_MS_MAX, fact_keys
 from gavel_rules.language.declarations import is_of_type
 from gavel_rules.language.feasibility import Known
 from gavel_rules.language.ruleset import CompiledAction, FactDeclaration
 from gavel_rules.projection import State
-from gavel_rules.proposed import Proposed
+from gavel_rules.proposed import Citation, Proposed
 from gavel_rules.records import Candidate
 
 FINE: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
@@ -336,14 +335,14 @@ def _share(sources: frozenset[str], others: frozenset[str]) -> bool:
     return not sources or not others or not sources.isdisjoint(others)
 
 
-def citations_of(proposal: Proposal, known: Mapping[int, Cited]) -> tuple[list[Cited], list[EventReference]]:
+def citations_of(asked: Proposed, known: Mapping[int, Cited]) -> tuple[list[Cited], list[Citation]]:
     """Return what the proposal cites, and what is no FACT or OBSERVATION of the log under both names."""
     found: list[Cited] = []
-    unknown: list[EventReference] = []
-    for reference in proposal.based_on_events[:]:  # a list: the end of a repeated field is an exception, which costs as much as two items
-        event = known.get(reference.sequence_number)
-        if event is None or event.event_id != reference.event_id or not event.keys:
-            unknown.append(reference)
+    unknown: list[Citation] = []
+    for number, event_id in asked.citations:
+        event = known.get(number)
+        if event is None or event.event_id != event_id or not event.keys:
+            unknown.append((number, event_id))
         else:
             found.append(event)
     return found, unknown

@@ -10,12 +10,13 @@ import hashlib
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.language.lowering import text_json
+from gavel_rules.proposed import citations_in
 
 
 def fingerprint(envelope: Envelope) -> str:
     """Return the SHA-256 of what a proposal is, as hex digits. The order of its citations does not matter."""
     proposal = envelope.proposal
-    cited = sorted({(reference.sequence_number, reference.event_id) for reference in proposal.based_on_events[:]})
+    cited = sorted(set(citations_in(proposal)))
     params = proposal.params.SerializeToString(deterministic=True).hex()
     # As json.dumps writes such a list, for a fraction of its cost.
     events = ", ".join([f"[{sequence_number}, {text_json(event_id)}]" for sequence_number, event_id in cited])

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gavel.v1 import decision_pb2
-from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Decision, RetryHint
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
@@ -18,6 +17,7 @@ from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
 from gavel_rules.evidence import Piece, hint
 from gavel_rules.governed import Governed
 from gavel_rules.projection import State
+from gavel_rules.proposed import Citation
 from gavel_rules.records import APPROVED, EXECUTING
 from gavel_rules.texts import clipped
 
@@ -115,10 +115,10 @@ def make_terminal(decision: Decision, governed: list[Governed]) -> None:
     )
 
 
-def warn_of_unknown(decision: Decision, unknown: Iterable[EventReference]) -> None:
+def warn_of_unknown(decision: Decision, unknown: Iterable[Citation]) -> None:
     """Name what is cited and not there, or is no evidence."""
-    for reference in unknown:
-        message = f"{reference.event_id} is no fact or observation at {reference.sequence_number}"
+    for number, event_id in unknown:
+        message = f"{event_id} is no fact or observation at {number}"
         decision.warnings.add(code=reasons.UNKNOWN_EVENT, message=message)
 
 

@@ -108,6 +108,7 @@ class EvidenceProjection(Tables):
     def _end(self, envelope: Envelope, by_person: bool) -> None:
         """Note that the action on the subject is hopeless for the trace, as the decision says."""
         decision = envelope.decision
+        # Slices are lists: walking through a repeated field itself ends with an exception, which takes as long as two items do.
         rests_on = [(pin.key, pin.subject) for pin in decision.pinned_facts[:]]
         rests_on += [(absent.key, absent.subject) for absent in decision.absent_facts[:]]
         digests = tuple([rule_set.digest for rule_set in decision.active_rule_sets[:]])

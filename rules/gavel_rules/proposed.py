@@ -8,12 +8,19 @@ from __future__ import annotations
 from typing import Final
 
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.proposal_pb2 import Proposal
+
+# An event that a proposal cites: its sequence number and its event_id.
+Citation = tuple[int, str]
 
 
 class Proposed:
-    """A proposal and what it is about. It says nothing that the envelope does not say, which must not change meanwhile."""
+    """A proposal and what it is about. It says nothing that the envelope does not say, which must not change meanwhile.
 
-    def __init__(self, envelope: Envelope) -> None:
+    `citations` are what it cites, if they have been read already.
+    """
+
+    def __init__(self, envelope: Envelope, citations: list[Citation] | None = None) -> None:
         proposal = envelope.proposal
         self.envelope: Final = envelope
         self.proposal: Final = proposal
@@ -22,3 +29,10 @@ class Proposed:
         self.trace_id: Final = envelope.trace_id
         # Whether it waits in a contest, or did until that closed.
         self.competes: Final = proposal.HasField("contest")
+        self.citations: Final = citations_in(proposal) if citations is None else citations
+
+
+def citations_in(proposal: Proposal) -> list[Citation]:
+    """Return what a proposal cites, in its order."""
+    # A slice is a list: walking through a repeated field itself ends with an exception, which takes as long as two items do.
+    return [(reference.sequence_number, reference.event_id) for reference in proposal.based_on_events[:]]

@@ -22,6 +22,7 @@ from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_P
 from gavel_rules.evidence import citations_of
 from gavel_rules.execution import emit_later
 from gavel_rules.first_decisions import request_facts
+from gavel_rules.proposed import Proposed
 from gavel_rules.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, Review
 
 
@@ -34,7 +35,7 @@ def resolve(emission: Emission, command: ResolveReview, references: References) 
         return _no_review(emission, resolved.decision_id, references)
     live = state.decisions[review.approved_decision_id] if review.approved_decision_id else None
     approves = resolved.verdict == fact_pb2.REVIEW_VERDICT_APPROVE
-    if approves and not _releases(review, live) and citations_of(review.proposal.proposal, references.cited)[1]:
+    if approves and not _releases(review, live) and citations_of(Proposed(review.proposal), references.cited)[1]:
         # What it cites was in the log when it was judged. So nobody has looked it up now: the review is of this very moment.
         problem = "asks for a person since this moment; look at it and say so again"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {resolved.decision_id} {problem}")

@@ -13,13 +13,13 @@ from typing import Final
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import ShadowDifference, ShadowVerdict
-from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reasons
 from gavel_rules.arbitration import Judge, arbitrate
 from gavel_rules.events import ARBITER_VERSION, GAVEL
 from gavel_rules.evidence import Cited
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.records import Shadowing
 
 KIND: Final = "ShadowDifference"
@@ -35,16 +35,16 @@ def _essence(decision: Decision) -> tuple[object, ...]:
 
 
 def differences(
-    state: State, proposal: Envelope, known: Mapping[int, Cited], now_ms: int, judge: Judge, decided: Decision
+    state: State, asked: Proposed, known: Mapping[int, Cited], now_ms: int, judge: Judge, decided: Decision
 ) -> list[ShadowDifference]:
     """Return what the shadows of the proposal's action would have decided otherwise, by policy_id.
 
     To be asked before the decision is recorded: the state is still the one that it was made on, and decision_id is not known yet.
     """
     found: list[ShadowDifference] = []
-    for shadow in state.shadowing.get(proposal.proposal.action_type, ()):
+    for shadow in state.shadowing.get(asked.action_type, ()):
         try:
-            shadowed = failed() if shadow.disagrees else arbitrate(state, proposal, known, now_ms, judge, shadow.governing)
+            shadowed = failed() if shadow.disagrees else arbitrate(state, asked, known, now_ms, judge, shadow.governing)
         except Exception:  # noqa: BLE001  # a bug in an engine; it would cost the decision that the shadow only watches
             shadowed = failed()
         found.extend(difference(shadow, decided, shadowed))

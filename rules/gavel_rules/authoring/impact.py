@@ -21,6 +21,7 @@ from gavel_rules.evidence import Cited, cited
 from gavel_rules.language.agreement import Disagreement, described, disagreements
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.replay import decode
 from gavel_rules.shadow import same_verdict
 from gavel_rules.tables import governing_actions
@@ -81,7 +82,7 @@ class Impact:
             return
         asking = judge(state, proposal.sequence_number + 1, decision_pb2.ENGINE_RETE)
         governing = self._governing.get(action_type, ())
-        self._simulated[proposal.event_id] = arbitrate(state, proposal, self._cited, now_ms, asking, governing)
+        self._simulated[proposal.event_id] = arbitrate(state, Proposed(proposal), self._cited, now_ms, asking, governing)
 
     def _simulate_contest(self, recorded: Envelope) -> None:
         """A contest closes with this decision: let its candidates compete under the candidate rule set."""

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules import reasons
 from gavel_rules.events import DECISION, FACT, OBSERVATION, derived_event_id
 from gavel_rules.evidence import Cited, cited
+from gavel_rules.proposed import Citation
 
 from gavel_server.log import Entry, EventLog
 
@@ -92,10 +92,9 @@ class Lookup:
         """Recent events that proposals may cite, by sequence number. To be read only."""
         return self._cited
 
-    def missing(self, proposal: Proposal) -> list[int]:
-        """Return the sequence numbers of what a proposal cites that is not among the recent events."""
-        numbers = [reference.sequence_number for reference in proposal.based_on_events[:]]
-        return [number for number in numbers if number not in self._cited]
+    def missing(self, citations: list[Citation]) -> list[int]:
+        """Return the sequence numbers of what is cited and not among the recent events."""
+        return [number for number, _ in citations if number not in self._cited]
 
     async def fetch_cited(self, sequence_numbers: Sequence[int]) -> dict[int, Cited]:
         """Read events to cite from the log; those that it does not hold are absent."""

@@ -16,6 +16,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
 from gavel_rules.projection import State
+from gavel_rules.proposed import citations_in
 from gavel_rules.records import APPROVED
 
 from gavel_server.admission import PROPOSALS, admit
@@ -152,10 +153,11 @@ class Preparation:
         uncached: list[int] = []
         behind = False
         for pending in batch:
-            envelope = proposal_of(pending.command, state)
+            command = pending.command
+            envelope = proposal_of(command, state)
             if envelope is not None:
                 proposal = envelope.proposal
-                missing = lookup.missing(proposal)
+                missing = lookup.missing(command.citations if isinstance(command, SubmitProposal) else citations_in(proposal))
                 if missing:
                     uncached += missing
                     behind = behind or max(missing) > head

@@ -33,6 +33,7 @@ from gavel_rules.evidence import Cited
 from gavel_rules.language.agreement import described, disagreements
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.tables import governing_actions
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
@@ -240,7 +241,7 @@ def would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], n
     try:
         while mark is not None and handle(state, Tick(TIMERS_PER_COMMIT), now_ms=now_ms).events:
             pass
-        decision = arbitrate(state, envelope, known, now_ms, judge(state, head + 2, ENGINE_RETE), governing)
+        decision = arbitrate(state, Proposed(envelope), known, now_ms, judge(state, head + 2, ENGINE_RETE), governing)
     finally:
         if mark is not None:
             state.undo(mark)

@@ -12,6 +12,7 @@ from gavel_rules import reasons
 from gavel_rules.arbitration import arbitrate
 from gavel_rules.decider import judge
 from gavel_rules.language.ruleset import compile_rule_set
+from gavel_rules.proposed import Proposed
 
 from tests.unit.core.driver import Core, document, proposal_envelope
 
@@ -65,6 +66,6 @@ def test_the_strictest_rule_set_speaks() -> None:
     )
     fact = core.fact("order.status", "delivered")
     envelope = core.admitted(proposal_envelope([fact], version_binding=VersionBinding(planner_version="4")))
-    decision = arbitrate(core.state, envelope, {}, core.now_ms, judge(core.state, 1, decision_pb2.ENGINE_RETE), governing)
+    decision = arbitrate(core.state, Proposed(envelope), {}, core.now_ms, judge(core.state, 1, decision_pb2.ENGINE_RETE), governing)
     assert reasons.VERSION_MISMATCH == decision.reason_code
     assert ["planner_version is 4; a requires 1", "planner_version is 4; b requires 2"] == said(decision)
