@@ -92,8 +92,7 @@ def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: in
     producer = envelope.producer
     if payload == "decision":
         authority.check(producer, payload, envelope)
-    _fill_producer(producer, payload)
-    _check_producer(producer, found)
+    _settle_producer(producer, payload, found)
     if found:
         raise invalid(found)
     authority.check(producer, payload, envelope)
@@ -107,9 +106,8 @@ def producer_for_execution(producer: Producer) -> Producer:
     """Return the executor behind a call that carries no envelope, checked. Raises ServiceError."""
     envelope = Envelope(producer=producer)
     producer = envelope.producer
-    _fill_producer(producer, "execution")
     found: Violations = []
-    _check_producer(producer, found)
+    _settle_producer(producer, "execution", found)
     if found:
         raise invalid([(field.removeprefix("envelope."), description) for field, description in found])
     authority.check(producer, "execution", envelope)
@@ -197,23 +195,19 @@ def _check_timestamp(value: Timestamp, field: str, found: Violations) -> None:
         found.append((field, "is not a time between 1970 and 9999"))
 
 
-def _fill_producer(producer: Producer, payload: str) -> None:
-    implied = _IMPLIED_PRODUCER.get(payload)
-    if implied is None:
-        return
-    if not producer.type:
-        producer.type = implied
-    if not producer.id and producer.type == implied:
-        producer.id = LOCAL_PRODUCER_ID
-
-
-def _check_producer(producer: Producer, found: Violations) -> None:
+def _settle_producer(producer: Producer, payload: str, found: Violations) -> None:
+    """Fill in what the payload implies of its producer, then check it."""
     producer_type = producer.type
+    producer_id = producer.id
+    implied = _IMPLIED_PRODUCER.get(payload)
+    if not producer_type and implied is not None:
+        producer_type = producer.type = implied
+    if not producer_id and producer_type == implied:
+        producer_id = producer.id = LOCAL_PRODUCER_ID
     if not producer_type:
         found.append(("envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR or SYSTEM"))
     elif producer_type not in _PRODUCER_TYPES:
         found.append(("envelope.producer.type", f"{producer_type} is unknown"))
-    producer_id = producer.id
     if len(producer_id) > limits.PRODUCER_ID_LENGTH_MAX or not _is_producer_id(producer_id):
         found.append(("envelope.producer.id", "is not 1 to 128 characters of A-Z a-z 0-9 . _ : @ / -"))
     if not _is_plain(producer.version):
