@@ -5,6 +5,7 @@ FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev make
 WORKDIR /source
 COPY . .
+# With the native front, where Go and its modules can be fetched; the log line server.ready says which front serves.
 RUN make wheels PYTHON=python3.11
 RUN python3.11 -m venv /opt/gavel && /opt/gavel/bin/python -m pip install --no-index --find-links build/wheels gavel
 

@@ -34,8 +34,8 @@ def chosen(choice: Choice) -> Front | None:
         return "native" if native_program().is_file() else "python"
     if choice == "native" and not native_program().is_file():
         raise OSError(
-            f"there is no native front at {native_program()}: make it with `make front`, which needs Go, "
-            "or take the one in Python (--front python)"
+            f"there is no native front at {native_program()}: make it with `make front`, where Go is installed or can be "
+            "fetched, or take the one in Python (--front python)"
         )
     return choice
 
