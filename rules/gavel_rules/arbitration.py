@@ -363,13 +363,13 @@ def _cites_input(subject: str, citations: list[Cited], pieces: list[Piece]) -> b
 
 def _changed_since(state: State, version: int, citations: list[Cited], pieces: list[Piece], conflict_key: str) -> bool:
     """Return whether declared evidence, or the decision that holds the key, changed after `version` by an uncited event."""
-    cited_ids = {citation.event_id for citation in citations}
+    cited_numbers = {citation.sequence_number for citation in citations}
     for piece in pieces:
         declared = piece.declared
         for candidate in state.evidence.get(piece.subject, {}).get(declared.key, ()):
             if (
                 candidate.sequence_number > version
-                and candidate.event_id not in cited_ids
+                and candidate.sequence_number not in cited_numbers
                 and (not declared.sources or candidate.source in declared.sources)
             ):
                 return True

@@ -250,18 +250,20 @@ def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piec
 
     Rule sets that share an action may see different versions of one key: then any of these is a version that rules will see.
     """
-    cited_ids = {citation.event_id for citation in citations}
+    cited_numbers = {citation.sequence_number for citation in citations}
     found = [
         Piece(piece.declared, piece.subject, piece.max_age_ms, piece.candidate, SUPERSEDED, piece.fresh_until_ms)
         for piece in pieces
         if piece.candidate is not None
-        and piece.candidate.event_id not in cited_ids
+        and piece.candidate.sequence_number not in cited_numbers
         and any(piece.subject == citation.subject and piece.declared.key in citation.keys for citation in citations)
     ]
     if not found:
         return found
     seen = {
-        (piece.declared.key, piece.subject) for piece in pieces if piece.candidate is not None and piece.candidate.event_id in cited_ids
+        (piece.declared.key, piece.subject)
+        for piece in pieces
+        if piece.candidate is not None and piece.candidate.sequence_number in cited_numbers
     }
     return [piece for piece in found if (piece.declared.key, piece.subject) not in seen]
 
