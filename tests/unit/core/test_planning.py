@@ -12,11 +12,13 @@ from gavel_rules import reasons
 from gavel_rules.commands import BeginExecution, Command, Fault, PublishEvent, Recorded, References, SubmitProposal
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.language.network import Network
+from gavel_server import metrics
 from gavel_server.bus.lookup import Lookup
 from gavel_server.bus.planning import TIMERS_PER_COMMIT, Completed, Pending, Plan, outcome, plan
 from gavel_server.errors import ServiceError
 from gavel_server.log import Head, chain
 from gavel_server.log.memory import MemoryLog
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from tests.unit.core.driver import (
@@ -77,6 +79,28 @@ def test_entries_carry_what_the_log_needs() -> None:
         chain_hash = chain(chain_hash, entry.envelope)
         assert chain_hash == entry.chain_hash
     assert Head(first + 5, chain_hash) == decided.head
+
+
+def test_what_operators_must_hear_of_is_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch, the decision that the engines disagree on is an alarm in the metrics and in the log; an approval is none."""
+    core = Core(document(conflict_key="string(params.amount)"))
+    status = core.fact("order.status", "delivered")
+    match = Network.match
+    calls = 0
+
+    def wrong_at_last(network: Network, text: str) -> list[int]:
+        nonlocal calls
+        calls += 1
+        return match(network, text) if calls == 1 else []
+
+    monkeypatch.setattr(Network, "match", wrong_at_last)
+    decided = planned(core, *(core.proposal([status], amount=amount, trace_id=f"t{amount}") for amount in (1, 2)))
+    labels = {"bus": "alarmed", "reason": reasons.ENGINE_DISAGREEMENT}
+    with capture_logs() as logs:
+        metrics.committed("alarmed", len(decided.envelopes), decided.watched)
+    assert 1.0 == REGISTRY.get_sample_value("gavel_decision_alarms_total", labels)
+    assert float(len(decided.envelopes)) == REGISTRY.get_sample_value("gavel_events_total", {"bus": "alarmed"})
+    assert [decided.answers[1][1].envelope.event_id] == [line["decision_id"] for line in logs]  # type: ignore[union-attr]  # a decision's
 
 
 def test_a_refused_command_takes_no_place() -> None:
