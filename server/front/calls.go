@@ -109,6 +109,8 @@ func (calls *calls) unary(kind byte) grpc.MethodHandler {
 			answerChannels.Put(answers)
 			return nil, err
 		}
+		ctx, cancel := inTime(ctx)
+		defer cancel()
 		select {
 		case answer := <-answers:
 			answerChannels.Put(answers)

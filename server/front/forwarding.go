@@ -59,7 +59,9 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 	return func(_ any, caller grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(caller)
 		given, _ := metadata.FromIncomingContext(caller.Context())
-		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(caller.Context(), ofCallers(given)))
+		timed, inTimeOver := inTime(caller.Context())
+		defer inTimeOver()
+		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, ofCallers(given)))
 		defer cancel()
 		server, err := inner.NewStream(ctx, passedOn, method)
 		if err != nil {

@@ -46,6 +46,8 @@ func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHa
 func (stream *stream) run(stopping <-chan struct{}) error {
 	read := make(chan error, 1)
 	go func() { read <- stream.read() }()
+	ctx, cancel := inTime(stream.Context())
+	defer cancel()
 	var refused, ending error
 	for reading := true; reading || stream.unanswered() > 0; {
 		select {
@@ -67,8 +69,8 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 			ending = failure(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; go on at another one")
 			stream.close()
 			reading, read, stopping = false, nil, nil
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	if refused != nil {

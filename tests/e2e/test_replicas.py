@@ -11,6 +11,7 @@ from gavel.v1 import common_pb2, decision_pb2, execution_pb2, projection_service
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import SubscribeEventsResponse
 from gavel.v1.execution_pb2 import Execution
+from gavel.v1.projection_service_pb2 import GetStatusResponse
 from gavel_client import GavelClient, execution_envelope
 
 from tests.e2e.ledger import Ledger
@@ -79,8 +80,14 @@ async def test_concurrent_proposals_by_two_servers_make_one_log(clients: Clients
     (ended,) = await asyncio.gather(executing, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError), ended
     assert ([], {}) == (load.failures, load.unheard)
-    statuses = await caught_up(clients)
-    ledger = await Ledger.read(redis_url, bus)
+
+    async def at_rest() -> tuple[list[GetStatusResponse], Ledger] | None:
+        # What the executors and the reactor had begun may still come.
+        statuses = await caught_up(clients)
+        ledger = await Ledger.read(redis_url, bus)
+        return (statuses, ledger) if ledger.head[0] == statuses[0].head_sequence_number else None
+
+    statuses, ledger = await until(at_rest)
     assert ledger.head == (statuses[0].head_sequence_number, statuses[0].head_chain_hash)
     assert len({status.projection_digest for status in statuses}) == 1
     load.check(ledger)

@@ -264,10 +264,7 @@ async def test_a_deadline_that_passes(front: World, method: str) -> None:
     """A call that outlives its deadline ends for the caller, and for the server."""
     for channel in front.channels:
         while front.scripted.entered.empty():  # on a busy machine a call's time may be over before it is there
-            answers, code, *_ = await front.call(channel, method, b"wait", timeout=1.0)
-            assert not answers
-            # A native front resets the stream then: cancelled, for a caller who has not looked at the clock lately.
-            assert code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+            assert [[], grpc.StatusCode.DEADLINE_EXCEEDED] == (await front.call(channel, method, b"wait", timeout=1.0))[:2]
         await front.scripted.entered.get()
         await front.scripted.ended.get()
 
