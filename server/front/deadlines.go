@@ -6,7 +6,7 @@ import (
 )
 
 // How much before its deadline a call ends here, at most.
-const earlyMax = 5 * time.Millisecond
+const earlyMax = 20 * time.Millisecond
 
 // inTime returns the context of a call with a deadline a little before the call's own. At that one grpc-go resets the stream, and a caller
 // who has not reached it by his own clock hears CANCELLED; before it, he can still be told DEADLINE_EXCEEDED.

@@ -264,7 +264,10 @@ async def test_a_deadline_that_passes(front: World, method: str) -> None:
     """A call that outlives its deadline ends for the caller, and for the server."""
     for channel in front.channels:
         while front.scripted.entered.empty():  # on a busy machine a call's time may be over before it is there
-            assert [[], grpc.StatusCode.DEADLINE_EXCEEDED] == (await front.call(channel, method, b"wait", timeout=1.0))[:2]
+            answers, code, *_ = await front.call(channel, method, b"wait", timeout=1.0)
+            assert not answers
+            # Cancelled: where a busy machine let the deadline itself end it, and the caller's clock was a moment behind.
+            assert code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
         await front.scripted.entered.get()
         await front.scripted.ended.get()
 
