@@ -59,8 +59,8 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 	return func(_ any, caller grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(caller)
 		given, _ := metadata.FromIncomingContext(caller.Context())
-		timed, inTimeOver := inTime(caller.Context())
-		defer inTimeOver()
+		timed, cancelTimed := inTime(caller.Context())
+		defer cancelTimed()
 		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, ofCallers(given)))
 		defer cancel()
 		server, err := inner.NewStream(ctx, passedOn, method)

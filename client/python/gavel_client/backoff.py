@@ -81,7 +81,7 @@ class Tries:
 
     def pause_s(self, rpc_error: grpc.RpcError, *, closed: bool = False) -> float:
         """Return the pause before the next try, in seconds. Raises GavelError when there is to be none, as after a `closed` client."""
-        error = GavelError.from_rpc_error(rpc_error)
+        error = GavelError.from_rpc_error(rpc_error, None if closed else self._ends_at)
         self._failures += 1
         unheard = error.code in UNHEARD_CODES and self._repeatable
         not_taken_in = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after_ms is not None

@@ -21,8 +21,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import calls
 from gavel_client.backoff import Tries
 from gavel_client.calls import CHANNEL_OPTIONS, StreamCall, UnaryCall
-from gavel_client.connection import Connection, as_method
-from gavel_client.errors import GavelError
+from gavel_client.connection import Connection, Stream, as_method
 
 Arguments = ParamSpec("Arguments")
 Response = TypeVar("Response")
@@ -104,8 +103,7 @@ class GavelClient(Connection[grpc.aio.Channel]):
                 yield calls.stream_proposals_request(request_id, envelope, bus or self.bus)
 
         rpc = self._stub(ArbitrationServiceStub).StreamProposals
-        stream = rpc(requests(), timeout=None if timeout_ms is None else timeout_ms / 1000)
-        async with aclosing(_responses(stream)) as responses:
+        async with aclosing(self._responses(self._streamed(rpc, requests(), timeout_ms))) as responses:
             async for response in responses:
                 yield response
 
@@ -136,16 +134,14 @@ class GavelClient(Connection[grpc.aio.Channel]):
                 return response
 
     def _iterate(self, call: StreamCall[Response]) -> AsyncGenerator[Response, None]:
-        rpc = self._rpc(call)
-        return _responses(rpc(call.request, timeout=None if call.timeout_ms is None else call.timeout_ms / 1000))
+        return self._responses(self._streamed(self._rpc(call), call.request, call.timeout_ms))
 
-
-async def _responses(stream: Any) -> AsyncGenerator[Any, None]:
-    """Iterate over a stream's answers; whoever leaves early cancels the call."""
-    try:
-        async for response in stream:
-            yield response
-    except grpc.RpcError as error:
-        raise GavelError.from_rpc_error(error) from error
-    finally:
-        stream.cancel()
+    async def _responses(self, stream: Stream) -> AsyncGenerator[Any, None]:
+        """Iterate over a stream's answers; whoever leaves early cancels the call."""
+        try:
+            async for response in stream.answers:
+                yield response
+        except grpc.RpcError as error:
+            raise self._broken(stream, error) from error
+        finally:
+            stream.answers.cancel()

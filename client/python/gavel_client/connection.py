@@ -6,17 +6,28 @@ A client is a channel, a default bus and a Backoff. The asynchronous and the syn
 from __future__ import annotations
 
 import inspect
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import grpc
 
 from gavel_client.backoff import Backoff
 from gavel_client.calls import StreamCall, UnaryCall
+from gavel_client.errors import GavelError
 
 TARGET_DEFAULT: Final = "127.0.0.1:9090"
 
 Channel = TypeVar("Channel")
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Stream(NamedTuple):
+    """A stream of answers under way; `ends_at` is its deadline on the monotonic clock, in seconds."""
+
+    answers: Any
+    ends_at: float | None
 
 
 class Connection(ABC, Generic[Channel]):
@@ -46,6 +57,17 @@ class Connection(ABC, Generic[Channel]):
         """Return the stub's method for `call`, its request addressed to this connection's bus unless it names its own."""
         call.request.bus = call.request.bus or self.bus
         return call.rpc(self._stub(call.stub))
+
+    def _streamed(self, rpc: Any, request: Any, timeout_ms: int | None) -> Stream:
+        """Make a call that is answered by a stream."""
+        if timeout_ms is None:
+            return Stream(rpc(request, timeout=None), None)
+        ends_at = time.monotonic() + timeout_ms / 1000
+        return Stream(rpc(request, timeout=timeout_ms / 1000), ends_at)
+
+    def _broken(self, stream: Stream, error: grpc.RpcError) -> GavelError:
+        """Return why a stream ended that did not come to its end."""
+        return GavelError.from_rpc_error(error, None if self.closed else stream.ends_at)
 
     def _stub(self, stub: Callable[[Any], Any]) -> Any:
         if stub not in self._stubs:

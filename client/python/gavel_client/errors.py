@@ -7,6 +7,7 @@ decided, reached or carried out.
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,6 +19,10 @@ from google.rpc.status_pb2 import Status
 
 # Where gRPC puts a serialized google.rpc.Status (AIP-193).
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
+
+# A server that sees a call's deadline pass resets the call, and a caller who has not reached it by his own clock hears CANCELLED: by how
+# much the two may be apart.
+DEADLINE_NEAR_SECONDS: Final = 0.1
 
 _CODE_OF_NUMBER: Final[Mapping[int, grpc.StatusCode]] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -85,14 +90,21 @@ class GavelError(GavelClientError):
         return cls(code, reason, status.message, violations, retry_after_ms, MappingProxyType(metadata))
 
     @classmethod
-    def from_rpc_error(cls, error: grpc.RpcError) -> GavelError:
-        """Read what gRPC raised, of a synchronous or an asynchronous call."""
+    def from_rpc_error(cls, error: grpc.RpcError, ends_at: float | None = None) -> GavelError:
+        """Read what gRPC raised, of a synchronous or an asynchronous call.
+
+        `ends_at` is the call's deadline on the monotonic clock, in seconds; a call that was cancelled then, and not by the caller, is
+        DEADLINE_EXCEEDED. None: it has no deadline, or the caller has cancelled it.
+        """
         # Pairs, of one class in synchronous calls and of another in asynchronous ones.
         metadata: Any = error.trailing_metadata() or ()
         for key, value in metadata:
             if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
                 return cls.from_status(Status.FromString(value))
-        return cls(error.code(), "", error.details() or "")
+        code, message = error.code(), error.details() or ""
+        if code is grpc.StatusCode.CANCELLED and ends_at is not None and ends_at - time.monotonic() < DEADLINE_NEAR_SECONDS:
+            return cls(grpc.StatusCode.DEADLINE_EXCEEDED, "", f"the time for the call is over ({message})")
+        return cls(code, "", message)
 
 
 class WorkQueueError(GavelClientError):

@@ -17,8 +17,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import calls
 from gavel_client.backoff import Tries
 from gavel_client.calls import CHANNEL_OPTIONS, StreamCall, UnaryCall
-from gavel_client.connection import Connection, as_method
-from gavel_client.errors import GavelError
+from gavel_client.connection import Connection, Stream, as_method
 
 Arguments = ParamSpec("Arguments")
 Response = TypeVar("Response")
@@ -96,7 +95,7 @@ class SyncGavelClient(Connection[grpc.Channel]):
         """
         requests = (calls.stream_proposals_request(request_id, envelope, bus or self.bus) for request_id, envelope in proposals)
         rpc = self._stub(ArbitrationServiceStub).StreamProposals
-        return _responses(rpc(requests, timeout=None if timeout_ms is None else timeout_ms / 1000))
+        return self._responses(self._streamed(rpc, requests, timeout_ms))
 
     def close(self) -> None:
         """Close the channel, unless somebody else made it. Calls under way are cancelled."""
@@ -125,15 +124,13 @@ class SyncGavelClient(Connection[grpc.Channel]):
                 return response
 
     def _iterate(self, call: StreamCall[Response]) -> Iterator[Response]:
-        rpc = self._rpc(call)
-        return _responses(rpc(call.request, timeout=None if call.timeout_ms is None else call.timeout_ms / 1000))
+        return self._responses(self._streamed(self._rpc(call), call.request, call.timeout_ms))
 
-
-def _responses(stream: Any) -> Iterator[Any]:
-    """Iterate over a stream's answers; whoever leaves early cancels the call."""
-    try:
-        yield from stream
-    except grpc.RpcError as error:
-        raise GavelError.from_rpc_error(error) from error
-    finally:
-        stream.cancel()
+    def _responses(self, stream: Stream) -> Iterator[Any]:
+        """Iterate over a stream's answers; whoever leaves early cancels the call."""
+        try:
+            yield from stream.answers
+        except grpc.RpcError as error:
+            raise self._broken(stream, error) from error
+        finally:
+            stream.answers.cancel()

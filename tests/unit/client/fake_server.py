@@ -179,7 +179,8 @@ class FakeServer:
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RefusedError) -> None:
     code = next(code for code in grpc.StatusCode if code.value[0] == error.status.code)
-    await context.abort(code, error.status.message, trailing_metadata=status_metadata(error))
+    # An error of gRPC's own has no details.
+    await context.abort(code, error.status.message, trailing_metadata=status_metadata(error) if error.status.details else ())
 
 
 def approved(sequence_number: int, bus: str, *, action_type: str = "refund.create", max_attempts: int = 3, **policy: Any) -> Envelope:

@@ -232,6 +232,21 @@ async def test_deadline(server: FakeServer, client: GavelClient) -> None:
     assert grpc.StatusCode.DEADLINE_EXCEEDED is raised.value.code
 
 
+@pytest.mark.parametrize(("timeout_ms", "code"), [(50, grpc.StatusCode.DEADLINE_EXCEEDED), (60_000, grpc.StatusCode.CANCELLED)])
+async def test_cancelled_at_the_deadline(server: FakeServer, client: GavelClient, timeout_ms: int, code: grpc.StatusCode) -> None:
+    """A call or stream that is cancelled when its time is over has outlived its deadline; one with time left was cancelled."""
+    server.answers["GetStatus"] = server.answers["ActivateRuleSet"] = lambda _: refused(grpc.StatusCode.CANCELLED)
+    server.answers["SubscribeEvents"] = lambda _: [refused(grpc.StatusCode.CANCELLED)]
+    for call in (
+        client.get_status(timeout_ms=timeout_ms),
+        client.activate_rule_set("refunds", 2, timeout_ms=timeout_ms),
+        anext(client.subscribe_events(timeout_ms=timeout_ms)),
+    ):
+        with pytest.raises(GavelError) as raised:
+            await call
+        assert code is raised.value.code
+
+
 async def test_nobody_listens(backoff: Backoff) -> None:
     """Without a server the error is UNAVAILABLE and says where it looked."""
     async with GavelClient("127.0.0.1:1", backoff=backoff) as client:

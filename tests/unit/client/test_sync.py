@@ -120,6 +120,25 @@ def test_server_stream(channel: Any, client: SyncGavelClient) -> None:
     assert "SHUTTING_DOWN" == raised.value.reason
 
 
+@pytest.mark.parametrize(("timeout_ms", "code"), [(1, grpc.StatusCode.DEADLINE_EXCEEDED), (60_000, grpc.StatusCode.CANCELLED)])
+def test_cancelled_at_the_deadline(
+    channel: Any, client: SyncGavelClient, thread: ThreadPoolExecutor, timeout_ms: int, code: grpc.StatusCode
+) -> None:
+    """A call or stream that is cancelled when its time is over has outlived its deadline; one with time left was cancelled."""
+    calling = thread.submit(client.activate_rule_set, "refunds", 2, timeout_ms=timeout_ms)
+    _, _, rpc = channel.take_unary_unary(METHODS["ActivateRuleSet"])
+    rpc.terminate(None, (), grpc.StatusCode.CANCELLED, "reset")
+    with pytest.raises(GavelError) as raised:
+        calling.result(WAIT_S)
+    assert code is raised.value.code
+    stream = client.subscribe_events(timeout_ms=timeout_ms)
+    _, _, streaming = channel.take_unary_stream(METHODS["SubscribeEvents"])
+    streaming.terminate((), grpc.StatusCode.CANCELLED, "reset")
+    with pytest.raises(GavelError) as raised:
+        next(stream)
+    assert code is raised.value.code
+
+
 def test_leaving_a_stream_cancels_it(channel: Any, client: SyncGavelClient) -> None:
     """Whoever stops iterating ends the call at the server too."""
     stream = client.subscribe_events()
