@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What goes through a whole front is tried by tests/integration/test_front.py; here is what takes 256 MiB or a pipe cut in pieces there.
+// What goes through a whole front is tried by tests/integration/front; here is what takes 256 MiB or a pipe cut in pieces there.
 
 // pipe returns calls on a link, and the server's end of it, which reads only when the test does.
 func pipe(t *testing.T) (*calls, net.Conn) {

@@ -1,7 +1,7 @@
 """The server and its front as operators have them: either may be killed under load, and nothing that was answered is lost.
 
 That calls fare alike with and without a front is tried by test_hostile_input and test_reflection, on both, and message by message
-by tests/integration/test_front.py.
+by tests/integration/front.
 """
 
 from __future__ import annotations
