@@ -52,9 +52,9 @@ from gavel_server.services.projection import ProjectionServicer
 from gavel_server.services.replay import Replays, ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
-from gavel_server.sockets import socket_directory
+from gavel_server.sockets import private_socket
 from gavel_server.surface import NAMES, SERVICES
-from gavel_server.transport import STOP_GRACE_SECONDS, bind, make_server
+from gavel_server.transport import STOP_GRACE_SECONDS, UNIX, bind, make_server
 
 # gRPC cuts off what reaches a server that stops, with CANCELLED. So callers whose last answer has just gone out are still told
 # that it is shutting down; the pause that they are advised (RETRY_AFTER_MS_DEFAULT) is longer than this, and then it is gone.
@@ -207,10 +207,10 @@ async def _listening(settings: Settings, server: grpc.aio.Server, arbitration: A
         address = _bound(server, settings.listen)
         yield _Listening(address, address, None)
         return
-    # Nobody else may enter the directory: whoever reaches the socket speaks to the server itself.
-    with socket_directory() as directory:
-        inner = _bound(server, f"unix:{directory}/server.sock")
-        front = FrontKeeper(program, arbitration.methods, settings.listen, inner)
+    # Whoever reaches the socket speaks to the server itself.
+    with private_socket(lambda path: _bound(server, UNIX + path)) as own:
+        inner = UNIX + own.path
+        front = FrontKeeper(program, arbitration.methods, settings.listen, inner, own.descriptors)
         try:
             try:
                 address = await front.start()

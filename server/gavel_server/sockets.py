@@ -1,8 +1,12 @@
-"""Directories for unix sockets that nobody but this user may enter, and the removal of those that a killed server left behind.
+"""Unix sockets of a server's own: without a name where that can be, else in a directory that nobody but this user may enter.
 
-The path of a unix socket is short by law of the kernel, so they are made in the temporary directory and not beside the data. A
-server that is killed cannot remove its own; therefore each directory has a lock, which the kernel gives back however the process
-ends, and who makes one removes those whose lock is free. A directory of another user, or one without a lock, is left alone.
+A socket needs a name in the file system only to be bound. Linux keeps a descriptor of what a name stood for, through which the
+processes that have it connect: `private_socket` takes the name away at once, and nothing is left behind however the server ends.
+
+A socket that others have to find keeps its name. Such a path is short by law of the kernel, so it is in a directory in the temporary
+directory and not beside the data. A server that is killed cannot remove its own; therefore each directory has a lock, which the kernel
+gives back however the process ends, and who makes one removes those whose lock is free. A directory of another user, or one without a
+lock, is left alone.
 """
 
 from __future__ import annotations
@@ -10,14 +14,57 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 PREFIX: Final = "gavel-"
 LOCK: Final = "lock"
+
+
+class PrivateSocket(NamedTuple):
+    """Where a socket is reached: `path` leads to it in this process, and in its children that inherit `descriptors`."""
+
+    path: str
+    descriptors: tuple[int, ...]
+
+
+@contextmanager
+def private_socket(listen: Callable[[str], object]) -> Iterator[PrivateSocket]:
+    """Give a socket that only this user can reach; `listen` binds it to the path that it is given. Raises OSError."""
+    with ExitStack() as named:
+        path = named.enter_context(socket_directory()) / "server.sock"
+        listen(str(path))
+        descriptor = _descriptor(path)
+        if descriptor is None:
+            yield PrivateSocket(str(path), ())
+            return
+        named.close()
+        try:
+            yield PrivateSocket(_path(descriptor), (descriptor,))
+        finally:
+            os.close(descriptor)
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return a descriptor through which a socket can be reached; None where the kernel knows no such thing, or shows none."""
+    if not hasattr(os, "O_PATH"):
+        return None
+    descriptor = os.open(path, os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(_path(descriptor))
+        except OSError:
+            os.close(descriptor)
+            return None
+    return descriptor
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
 
 
 @contextmanager

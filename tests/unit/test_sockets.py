@@ -1,14 +1,16 @@
-"""Directories for sockets: gone with their server, however it ended, and nobody else's is touched."""
+"""Sockets and directories for them: gone with their server, however it ended, and nobody else's is touched."""
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from gavel_server.sockets import LOCK, socket_directory
+from gavel_server.sockets import LOCK, private_socket, socket_directory
 
 HOLDER = """
 from gavel_server.sockets import socket_directory
@@ -31,6 +33,33 @@ def hold() -> tuple[subprocess.Popen[str], Path]:
     process = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
+
+
+def test_a_private_socket_has_no_name(parent: Path) -> None:
+    """A server's own socket is reached from it and from children that get its descriptor, and by nothing in the temporary directory."""
+    with socket.socket(socket.AF_UNIX) as server:
+
+        def listen(path: str) -> None:
+            server.bind(path)
+            server.listen()
+
+        with private_socket(listen) as own:
+            assert [] == list(parent.iterdir())
+            server.accept()[0].close()  # it was tried whether it can be reached
+            program = f"import socket; socket.socket(socket.AF_UNIX).connect('{own.path}')"
+            for inherited, status in ((own.descriptors, 0), ((), 1)):
+                done = subprocess.run([sys.executable, "-c", program], pass_fds=inherited, capture_output=True, check=False)
+                assert status == done.returncode, done.stderr
+        assert not os.path.exists(own.path)
+
+
+def test_a_private_socket_where_it_must_have_a_name(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel has no descriptors of names, the socket is in a directory of the user's own, until the end."""
+    monkeypatch.delattr(os, "O_PATH")
+    with socket.socket(socket.AF_UNIX) as server, private_socket(server.bind) as own:
+        assert (parent, ()) == (Path(own.path).parents[1], own.descriptors)
+        assert Path(own.path).is_socket()
+    assert [] == list(parent.iterdir())
 
 
 def test_it_is_gone_afterwards(parent: Path) -> None:

@@ -34,12 +34,16 @@ _LOG: Final = structlog.get_logger("gavel.front")
 class FrontKeeper:
     """The one front of a server. `start`, `serve`, `stop`."""
 
-    def __init__(self, program: Front, methods: Mapping[str, Method], listen: str, inner: str) -> None:
-        """`program` says which front; `methods` answer the hot path; `listen` is the address for callers, `inner` the server's own."""
+    def __init__(self, program: Front, methods: Mapping[str, Method], listen: str, inner: str, descriptors: tuple[int, ...] = ()) -> None:
+        """`program` says which front; `methods` answer the hot path; `listen` is the address for callers, `inner` the server's own.
+
+        `descriptors` are what the front must have to reach `inner`; they stay the caller's.
+        """
         self.program: Final = program
         self._methods = methods
         self._listen = listen
         self._inner = inner
+        self._descriptors = descriptors
         self._process: subprocess.Popen[bytes] | None = None
         self._backend: Backend | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -53,7 +57,7 @@ class FrontKeeper:
                 command(self.program, theirs.fileno(), self._listen, self._inner),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *self._descriptors),
                 start_new_session=True,
             )
             self._backend = Backend(self._methods)
