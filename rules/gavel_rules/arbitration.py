@@ -45,7 +45,6 @@ from gavel_rules.outcomes import (
 from gavel_rules.projection import State
 from gavel_rules.proposed import Proposed
 from gavel_rules.tables import action_on
-from gavel_rules.values import struct_to_dict
 
 # How an action's rules are asked: Rete with or without the cross-check, or the reference engine alone.
 Judge = Callable[[CompiledAction, Case], Verdict]
@@ -155,7 +154,7 @@ def explain(state: State, envelope: Envelope, now_ms: int, governing: tuple[Comp
     """Return how every rule of the governing rule sets comes out for a proposal; nothing if its params fit no schema."""
     actions = state.governing.get(envelope.proposal.action_type, ()) if governing is None else governing
     asked = Proposed(envelope)
-    params = struct_to_dict(asked.proposal.params)
+    params = asked.params
     explanations: list[RuleExplanation] = []
     for action in actions:
         if not action.violations(params):
@@ -179,7 +178,7 @@ def reread(
     that may hold the key: the one whose execution is to go on, or "".
     """
     asked = Proposed(proposal)
-    params = struct_to_dict(asked.proposal.params)
+    params = asked.params
     governed = [view_of(state, action, actions, asked, params, now_ms) for action in actions]
     if _names_refuse(decision, governed):
         return False
@@ -215,7 +214,7 @@ def _judge_governed(
     judge: Judge,
     actions: tuple[CompiledAction, ...],
 ) -> None:
-    params = struct_to_dict(asked.proposal.params)
+    params = asked.params
     violations = {violation for action in actions for violation in action.violations(params)}
     if violations:
         refuse(decision, reasons.INVALID_PARAMS, RetryHint(retryable=True))
@@ -307,12 +306,12 @@ def _first_refusal(
     contradicted: bool,
 ) -> str:
     """Return the reason code of the first of stages 6 to 13 that refuses, or ""."""
-    proposal = asked.proposal
     if unknown:
         return reasons.UNKNOWN_EVENT
     if not asked.competes and not _cites_input(asked.subject, citations, pieces):
         return reasons.NO_FACT_INPUT
-    if proposal.HasField("projection_version") and _changed_since(state, proposal.projection_version, citations, pieces, conflict_key):
+    version = asked.projection_version
+    if version is not None and _changed_since(state, version, citations, pieces, conflict_key):
         return reasons.PROJECTION_CHANGED
     if contradicted:
         return reasons.CONFLICTING_EVIDENCE

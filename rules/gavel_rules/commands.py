@@ -19,7 +19,7 @@ from gavel.v1.fact_pb2 import CrossCheck
 
 from gavel_rules.evidence import Cited
 from gavel_rules.language.ruleset import CompiledRuleSet
-from gavel_rules.proposed import Citation, citations_in
+from gavel_rules.proposed import Proposed
 
 
 @dataclass(slots=True)
@@ -44,14 +44,18 @@ class SubmitProposal:
 
     def __init__(self, envelope: Envelope) -> None:
         self.envelope: Final = envelope
-        self._citations: list[Citation] | None = None
+        self._asked: Proposed | None = None
 
     @property
-    def citations(self) -> list[Citation]:
-        """What the proposal cites. Read once: the shell looks it up, and arbitration judges by it."""
-        if self._citations is None:
-            self._citations = citations_in(self.envelope.proposal)
-        return self._citations
+    def asked(self) -> Proposed:
+        """The proposal as arbitration reads it. Read once: by admission, or else when it is first asked for."""
+        if self._asked is None:
+            self._asked = Proposed(self.envelope)
+        return self._asked
+
+    @asked.setter
+    def asked(self, asked: Proposed) -> None:
+        self._asked = asked
 
 
 @dataclass(slots=True)

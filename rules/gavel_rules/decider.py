@@ -50,7 +50,6 @@ from gavel_rules.language.case import Case
 from gavel_rules.language.ruleset import CompiledAction, Verdict
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
 from gavel_rules.projection import State
-from gavel_rules.proposed import Proposed
 from gavel_rules.publication import publish
 from gavel_rules.records import DeployedRuleSet, OpenContest
 
@@ -123,10 +122,10 @@ def _submit_proposal(
 ) -> Recorded | Waiting | Fault:
     envelope = command.envelope
     state = emission.state
-    asked = Proposed(envelope, command.citations)
-    proposal = asked.proposal
-    if proposal.HasField("projection_version") and proposal.projection_version > state.head:
-        return _ahead(proposal.projection_version, state.head)
+    asked = command.asked
+    version = asked.projection_version
+    if version is not None and version > state.head:
+        return _ahead(version, state.head)
     fault = emission.claim_fault(envelope)
     if fault is not None:
         return fault

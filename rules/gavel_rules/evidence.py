@@ -116,13 +116,11 @@ def gather(
     `governing` is the action in all rule sets that are consulted. `params` are the proposal's: they fit the action's schema, and
     are typed by it.
     """
-    proposal = asked.proposal
     own_subject = asked.subject
-    limit_ms = proposal.max_fact_age_ms
+    limit_ms = asked.max_fact_age_ms
     declarations = action.facts
-    required_facts = proposal.required_facts
-    if required_facts:
-        declarations = tuple(_with_asked(declarations, governing, required_facts, limit_ms))
+    if asked.required_facts:
+        declarations = tuple(_with_asked(declarations, governing, asked.required_facts, limit_ms))
     of_own_subject = state.evidence.get(own_subject, _NOTHING)
     pieces: list[Piece] = []
     facts: dict[str, object] = {}

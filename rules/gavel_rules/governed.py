@@ -41,21 +41,20 @@ def view_of(
 
 def case_of(state: State, asked: Proposed, now_ms: int, view: Governed) -> Case:
     """Return what the rules of one governing rule set see."""
-    proposal = asked.proposal
-    producer = asked.envelope.producer
+    header = asked.header
     # By position: sixteen arguments by name cost as much again as the whole function.
     return Case(
         view.params,
         view.evidence.facts,
-        proposal.risk,
-        proposal.cost,
-        proposal.confidence,
-        proposal.priority,
-        proposal.expected_outcome,
+        asked.risk,
+        asked.cost,
+        asked.confidence,
+        asked.priority,
+        asked.expected_outcome,
         asked.subject,
-        _PRODUCER_NAME[producer.type],
-        producer.id,
-        producer.version,
+        _PRODUCER_NAME[header.producer_type],
+        header.producer_id,
+        header.producer_version,
         view.evidence.present,
         view.evidence.worst_trust,
         view.evidence.oldest_age_ms,

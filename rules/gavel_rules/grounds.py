@@ -9,7 +9,6 @@ from gavel_rules.evidence import STALE, gather
 from gavel_rules.projection import State
 from gavel_rules.proposed import Proposed
 from gavel_rules.records import LiveDecision
-from gavel_rules.values import struct_to_dict
 
 # How many facts a refusal names; rule sets that share an action may have declared very many.
 FACTS_NAMED_MAX: Final = 20
@@ -47,7 +46,7 @@ def changed_facts(state: State, live: LiveDecision, now_ms: int) -> Changed | No
     decision = live.basis.decision
     actions = state.actions_of(live.decision.decision)
     asked = Proposed(live.proposal)
-    params = struct_to_dict(asked.proposal.params)
+    params = asked.params
     consulted = [action.policy_id for action in actions]
     was_absent = {(policy_id, fact.key, fact.subject) for fact in decision.absent_facts for policy_id in fact.policy_ids or consulted}
     pinned = {(policy_id, pin.key, pin.subject, pin.event_id) for pin in decision.pinned_facts for policy_id in pin.policy_ids or consulted}

@@ -57,24 +57,7 @@ def python_to_value(value: object) -> Value:
 
 def struct_problems(struct: Struct, path: str) -> list[tuple[str, str]]:
     """Return (path, problem) of everything in a Struct that is over a limit; empty when it is fine."""
-    # Most Structs hold texts and numbers: these need neither a dict around them nor a path, unless something is wrong.
-    found: list[tuple[str, str]] = []
-    fields = struct.fields
-    for name in fields:
-        problem = text_problem(name)
-        if problem:
-            found.append((path, f"a key {problem}"))
-        value = value_to_python(fields[name])
-        if isinstance(value, str):
-            problem = text_problem(value)
-        elif isinstance(value, float):
-            problem = number_problem(value)
-        else:
-            problem = ""
-            found.extend(problems(value, f"{path}.{name}", depth=1))
-        if problem:
-            found.append((f"{path}.{name}", problem))
-    return found
+    return problems(struct_to_dict(struct), path)
 
 
 def value_problems(value: Value, path: str) -> list[tuple[str, str]]:
@@ -100,7 +83,16 @@ def problems(value: object, path: str, depth: int = 0) -> list[tuple[str, str]]:
             problem = text_problem(name)
             if problem:
                 found.append((path, f"a key {problem}"))
-            found.extend(problems(item, f"{path}.{name}", depth + 1))
+            # Most are texts and numbers: these need no path, unless something is wrong.
+            if isinstance(item, str):
+                problem = text_problem(item)
+            elif isinstance(item, float):
+                problem = number_problem(item)
+            else:
+                problem = ""
+                found.extend(problems(item, f"{path}.{name}", depth + 1))
+            if problem:
+                found.append((f"{path}.{name}", problem))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             found.extend(problems(item, f"{path}[{index}]", depth + 1))

@@ -19,7 +19,8 @@ from gavel.v1.fact_pb2 import ObservedFrom
 from gavel_rules import limits
 from gavel_rules.derivation import is_derived
 from gavel_rules.events import CATEGORY_OF_PAYLOAD, EVENT_NAME_DEFAULT, EXECUTION_NAME, SCHEMA_VERSION, is_uuid, uuid_problem
-from gavel_rules.values import INTEGER_MAX, struct_problems, text_problem, value_problems
+from gavel_rules.proposed import Header, Proposed
+from gavel_rules.values import INTEGER_MAX, problems, struct_problems, text_problem, value_problems
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -82,39 +83,61 @@ def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: in
     Returns whether the producer chose the event_id itself: then it is an idempotency key to be looked up. Raises
     ServiceError. A trace_id is left empty if the cause has to give it.
     """
-    payload = _which_of(envelope, "payload")
+    header = Header(envelope)
+    payload = _settle(envelope, header, bus, payloads, sent_bytes)
     found: Violations = []
-    _check_shape(envelope, bus, payload, payloads, found)
-    if (sent_bytes is None or sent_bytes * GROWTH_MAX > limits.MESSAGE_BYTES_MAX) and envelope.ByteSize() > limits.MESSAGE_BYTES_MAX:
-        found.append(("envelope", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes"))
-    if found or payload is None:
-        raise invalid(found)
-    producer = envelope.producer
-    if payload == "decision":
-        authority.check(producer, payload, envelope)
-    _settle_producer(producer, payload, found)
+    if payload == "proposal":
+        _check_proposal(Proposed(envelope, header), found)
+    else:
+        _PAYLOAD_CHECKS[payload](envelope, found)
     if found:
         raise invalid(found)
-    authority.check(producer, payload, envelope)
-    _PAYLOAD_CHECKS[payload](envelope, found)
+    return _fill(envelope, header, bus, payload)
+
+
+def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None) -> tuple[Proposed, bool]:
+    """Do what `admit` does, for a proposal. Returns it as arbitration reads it, and what `admit` returns."""
+    header = Header(envelope)
+    payload = _settle(envelope, header, bus, PROPOSALS, sent_bytes)
+    asked = Proposed(envelope, header)
+    found: Violations = []
+    _check_proposal(asked, found)
     if found:
         raise invalid(found)
-    return _fill(envelope, bus, payload)
+    return asked, _fill(envelope, header, bus, payload)
 
 
 def producer_for_execution(producer: Producer) -> Producer:
     """Return the executor behind a call that carries no envelope, checked. Raises ServiceError."""
     envelope = Envelope(producer=producer)
-    producer = envelope.producer
+    header = Header(envelope)
     found: Violations = []
-    _settle_producer(producer, "execution", found)
+    _settle_producer(envelope, header, "execution", found)
     if found:
         raise invalid([(field.removeprefix("envelope."), description) for field, description in found])
-    authority.check(producer, "execution", envelope)
-    return producer
+    authority.check(envelope, header, "execution")
+    return envelope.producer
 
 
-def _check_shape(envelope: Envelope, bus: str, payload: str | None, payloads: frozenset[str], found: Violations) -> None:
+def _settle(envelope: Envelope, header: Header, bus: str, payloads: frozenset[str], sent_bytes: int | None) -> str:
+    """Check everything but the payload, and fill in the producer. Returns which payload it is. Raises ServiceError."""
+    payload = _which_of(envelope, "payload")
+    found: Violations = []
+    _check_shape(envelope, header, bus, payload, payloads, found)
+    if (sent_bytes is None or sent_bytes * GROWTH_MAX > limits.MESSAGE_BYTES_MAX) and envelope.ByteSize() > limits.MESSAGE_BYTES_MAX:
+        found.append(("envelope", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes"))
+    if found or payload is None:
+        raise invalid(found)
+    if payload == "decision":
+        authority.check(envelope, header, payload)
+    _settle_producer(envelope, header, payload, found)
+    if found:
+        raise invalid(found)
+    authority.check(envelope, header, payload)
+    return payload
+
+
+def _check_shape(envelope: Envelope, header: Header, bus: str, payload: str | None, payloads: frozenset[str], found: Violations) -> None:
     if payload is None:
         found.append(("envelope.payload", f"is missing; send {' or '.join(sorted(payloads))}"))
     elif payload not in payloads and payload != "decision":
@@ -132,22 +155,22 @@ def _check_shape(envelope: Envelope, bus: str, payload: str | None, payloads: fr
         found.append(("envelope.recorded_at", _SERVERS))
     if envelope.chain_hash:
         found.append(("envelope.chain_hash", _SERVERS))
-    event_id = envelope.event_id
+    event_id = header.event_id
     if event_id:
         derived = payload == "fact" and bool(envelope.fact.decision_id)
         problem = _reference_problem(event_id) if derived else uuid_problem(event_id)
         if problem:
             found.append(("envelope.event_id", problem))
-    trace_id = envelope.trace_id
+    trace_id = header.trace_id
     if trace_id and not _is_plain(trace_id):
         found.append(("envelope.trace_id", "is not 1 to 128 printable ASCII characters"))
-    causation_id = envelope.causation_id
+    causation_id = header.causation_id
     if causation_id and not is_uuid(causation_id):
         found.append(("envelope.causation_id", "is not a UUID in canonical form"))
-    event_name = envelope.event_name
+    event_name = header.event_name
     if event_name and not _EVENT_NAME.match(event_name):
         found.append(("envelope.event_name", "is not PascalCase of at most 128 characters"))
-    subject = envelope.subject
+    subject = header.subject
     if payload == "execution" and not subject:
         pass  # it is the decision's
     elif not SUBJECT.match(subject):
@@ -195,60 +218,57 @@ def _check_timestamp(value: Timestamp, field: str, found: Violations) -> None:
         found.append((field, "is not a time between 1970 and 9999"))
 
 
-def _settle_producer(producer: Producer, payload: str, found: Violations) -> None:
+def _settle_producer(envelope: Envelope, header: Header, payload: str, found: Violations) -> None:
     """Fill in what the payload implies of its producer, then check it."""
-    producer_type = producer.type
-    producer_id = producer.id
     implied = _IMPLIED_PRODUCER.get(payload)
-    if not producer_type and implied is not None:
-        producer_type = producer.type = implied
-    if not producer_id and producer_type == implied:
-        producer_id = producer.id = LOCAL_PRODUCER_ID
+    if not header.producer_type and implied is not None:
+        header.producer_type = envelope.producer.type = implied
+    if not header.producer_id and header.producer_type == implied:
+        header.producer_id = envelope.producer.id = LOCAL_PRODUCER_ID
+    producer_type = header.producer_type
+    producer_id = header.producer_id
     if not producer_type:
         found.append(("envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR or SYSTEM"))
     elif producer_type not in _PRODUCER_TYPES:
         found.append(("envelope.producer.type", f"{producer_type} is unknown"))
     if len(producer_id) > limits.PRODUCER_ID_LENGTH_MAX or not _is_producer_id(producer_id):
         found.append(("envelope.producer.id", "is not 1 to 128 characters of A-Z a-z 0-9 . _ : @ / -"))
-    if not _is_plain(producer.version):
+    if not _is_plain(header.producer_version):
         found.append(("envelope.producer.version", "is not at most 128 printable ASCII characters"))
 
 
-def _check_proposal(envelope: Envelope, found: Violations) -> None:
-    proposal = envelope.proposal
+def _check_proposal(asked: Proposed, found: Violations) -> None:
     path = "envelope.proposal"
-    action_type = proposal.action_type
+    action_type = asked.action_type
     if len(action_type) > limits.ACTION_TYPE_LENGTH_MAX or not _is_dotted_name(action_type):
         found.append((f"{path}.action_type", 'is not a dotted name of at most 128 characters, e.g. "refund.create"'))
-    found.extend(struct_problems(proposal.params, "envelope.proposal.params"))
-    problem = text_problem(proposal.expected_outcome)
+    found.extend(problems(asked.params, "envelope.proposal.params"))
+    problem = text_problem(asked.expected_outcome)
     if problem:
         found.append((f"{path}.expected_outcome", problem))
-    if not 0.0 <= proposal.cost <= INTEGER_MAX:
+    if not 0.0 <= asked.cost <= INTEGER_MAX:
         found.append((f"{path}.cost", "is not between 0 and 2^53"))
-    if not 0.0 <= proposal.risk <= 1.0:
+    if not 0.0 <= asked.risk <= 1.0:
         found.append((f"{path}.risk", "is not between 0 and 1"))
-    if not 0.0 <= proposal.confidence <= 1.0:
+    if not 0.0 <= asked.confidence <= 1.0:
         found.append((f"{path}.confidence", "is not between 0 and 1"))
-    if not 0 < proposal.max_fact_age_ms <= INTEGER_MAX:
+    if not 0 < asked.max_fact_age_ms <= INTEGER_MAX:
         found.append((f"{path}.max_fact_age_ms", "is required: milliseconds, from 1 to 2^53"))
-    # Slices are lists: walking along a repeated field itself ends with an exception, at the cost of two more items.
-    required_facts = proposal.required_facts[:]
-    if len(required_facts) > limits.REQUIRED_FACTS_MAX:
-        found.append((f"{path}.required_facts", f"are more than {limits.REQUIRED_FACTS_MAX}"))
-    for index, key in enumerate(required_facts):
-        _check_key(key, f"{path}.required_facts[{index}]", found)
-    based_on_events = proposal.based_on_events[:]
-    if len(based_on_events) > limits.BASED_ON_EVENTS_MAX:
+    if asked.required_facts:  # few have any, and walking along none of a repeated field ends with an exception all the same
+        if len(asked.required_facts) > limits.REQUIRED_FACTS_MAX:
+            found.append((f"{path}.required_facts", f"are more than {limits.REQUIRED_FACTS_MAX}"))
+        for index, key in enumerate(asked.required_facts):
+            _check_key(key, f"{path}.required_facts[{index}]", found)
+    if len(asked.citations) > limits.BASED_ON_EVENTS_MAX:
         found.append((f"{path}.based_on_events", f"are more than {limits.BASED_ON_EVENTS_MAX}"))
-    for index, reference in enumerate(based_on_events):
-        if not is_uuid(reference.event_id):
+    for index, (sequence_number, event_id) in enumerate(asked.citations):
+        if not is_uuid(event_id):
             found.append((f"{path}.based_on_events[{index}].event_id", "is not a UUID in canonical form"))
-        if reference.sequence_number < 1:
+        if sequence_number < 1:
             found.append((f"{path}.based_on_events[{index}].sequence_number", "is not at least 1"))
-    if proposal.projection_version < 0:
+    if asked.projection_version is not None and asked.projection_version < 0:
         found.append((f"{path}.projection_version", "is negative"))
-    if proposal.HasField("contest"):
+    if asked.competes:
         found.append((f"{path}.contest", _SERVERS))
 
 
@@ -390,25 +410,25 @@ def _reference_problem(text: str) -> str:
     return "" if is_uuid(text) else "is not a UUID in canonical form"
 
 
-def _fill(envelope: Envelope, bus: str, payload: str) -> bool:
-    chosen = bool(envelope.event_id)
+def _fill(envelope: Envelope, header: Header, bus: str, payload: str) -> bool:
+    """Fill in what the producer left to the server. Returns whether it chose the event_id."""
+    chosen = bool(header.event_id)
     if not chosen:
-        envelope.event_id = new_event_id()
-    if not envelope.trace_id and not envelope.causation_id and payload != "execution":
-        envelope.trace_id = envelope.event_id
+        header.event_id = envelope.event_id = new_event_id()
+    if not header.trace_id and not header.causation_id and payload != "execution":
+        header.trace_id = envelope.trace_id = header.event_id
     envelope.schema_version = SCHEMA_VERSION
     envelope.bus = bus
     envelope.event_category = CATEGORY_OF_PAYLOAD[payload]
-    if not envelope.event_name:
+    if not header.event_name:
         envelope.event_name = EXECUTION_NAME[envelope.execution.status] if payload == "execution" else EVENT_NAME_DEFAULT[payload]
     if payload == "fact" and not envelope.fact.observed_from:
         fact = envelope.fact
-        fact.observed_from = fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK if fact.decision_id else _IMPLIED_CHANNEL[envelope.producer.type]
+        fact.observed_from = fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK if fact.decision_id else _IMPLIED_CHANNEL[header.producer_type]
     return chosen
 
 
 _PAYLOAD_CHECKS: Final[Mapping[str, Callable[[Envelope, Violations], None]]] = {
-    "proposal": _check_proposal,
     "fact": _check_fact,
     "observation": _check_observation,
     "tool_call": _check_tool_call,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from gavel.v1 import common_pb2, error_pb2, fact_pb2
-from gavel.v1.common_pb2 import EventCategory, Producer, ProducerType
+from gavel.v1.common_pb2 import EventCategory, ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact, ObservedFrom
 from gavel_rules.derivation import is_derived
@@ -22,6 +22,7 @@ from gavel_rules.events import (
     GAVEL,
     SYSTEM_FACT_KEY,
 )
+from gavel_rules.proposed import Header
 
 from gavel_server.errors import ServiceError
 
@@ -39,42 +40,44 @@ _SENSES: Final = frozenset(
 )
 
 
-def check(producer: Producer, payload: str, envelope: Envelope) -> None:
-    """Refuse what this producer may not publish; `payload` is the envelope's. Raises ServiceError PERMISSION_DENIED."""
+def check(envelope: Envelope, header: Header, payload: str) -> None:
+    """Refuse what its producer may not publish; `header` and `payload` are the envelope's. Raises ServiceError PERMISSION_DENIED."""
     category = CATEGORY_OF_PAYLOAD[payload]
     if category == DECISION:
         raise ServiceError(
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED, "a DECISION_EVENT is made by the arbitrator alone; submit a proposal instead"
         )
-    if category not in CATEGORIES_OF_PRODUCER.get(producer.type, _NOTHING):
+    if category not in CATEGORIES_OF_PRODUCER.get(header.producer_type, _NOTHING):
         what = EventCategory.Name(category).removeprefix("EVENT_CATEGORY_")
         raise ServiceError(
             error_pb2.ERROR_REASON_CATEGORY_NOT_ALLOWED,
-            f"a producer of type {_name(producer.type)} may not publish {'an' if what[0] in 'AEO' else 'a'} {what}",
+            f"a producer of type {_name(header.producer_type)} may not publish {'an' if what[0] in 'AEO' else 'a'} {what}",
         )
-    if envelope.event_name in RESERVED_EVENT_NAMES:
-        raise _reserved(f"event_name {envelope.event_name} is the name of an event that only the server makes")
-    if producer.id == GAVEL:
+    if header.event_name in RESERVED_EVENT_NAMES:
+        raise _reserved(f"event_name {header.event_name} is the name of an event that only the server makes")
+    if header.producer_id == GAVEL:
         raise ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, 'producer.id "gavel" is the server\'s own')
     match payload:
         case "fact":
-            _check_fact(producer, envelope.fact)
+            _check_fact(header, envelope.fact)
         case "agent_diagnostic":
             diagnostic = envelope.agent_diagnostic
             if diagnostic.kind in RESERVED_DIAGNOSTIC_KINDS or diagnostic.WhichOneof("detail") in _RESERVED_DIAGNOSTIC_DETAILS:
                 raise _reserved("agent_diagnostic of this kind is a notice of the server's own")
 
 
-def _check_fact(producer: Producer, fact: Fact) -> None:
+def _check_fact(header: Header, fact: Fact) -> None:
     if fact.WhichOneof("system") is not None:
         raise _reserved("fact.system is the server's own; use the call that makes such a fact")
     derived = is_derived(fact)
-    reactor = producer.type == common_pb2.PRODUCER_TYPE_SYSTEM and producer.id == FACT_DERIVATION_REACTOR
+    reactor = header.producer_type == common_pb2.PRODUCER_TYPE_SYSTEM and header.producer_id == FACT_DERIVATION_REACTOR
     if derived != reactor:
         raise _reserved(f'derivation fields and the producer id "{FACT_DERIVATION_REACTOR}" go together: both are the reactor\'s')
     # A channel that nobody knows is a mistake in the payload, which is looked at later.
-    if fact.observed_from in _CHANNELS and fact.observed_from not in channels(producer.type, derived=derived):
-        raise _reserved(f"observed_from {ObservedFrom.Name(fact.observed_from)} is not a channel of producer type {_name(producer.type)}")
+    if fact.observed_from in _CHANNELS and fact.observed_from not in channels(header.producer_type, derived=derived):
+        raise _reserved(
+            f"observed_from {ObservedFrom.Name(fact.observed_from)} is not a channel of producer type {_name(header.producer_type)}"
+        )
 
 
 def channels(producer_type: ProducerType.ValueType, *, derived: bool) -> frozenset[ObservedFrom.ValueType]:

@@ -109,6 +109,7 @@ class ParamsSchema:
     parts: int  # with all references followed
     _validator: jsonschema_rs.Draft202012Validator
     _of_properties: jsonschema_rs.Draft202012Validator | None  # of `properties` alone; None where references need more than that
+    _retyped: tuple[tuple[str, ValueType], ...]  # the properties whose values are not typed as they come
 
     def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
         """Return (JSON pointer, keyword) of everything that does not fit, sorted; empty when all fits.
@@ -139,7 +140,11 @@ class ParamsSchema:
 
     def typed(self, params: dict[str, object]) -> dict[str, object]:
         """Return valid params with declared integers as int and declared numbers as float."""
-        return _typed_fields(params, self.type.fields)
+        typed = dict(params)
+        for name, type_ in self._retyped:
+            if name in typed:
+                typed[name] = _typed(typed[name], type_)
+        return typed
 
 
 def _violations(validator: jsonschema_rs.Draft202012Validator, value: dict[str, object]) -> set[tuple[str, str]]:
@@ -189,7 +194,9 @@ def compile_schema(schema: object, report: Report) -> ParamsSchema | None:
         of_properties = _validator({keyword: schema[keyword] for keyword in ("properties", "$defs") if keyword in schema})
     except jsonschema_rs.ValidationError:
         of_properties = None
-    return ParamsSchema(_type_of(schema, schema), schema.get("additionalProperties") is False, parts, validator, of_properties)
+    type_ = _type_of(schema, schema)
+    retyped = tuple((name, field.type) for name, field in type_.fields.items() if field.type.kind not in _AS_THEY_COME)
+    return ParamsSchema(type_, schema.get("additionalProperties") is False, parts, validator, of_properties, retyped)
 
 
 def _validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
@@ -415,6 +422,10 @@ def _type_of_literals(literals: object) -> ValueType:
     return DYN
 
 
+# Kinds of values that are in Python what they are on the wire.
+_AS_THEY_COME: Final = frozenset(("string", "bool", "dyn"))
+
+
 def _typed(value: object, type_: ValueType) -> object:
     match type_.kind:
         case "int":
@@ -423,7 +434,7 @@ def _typed(value: object, type_: ValueType) -> object:
             return float(value) if isinstance(value, int) else value
         case "object":
             return _typed_fields(value, type_.fields) if isinstance(value, dict) else value
-        case "list" | "map" if type_.element is not None and type_.element.kind not in ("string", "bool", "dyn"):
+        case "list" | "map" if type_.element is not None and type_.element.kind not in _AS_THEY_COME:
             element = type_.element
             if isinstance(value, list):
                 return [_typed(item, element) for item in value]
@@ -433,10 +444,11 @@ def _typed(value: object, type_: ValueType) -> object:
 
 
 def _typed_fields(value: dict[str, object], fields: Mapping[str, Field]) -> dict[str, object]:
+    # By what the value has, which may be little of what is declared.
     typed = dict(value)
     for name, item in value.items():
         field = fields.get(name)
-        if field is not None and field.type.kind not in ("string", "bool", "dyn"):
+        if field is not None and field.type.kind not in _AS_THEY_COME:
             typed[name] = _typed(item, field.type)
     return typed
 

@@ -16,10 +16,10 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
 from gavel_rules.projection import State
-from gavel_rules.proposed import citations_in
+from gavel_rules.proposed import Proposed
 from gavel_rules.records import APPROVED
 
-from gavel_server.admission import PROPOSALS, admit
+from gavel_server.admission import admit_proposal
 from gavel_server.bus.earlier_answers import EarlierAnswers
 from gavel_server.bus.planning import Pending
 from gavel_server.bus.replica import Replica
@@ -29,16 +29,6 @@ from gavel_server.errors import ServiceError, internal
 _OF_NO_DECISION: Final = (SubmitProposal, PublishEvent)
 
 _LOG: Final = structlog.get_logger(__name__)
-
-
-def proposal_of(command: Command, state: State) -> Envelope | None:
-    """Return the proposal that a command has judged: the one that it submits, or that of the review which it resolves."""
-    if isinstance(command, SubmitProposal):
-        return command.envelope
-    if isinstance(command, ResolveReview):
-        review = state.reviews.get(command.envelope.fact.review_resolved.decision_id)
-        return None if review is None else review.proposal
-    return None
 
 
 class Prepared(NamedTuple):
@@ -117,6 +107,9 @@ class Preparation:
             trace_id = known.trace_id
         if not envelope.trace_id and not envelope.HasField("execution"):
             envelope.trace_id = trace_id
+            command = pending.command
+            if isinstance(command, SubmitProposal):
+                command.asked.header.trace_id = trace_id
         return True
 
     async def _find_decision(self, pending: Pending, decision_id: str) -> bool:
@@ -154,20 +147,20 @@ class Preparation:
         behind = False
         for pending in batch:
             command = pending.command
-            envelope = proposal_of(command, state)
-            if envelope is not None:
-                proposal = envelope.proposal
-                missing = lookup.missing(command.citations if isinstance(command, SubmitProposal) else citations_in(proposal))
+            asked = _asked(command, state)
+            if asked is not None:
+                missing = lookup.missing(asked.citations)
                 if missing:
                     uncached += missing
                     behind = behind or max(missing) > head
-                behind = behind or proposal.projection_version > head
+                version = asked.projection_version
+                behind = behind or (version is not None and version > head)
                 pending.references = _citing(pending, references)
         if uncached:
             fetched = await lookup.fetch_cited(uncached)
             references = References(cited=ChainMap(fetched, cited))
             for pending in batch:
-                if proposal_of(pending.command, state) is not None:
+                if _asked(pending.command, state) is not None:
                     pending.references = _citing(pending, references)
         return behind
 
@@ -175,8 +168,7 @@ class Preparation:
 def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
     """Check a proposal as it was sent; one that may not be decided is answered."""
     try:
-        if admit(command.envelope, bus, PROPOSALS, pending.size_bytes):
-            pending.check_id = command.envelope.event_id
+        asked, chosen = admit_proposal(command.envelope, bus, pending.size_bytes)
     except ServiceError as error:
         pending.answer(error)
         return False
@@ -185,8 +177,21 @@ def _admitted(bus: str, pending: Pending, command: SubmitProposal) -> bool:
         _LOG.exception("admission.failed", bus=bus, error_id=error_id)
         pending.answer(internal(error_id))
         return False
+    command.asked = asked
+    if chosen:
+        pending.check_id = asked.header.event_id
     pending.unchecked = False
     return True
+
+
+def _asked(command: Command, state: State) -> Proposed | None:
+    """Return the proposal that a command has judged: the one that it submits, or that of the review which it resolves."""
+    if isinstance(command, SubmitProposal):
+        return command.asked
+    if isinstance(command, ResolveReview):
+        review = state.reviews.get(command.envelope.fact.review_resolved.decision_id)
+        return None if review is None else Proposed(review.proposal)
+    return None
 
 
 def _citing(pending: Pending, references: References) -> References:

@@ -5,7 +5,7 @@ answer's: gRPC wraps them here, the front's link calls them as they are (`front/
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -38,7 +38,7 @@ from gavel_rules.tables import governing_actions
 from google.protobuf.message import DecodeError, Message
 from google.rpc.status_pb2 import Status
 
-from gavel_server.admission import GROWTH_MAX, PROPOSALS, admit
+from gavel_server.admission import GROWTH_MAX, admit_proposal
 from gavel_server.bus.planning import TIMERS_PER_COMMIT, Completed
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.buses import BUS_DEFAULT, Buses
@@ -174,14 +174,14 @@ class Arbitration:
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
         override = await self._compiler.compile(request.rule_set_override, "rule_set_override") if request.rule_set_override else None
         envelope = request.envelope
-        admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS, len(data))
-        await _inherit_trace(sequencer, envelope)
-        known = await _citations(sequencer, [envelope])
+        asked, _ = admit_proposal(envelope, request.bus or BUS_DEFAULT, len(data))
+        await _inherit_trace(sequencer, asked)
+        known = await _citations(sequencer, [asked])
         state = await sequencer.settled()
         governing = None if override is None else _governing_with(state, override, envelope)
         response = PreflightResponse(evaluated_at_sequence_number=state.head)
         now_ms = sequencer.now_ms()
-        response.decision.CopyFrom(would_decide(state, envelope, known, now_ms, governing))
+        response.decision.CopyFrom(would_decide(state, asked, known, now_ms, governing))
         if request.explain:
             response.explanations.extend(explain(state, envelope, now_ms, governing))
         return response.SerializeToString()
@@ -191,15 +191,15 @@ class Arbitration:
         request = _parse(BatchPreflightRequest, data)
         check_batch(len(request.envelopes), len(data))
         sequencer = self._buses.opened(request.bus) or await self._buses.get(request.bus)
-        admitted: list[Envelope | ServiceError] = []
+        admitted: list[Proposed | ServiceError] = []
         for envelope in request.envelopes:
             try:
-                admit(envelope, request.bus or BUS_DEFAULT, PROPOSALS, len(data))
-                await _inherit_trace(sequencer, envelope)
-                admitted.append(envelope)
+                asked, _ = admit_proposal(envelope, request.bus or BUS_DEFAULT, len(data))
+                await _inherit_trace(sequencer, asked)
+                admitted.append(asked)
             except ServiceError as error:
                 admitted.append(refused(f"{SERVICE}/BatchPreflight", error))
-        known = await _citations(sequencer, [item for item in admitted if isinstance(item, Envelope)])
+        known = await _citations(sequencer, [item for item in admitted if isinstance(item, Proposed)])
         state = await sequencer.settled()
         now_ms = sequencer.now_ms()
         response = BatchPreflightResponse()
@@ -230,10 +230,11 @@ def _decision_bytes(result: Completed) -> bytes:
     return envelope_bytes(record_of(result))
 
 
-def would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], now_ms: int, governing: Governing | None) -> Decision:
+def would_decide(state: State, asked: Proposed, known: Mapping[int, Cited], now_ms: int, governing: Governing | None) -> Decision:
     """Return the decision as of now, with timers that are due taken into account, and leave the state as it was."""
-    if envelope.proposal.projection_version > state.head:
-        problem = f"is {envelope.proposal.projection_version}, ahead of the log, whose head is {state.head}"
+    version = asked.projection_version
+    if version is not None and version > state.head:
+        problem = f"is {version}, ahead of the log, whose head is {state.head}"
         raise invalid([("envelope.proposal.projection_version", problem)])
     head = state.head
     next_timer_ms = state.next_timer_ms()
@@ -241,7 +242,7 @@ def would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], n
     try:
         while mark is not None and handle(state, Tick(TIMERS_PER_COMMIT), now_ms=now_ms).events:
             pass
-        decision = arbitrate(state, Proposed(envelope), known, now_ms, judge(state, head + 2, ENGINE_RETE), governing)
+        decision = arbitrate(state, asked, known, now_ms, judge(state, head + 2, ENGINE_RETE), governing)
     finally:
         if mark is not None:
             state.undo(mark)
@@ -249,31 +250,31 @@ def would_decide(state: State, envelope: Envelope, known: Mapping[int, Cited], n
     return decision
 
 
-async def _citations(sequencer: Sequencer, envelopes: Iterable[Envelope]) -> dict[int, Cited]:
+async def _citations(sequencer: Sequencer, proposals: Sequence[Proposed]) -> dict[int, Cited]:
     """Return what the proposals cite, by sequence number, from memory or, where that has it no more, from the log.
 
     Where they speak of events that this server has not seen yet, it first reads on, as it does before it decides. It is a copy:
     memory forgets while the caller waits for the state.
     """
     lookup = sequencer.lookup
-    proposals = [envelope.proposal for envelope in envelopes]
-    cited = [reference.sequence_number for proposal in proposals for reference in proposal.based_on_events]
-    if max([*cited, *(proposal.projection_version for proposal in proposals)], default=0) > sequencer.head.sequence_number:
+    cited = [number for asked in proposals for number, _ in asked.citations]
+    if max([*cited, *(asked.projection_version or 0 for asked in proposals)], default=0) > sequencer.head.sequence_number:
         await sequencer.read_on()
     found = {number: lookup.cited[number] for number in cited if number in lookup.cited}
     forgotten = [number for number in cited if number not in found]
     return {**found, **await lookup.fetch_cited(forgotten)} if forgotten else found
 
 
-async def _inherit_trace(sequencer: Sequencer, envelope: Envelope) -> None:
-    if not envelope.causation_id:
+async def _inherit_trace(sequencer: Sequencer, asked: Proposed) -> None:
+    header = asked.header
+    if not header.causation_id:
         return
-    known = await sequencer.lookup.find(envelope.causation_id, sequencer.now_ms())
+    known = await sequencer.lookup.find(header.causation_id, sequencer.now_ms())
     if known is None:
-        message = f"causation_id {envelope.causation_id} names no event of bus {sequencer.bus} within the idempotency window"
+        message = f"causation_id {header.causation_id} names no event of bus {sequencer.bus} within the idempotency window"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-    if not envelope.trace_id:
-        envelope.trace_id = known.trace_id
+    if not header.trace_id:
+        header.trace_id = asked.envelope.trace_id = known.trace_id
 
 
 def _governing_with(state: State, override: CompiledRuleSet, envelope: Envelope) -> Governing:

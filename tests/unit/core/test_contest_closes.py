@@ -227,7 +227,7 @@ def test_a_preflight_that_fails_leaves_the_state_alone(monkeypatch: pytest.Monke
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(Network, "match", broken)
-    asked = core.proposal([fact], trace_id="d").envelope
+    asked = core.proposal([fact], trace_id="d").asked
     with pytest.raises(RuntimeError):
         would_decide(core.state, asked, {fact.sequence_number: cited(fact)}, core.now_ms + WINDOW_MS, None)
     assert (before, False) == (core.state.digest(), core.state.tentative)

@@ -138,7 +138,7 @@ def test_a_preflight_says_so_too() -> None:
     waiting = core.enter([fact])
     asked = {
         event_id: would_decide(
-            core.state, core.proposal([fact], event_id=event_id).envelope, core.references(core.proposal([fact])).cited, core.now_ms, None
+            core.state, core.proposal([fact], event_id=event_id).asked, core.references(core.proposal([fact])).cited, core.now_ms, None
         )
         for event_id in (waiting.event_id, core.new_id())
     }
