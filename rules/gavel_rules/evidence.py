@@ -356,4 +356,4 @@ def _fresh_until_ms(candidate: Candidate, max_age_ms: int) -> int:
 def _speaks_before(candidate: Candidate, other: Candidate) -> bool:
     if candidate.trust_tier != other.trust_tier:
         return candidate.trust_tier < other.trust_tier
-    return (candidate.claimed_at_ms, candidate.sequence_number) > (other.claimed_at_ms, other.sequence_number)
+    return (candidate.stated_at_ms, candidate.sequence_number) > (other.stated_at_ms, other.sequence_number)

@@ -47,6 +47,7 @@ class EvidenceProjection(Tables):
                     source=observation.source_tool,
                     value=value,
                     claimed_at_ms=claimed_at_ms,
+                    stated_at_ms=min(claimed_at_ms, self.recorded_at_ms),
                     aged_from_ms=aged_from_ms,
                     max_age_ms=0,
                     evidence_ref=observation.evidence_ref,

@@ -70,6 +70,7 @@ class State(DecisionProjection):
                 source=producer.id,
                 value=value_to_python(fact.value),
                 claimed_at_ms=claimed_at_ms,
+                stated_at_ms=min(claimed_at_ms, self.recorded_at_ms),
                 aged_from_ms=claimed_at_ms,
                 max_age_ms=fact.max_age_ms,
                 evidence_ref="",

@@ -25,8 +25,9 @@ UNDER_REVIEW: Final = 4
 class Candidate(NamedTuple):
     """The latest value that one source, at one tier, has stated for a key of a subject.
 
-    `claimed_at_ms` orders values of one source; `aged_from_ms` is where the age counts from: for an observation never
-    later than its evidence was recorded.
+    `claimed_at_ms` orders values of one source, by its own clock. `stated_at_ms` orders those of several: the same, but never later
+    than it was recorded, so that nobody speaks for longer because his clock is ahead. `aged_from_ms` is where the age counts
+    from: for an observation never later than its evidence was recorded.
     """
 
     sequence_number: int
@@ -36,6 +37,7 @@ class Candidate(NamedTuple):
     source: str
     value: Any  # mypyc cannot compile `object` here
     claimed_at_ms: int
+    stated_at_ms: int
     aged_from_ms: int
     max_age_ms: int
     evidence_ref: str

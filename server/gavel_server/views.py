@@ -31,7 +31,7 @@ def projection(state: State, subject: str) -> Projection:
     """Return what holds for a subject."""
     answer = Projection(subject=subject, projection_version=state.head)
     for key, candidates in sorted(state.evidence.get(subject, {}).items()):
-        for candidate in sorted(candidates, key=lambda candidate: (-candidate.claimed_at_ms, -candidate.sequence_number)):
+        for candidate in sorted(candidates, key=lambda candidate: (-candidate.stated_at_ms, -candidate.sequence_number)):
             if candidate.category == FACT:
                 answer.facts.append(_fact(key, candidate))
             else:

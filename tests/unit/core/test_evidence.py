@@ -203,6 +203,16 @@ def test_null_is_a_claim_like_any_other(null_is_later: bool) -> None:
         assert value.event_id == spoke(decision)
 
 
+@pytest.mark.parametrize(("source", "later_speaks"), [("a", False), ("b", True)])
+def test_a_claim_that_is_dated_ahead(source: str, later_speaks: bool) -> None:
+    """By its own source's clock it is the later one still; beside what others say it counts from when it was recorded."""
+    core = one_fact()
+    ahead = core.fact("k.value", "x", source="a", occurred_at_ms=START_MS + 4_000)
+    core.pass_time(1_000)
+    later = core.fact("k.value", "y", source=source, occurred_at_ms=START_MS + 1_000)
+    assert (later if later_speaks else ahead).event_id == spoke(decide(core))
+
+
 def test_a_retracted_optional_is_absent() -> None:
     """A null leaves an optional absent, and the approval says so."""
     core = one_fact(optional=True)
