@@ -1,6 +1,6 @@
 """The programs that can be a server's front, and which of them is.
 
-There are two that callers cannot tell apart: the one in Go (`server/front/`, made by `make front`) takes about a third of the
+There are two that callers cannot tell apart: the one in Go (`server/front/`, made by `make front`) takes about a fifth of the
 processor time for a call; the one in Python (`process`) is there wherever Gavel is. A server with a single processor is better off
 without either (docs/decisions/0020-the-front.md, 0029-a-native-front.md).
 """
