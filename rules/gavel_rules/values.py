@@ -103,14 +103,11 @@ def text_problem(text: str) -> str:
     """Return what is wrong with a string, or ""."""
     if "\0" in text:
         return "holds a NUL character"
-    if len(text) * 4 > TEXT_BYTES_MAX or not text.isascii():
-        try:
-            size_bytes = len(text.encode())
-        except UnicodeEncodeError:
-            return "holds a lone surrogate"
-        if size_bytes > TEXT_BYTES_MAX:
-            return f"is longer than {TEXT_BYTES_MAX} bytes of UTF-8"
-    return ""
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        return "holds a lone surrogate"
+    return "" if size_bytes <= TEXT_BYTES_MAX else f"is longer than {TEXT_BYTES_MAX} bytes of UTF-8"
 
 
 def number_problem(number: int | float) -> str:

@@ -13,8 +13,9 @@ from gavel.v1.fact_pb2 import Fact
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.events import CATEGORY_OF_PAYLOAD, derived_event_id, timestamp
 from gavel_rules.limits import MESSAGE_BYTES_MAX
-from gavel_rules.values import python_to_value
-from gavel_server.admission import GROWTH_MAX, LOCAL_PRODUCER_ID, admit, producer_for_execution
+from gavel_rules.proposed import Header
+from gavel_rules.values import python_to_value, struct_to_dict
+from gavel_server.admission import GROWTH_MAX, LOCAL_PRODUCER_ID, admit, admit_proposal, producer_for_execution
 from gavel_server.errors import ServiceError
 from google.protobuf.struct_pb2 import Struct
 
@@ -29,6 +30,7 @@ from tests.unit.core.sent import (
     sent_diagnostic,
     sent_execution,
     sent_fact,
+    sent_proposal,
 )
 
 # Shape
@@ -310,6 +312,21 @@ def test_what_the_server_fills_in(payload: str) -> None:
     if payload == "fact":
         envelope.fact.ClearField("observed_from")
     assert before == envelope
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["said", "left to the server"])
+def test_a_proposal_is_read_as_it_is_taken(said: bool) -> None:
+    """What admission hands on of a proposal is what its envelope says once it is filled in."""
+    envelope = sent_proposal()
+    if said:
+        envelope.event_id, envelope.trace_id = UUID, "mine"
+    else:
+        envelope.ClearField("producer")
+    asked, chosen = admit_proposal(envelope, "default")
+    assert said == chosen
+    names = ("event_id", "trace_id", "causation_id", "subject", "producer_type", "producer_id", "producer_version")
+    assert [getattr(Header(envelope), name) for name in names] == [getattr(asked.header, name) for name in names]
+    assert (envelope.trace_id, struct_to_dict(envelope.proposal.params)) == (asked.trace_id, asked.params)
 
 
 def test_what_was_said_stays() -> None:

@@ -6,6 +6,7 @@ Concurrency, faults and races in the large are the simulation's; these are the p
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
@@ -213,6 +214,20 @@ async def test_an_event_joins_the_trace_of_a_report_in_its_batch(servers: Server
     effect = servers.caused(report.envelope.event_id)
     await asyncio.gather(tell(sequencer, report), tell(sequencer, effect))
     assert {"trace-1"} == {event.trace_id for event in (await servers.events())[-2:]}
+
+
+@scene
+async def test_a_proposal_is_judged_by_the_trace_of_its_cause(servers: Servers) -> None:
+    """Refusals of proposals that have their trace from their cause count as that trace's."""
+    sequencer, _ = await servers.governed()
+    cause = await recorded(sequencer, servers.fact(trace_id="the-trace"))
+    decisions: list[Envelope] = []
+    for amount in (1, 2):
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        sequencer.propose(proposal_envelope(trace_id="", causation_id=cause.event_id, amount=amount), answered.set_result, 0)
+        decisions.append((await answered).answer.envelope)
+    assert [("the-trace", 1), ("the-trace", 2)] == [(one.trace_id, one.decision.consecutive_rejections) for one in decisions]
+    await servers.prove()
 
 
 @scene
