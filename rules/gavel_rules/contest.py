@@ -84,7 +84,7 @@ def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Map
 def _crowded(state: State, contest: OpenContest, envelope: Envelope) -> str:
     """Say why a contest has no room for one more proposal; "" if it has. A proposal alone always fits."""
     competing = len(contest.candidates)
-    if competing >= CONTEST_CANDIDATES_MAX or contest.size_bytes + envelope.ByteSize() > CONTEST_BYTES_MAX:
+    if competing >= CONTEST_CANDIDATES_MAX or contest.size_bytes + envelope.proposal.ByteSize() > CONTEST_BYTES_MAX:
         return (
             f"{competing} proposals compete for {contest.conflict_key} already; "
             f"a contest has room for {CONTEST_CANDIDATES_MAX} of together {CONTEST_BYTES_MAX} bytes"

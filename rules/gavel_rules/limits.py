@@ -33,7 +33,7 @@ PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 TRACE_EVENTS_MAX: Final = 10_000
 
-# What competes in one contest is judged and appended in one go when it closes. Bytes of the proposals as the log has them.
+# What competes in one contest is judged and appended in one go when it closes. Bytes of the proposals' payloads as the log has them.
 CONTEST_CANDIDATES_MAX: Final = 64
 # Of one producer, by its id: whoever tries again and again, each time in another trace, leaves places to others.
 CONTEST_CANDIDATES_OF_PRODUCER_MAX: Final = 16

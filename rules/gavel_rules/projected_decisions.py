@@ -54,7 +54,8 @@ class DecisionProjection(EvidenceProjection):
             contest = OpenContest(name, proposal.action_type, entry.conflict_key, number, opened_at_ms, closes_at_ms, (), 0)
             self._add_sorted(self._timers, (closes_at_ms, number, name))
         candidates = (*contest.candidates, envelope.event_id)
-        size_bytes = contest.size_bytes + envelope.ByteSize()
+        # Of the payload alone: when its room was looked for, the envelope had not been filled in yet.
+        size_bytes = contest.size_bytes + proposal.ByteSize()
         self._put(self.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
         of_subject = self.waiting_of_subject.get(envelope.subject, ())
         self._put(self.waiting_of_subject, envelope.subject, (*of_subject, envelope.event_id))

@@ -165,7 +165,7 @@ class OpenContest(NamedTuple):
     opened_at_ms: int
     closes_at_ms: int
     candidates: tuple[str, ...]  # event_ids of proposals, in the order of the log
-    size_bytes: int  # of the proposals, as the log has them
+    size_bytes: int  # of the proposals' payloads, as the log has them
 
 
 class Review(NamedTuple):

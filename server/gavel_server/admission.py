@@ -42,11 +42,11 @@ PLAIN_LENGTH_MAX: Final = 128
 # Methods, looked up once: a message asked for one searches its fields for the name first, at every call.
 _has_field: Final = Envelope.HasField
 _which_of: Final = Envelope.WhichOneof
-_fields_of: Final = VersionBinding.ListFields
 # How many times as long as it was sent a message can be when it is written anew: an empty entry of a map takes six bytes, and may
 # come in two.
 GROWTH_MAX: Final = 3
 NAMES_KEPT_MAX: Final = 1024
+_VERSIONS: Final = tuple(VersionBinding.DESCRIPTOR.fields_by_name)
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _REASON_CODE: Final = re.compile(r"([A-Z][A-Z0-9_]{0,127})?\Z")
 
@@ -189,9 +189,10 @@ def _check_category(category: EventCategory.ValueType, payload: str | None, foun
 
 
 def _check_binding(binding: VersionBinding, found: Violations) -> None:
-    for field, version in _fields_of(binding):
-        if not _is_plain(version):
-            found.append((f"envelope.version_binding.{field.name}", "is not at most 128 printable ASCII characters"))
+    for name in _VERSIONS:
+        version = getattr(binding, name)
+        if version and not _is_plain(version):
+            found.append((f"envelope.version_binding.{name}", "is not at most 128 printable ASCII characters"))
 
 
 # Actions, keys and producers are few, and come again and again. Lengths are looked at first: nothing long is kept.

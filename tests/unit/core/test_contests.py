@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from gavel.v1 import error_pb2, fact_pb2
 from gavel_rules import reasons
-from gavel_rules.commands import Tick, Waiting
+from gavel_rules.commands import Tick
 from gavel_rules.first_decisions import first_decision_id
-from gavel_rules.limits import CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
+from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -341,7 +341,16 @@ def test_a_contest_is_bounded_in_bytes() -> None:
         core.enter([fact], trace_id=f"t{number}", params={"amount": 1, "notes": note})
     fault = core.fault(core.proposal([fact], trace_id="late", params={"amount": 1, "notes": note}))
     assert error_pb2.ERROR_REASON_QUEUE_FULL == fault.reason
-    assert isinstance(core.run(core.proposal([fact], trace_id="small")), Waiting)
+    small = core.enter([fact], trace_id="small", params={"amount": 1, "notes": ["x" * 20_000]})
+    # What is left, to the byte, and one more: a replay must find the same room. A text in a list takes 8 bytes besides.
+    left_bytes = CONTEST_BYTES_MAX - core.state.contests[f"{ACTION} order/1"].size_bytes - small.proposal.ByteSize()
+    more, rest = divmod(left_bytes, 40_008)
+    notes = ["x" * 40_000] * more
+    over = core.proposal([fact], trace_id="last", params={"amount": 1, "notes": [*notes, "x" * (20_000 + rest + 1)]})
+    assert error_pb2.ERROR_REASON_QUEUE_FULL == core.fault(over).reason
+    core.enter([fact], trace_id="last", params={"amount": 1, "notes": [*notes, "x" * (20_000 + rest)]})
+    assert CONTEST_BYTES_MAX == core.state.contests[f"{ACTION} order/1"].size_bytes
+    core.prove()
 
 
 def test_a_proposal_that_waits_is_not_proposed_again() -> None:
