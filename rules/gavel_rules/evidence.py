@@ -176,7 +176,7 @@ def _with_asked(
             yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
 
 
-def _select(candidates: Sequence[Candidate], declared: FactDeclaration, subject: str, max_age_ms: int, now_ms: int) -> Piece:
+def _select(candidates: tuple[Candidate, ...], declared: FactDeclaration, subject: str, max_age_ms: int, now_ms: int) -> Piece:
     """Return what speaks for a declaration among the candidates of its key; age equal to the limit is fresh."""
     best: Candidate | None = None
     best_until_ms = 0
@@ -224,16 +224,17 @@ def certain(state: State, action: CompiledAction, evidence: Evidence) -> Known:
             template = action.subject_templates[declared.subject]
             if template.takes_params or not all(need in values or need in absent for need in template.needs):
                 continue
-        candidates = state.evidence.get(piece.subject, _NOTHING).get(declared.key, ())
-        said = [candidate.value for candidate in candidates if _acceptable(candidate, declared)]
         speaks = piece.candidate.value if piece.candidate is not None else None
-        if any(type(value) is not type(speaks) or value != speaks for value in said):
-            continue
-        if speaks is None:
-            absent.add(declared.name)
+        for candidate in state.evidence.get(piece.subject, _NOTHING).get(declared.key, ()):
+            value = candidate.value
+            if _acceptable(candidate, declared) and (type(value) is not type(speaks) or value != speaks):
+                break  # something else would speak
         else:
-            values[declared.name] = speaks
-    return Known(values, frozenset(absent))
+            if speaks is None:
+                absent.add(declared.name)
+            else:
+                values[declared.name] = speaks
+    return Known(values, absent)
 
 
 def _acceptable(candidate: Candidate, declared: FactDeclaration) -> bool:
@@ -243,19 +244,19 @@ def _acceptable(candidate: Candidate, declared: FactDeclaration) -> bool:
     return candidate.trust_tier <= declared.min_trust and (candidate.value is None or is_of_type(candidate.value, declared.value_type))
 
 
-def superseded(pieces: Sequence[Piece], citations: Sequence[Cited]) -> list[Piece]:
+def superseded(pieces: list[Piece], citations: list[Cited]) -> list[Piece]:
     """Return the pieces whose key the proposal cites, but in no version that rules will see.
 
     Rule sets that share an action may see different versions of one key: then any of these is a version that rules will see.
     """
     cited_numbers = {citation.sequence_number for citation in citations}
-    found = [
-        Piece(piece.declared, piece.subject, piece.max_age_ms, piece.candidate, SUPERSEDED, piece.fresh_until_ms)
-        for piece in pieces
-        if piece.candidate is not None
-        and piece.candidate.sequence_number not in cited_numbers
-        and any(piece.subject == citation.subject and piece.declared.key in citation.keys for citation in citations)
-    ]
+    found: list[Piece] = []
+    for piece in pieces:
+        candidate = piece.candidate
+        if candidate is None or candidate.sequence_number in cited_numbers:
+            continue
+        if any(piece.subject == citation.subject and piece.declared.key in citation.keys for citation in citations):
+            found.append(Piece(piece.declared, piece.subject, piece.max_age_ms, candidate, SUPERSEDED, piece.fresh_until_ms))
     if not found:
         return found
     seen = {

@@ -135,15 +135,15 @@ class Reader:
                 self._nested.append((name, tuple(steps), type_.kind))
             else:
                 self._attributes.append((name, _ATTRIBUTES[name], type_.kind))
-        tested = [(path, tuple(path.split("."))) for path in sorted(set(presences))]
-        self._tested_params = [(path, steps[1]) for path, steps in tested if steps[0] == "params" and len(steps) == 2]
-        self._tested_facts = [(path, steps[1]) for path, steps in tested if steps[0] == "facts"]
-        self._tested_nested = [(path, steps[1:]) for path, steps in tested if len(steps) > 2]
-        self._params_tree = _tree(steps[1:] for _, steps in tested if steps[0] == "params")
-        self._facts_tree = _tree(steps[1:] for _, steps in tested if steps[0] == "facts")
+        tested = [tuple(path.split(".")) for path in sorted(set(presences))]
+        self._params_tree = _tree(steps[1:] for steps in tested if steps[0] == "params")
+        self._facts_tree = _tree(steps[1:] for steps in tested if steps[0] == "facts")
 
     def values(self, case: Case) -> dict[str, object]:
-        """Return the value of every variable that the case has, by its dotted name; CaseError where one is not as declared."""
+        """Return the value of every variable that the case has, by its dotted name; CaseError where one is not as declared.
+
+        Beside them, by the names of `PRESENCE_MAPS`, which of the paths whose presence matters the case has, as nested maps.
+        """
         values: dict[str, object] = {}
         params = case.params
         for name, key, kind in self._params:
@@ -169,15 +169,6 @@ class Reader:
         if self._facts_tree:
             values[PRESENCE_MAPS["facts"]] = _present(self._facts_tree, facts)
         return values
-
-    def presences(self, case: Case) -> dict[str, bool]:
-        """Return for each path whose presence matters whether the case has it."""
-        presences = {path: name in case.facts for path, name in self._tested_facts}
-        for path, name in self._tested_params:
-            presences[path] = name in case.params
-        for path, steps in self._tested_nested:
-            presences[path] = _find(case.params, steps)[0]
-        return presences
 
 
 _Tree = dict[str, "_Tree"]

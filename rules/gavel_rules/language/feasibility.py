@@ -36,11 +36,12 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-class Known(NamedTuple):
+class Known:
     """What is certain about the declared facts, by name. A name in neither is unknown."""
 
-    values: Mapping[str, object]
-    absent: frozenset[str]
+    def __init__(self, values: dict[str, object], absent: set[str]) -> None:
+        self.values: Final = values
+        self.absent: Final = absent
 
 
 class Prospect(NamedTuple):
@@ -48,6 +49,11 @@ class Prospect(NamedTuple):
 
     may_pass: bool  # an approval or a review is possible
     surely_rejects: bool  # whatever else, a rule rejects
+
+
+POSSIBLE: Final = Prospect(may_pass=True, surely_rejects=False)
+HOPELESS: Final = Prospect(may_pass=False, surely_rejects=True)
+SILENT: Final = Prospect(may_pass=False, surely_rejects=False)
 
 
 class _Unknown:
@@ -82,8 +88,8 @@ class Feasibility:
             if effect != "reject":
                 may_pass = True
             if holds:
-                return Prospect(may_pass, not may_pass)
-        return Prospect(may_pass, False)
+                return POSSIBLE if may_pass else HOPELESS
+        return POSSIBLE if may_pass else SILENT
 
     def _any(self, formula: Formula, known: Known) -> bool | None:
         """Return whether a formula holds: None where that depends on what is not known."""

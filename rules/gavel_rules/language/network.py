@@ -28,7 +28,6 @@ from gavel_rules.language.lowering import (
     GUARD,
     LITERAL_LENGTH_MAX,
     NUMBER,
-    PRESENCE,
     TEXT,
     Atom,
     Conjunction,
@@ -37,6 +36,7 @@ from gavel_rules.language.lowering import (
     number_json,
     text_json,
 )
+from gavel_rules.language.vocabulary import PRESENCE_MAPS
 
 CHAINS_MAX: Final = 1_000
 SLOTS_MAX: Final = 200
@@ -98,18 +98,26 @@ class Document:
         """`guards` are the texts of those that the slots name, in the order in which their answers will come."""
         self._numbers: list[tuple[str, str]] = []
         self._texts: list[tuple[str, str]] = []
-        self._flags: list[tuple[str, str]] = []
-        self._presences: list[tuple[str, str]] = []
-        self._guards: list[tuple[int, str]] = []
-        of_kind = {NUMBER: self._numbers, TEXT: self._texts, FLAG: self._flags, PRESENCE: self._presences}
+        # Of what is true or false: the field as it is written for either.
+        self._flags: list[tuple[str, str, str]] = []
+        self._presences: list[tuple[str, list[str], str, str]] = []
+        self._guards: list[tuple[int, str, str]] = []
         for number, slot in enumerate(slots):
             field = f',"{slot.kind}{number}":'
-            if slot.kind == GUARD:
-                self._guards.append((guards.index(slot.name), field))
+            either = f"{field}true", f"{field}false"
+            if slot.kind == NUMBER:
+                self._numbers.append((slot.name, field))
+            elif slot.kind == TEXT:
+                self._texts.append((slot.name, field))
+            elif slot.kind == FLAG:
+                self._flags.append((slot.name, *either))
+            elif slot.kind == GUARD:
+                self._guards.append((guards.index(slot.name), *either))
             else:
-                of_kind[slot.kind].append((slot.name, field))
+                root, *steps = slot.name.split(".")
+                self._presences.append((PRESENCE_MAPS[root], steps, *either))
 
-    def write(self, values: dict[str, object], presences: dict[str, bool], guards: list[object]) -> str:
+    def write(self, values: dict[str, object], guards: list[object]) -> str:
         """Return the document of a case. A value that is absent, and a guard that is no bool, leaves its slot out.
 
         `values` are of their slots' types: `case.Reader` has seen to that. So None can only mean that there is none.
@@ -126,21 +134,27 @@ class Document:
                 text = text_json(value)  # type: ignore[arg-type]
                 parts.append(field)
                 parts.append(text if len(text) <= LITERAL_LENGTH_MAX else _digest(text))
-        for name, field in self._flags:
+        for name, if_true, if_false in self._flags:
             value = values.get(name)
             if value is not None:
-                parts.append(field)
-                parts.append("true" if value is True else "false")
-        for name, field in self._presences:
-            parts.append(field)
-            parts.append("true" if presences[name] else "false")
-        for index, field in self._guards:
+                parts.append(if_true if value is True else if_false)
+        for presence_map, steps, if_true, if_false in self._presences:
+            parts.append(if_true if _is_there(values[presence_map], steps) else if_false)
+        for index, if_true, if_false in self._guards:
             answer = guards[index]
             if isinstance(answer, bool):
-                parts.append(field)
-                parts.append("true" if answer else "false")
+                parts.append(if_true if answer else if_false)
         parts.append("}")
         return "".join(parts)
+
+
+def _is_there(present: object, steps: list[str]) -> bool:
+    """Whether a path is among those that a case has: `present` is what `case.Reader` says of that."""
+    for step in steps:
+        if not isinstance(present, dict) or step not in present:
+            return False
+        present = present[step]
+    return True
 
 
 @mypyc_attr(native_class=False)  # compiled or not, it can be referred to weakly
@@ -209,7 +223,7 @@ def _cycle(name: str, rule_of: dict[str, int], handle: int, document: str) -> li
     """Return the indexes of the rules that match a document; NetworkFaultError and the engine's own errors leave the handle dead."""
     asserted: tuple[int, int] = durable_rules_engine.assert_fact(handle, document)
     code, state = asserted
-    matched: set[int] = set()
+    matched: list[int] = []
     if code == 0:
         started = durable_rules_engine.start_action_for_state(handle, state)
         if started is None:
@@ -220,14 +234,14 @@ def _cycle(name: str, rule_of: dict[str, int], handle: int, document: str) -> li
             if left == 0:
                 raise NetworkFaultError(f"the Rete engine on {name} fired more rules than it has")
             left -= 1
-            matched.add(rule_of[message[2 : message.find('"', 2)]])
+            matched.append(rule_of[message[2 : message.find('"', 2)]])
             message = durable_rules_engine.complete_and_start_action(handle, state)
     elif code != 1:
         raise NetworkFaultError(f"the Rete engine on {name} answered {code} to a case")
     code = durable_rules_engine.retract_fact(handle, _ASSERTED)[0]
     if code != 0:
         raise NetworkFaultError(f"the Rete engine on {name} kept a case: {code}")
-    return sorted(matched)
+    return matched if len(matched) < 2 else sorted(set(matched))
 
 
 def _delete(handle: int) -> None:

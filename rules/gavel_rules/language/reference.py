@@ -14,12 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from cel_expr_python import cel
+
 from gavel_rules.errors import CaseError
 from gavel_rules.language.conditions import Environment
 from gavel_rules.language.lowering import Guard
 from gavel_rules.language.vocabulary import PRESENCE_MAPS
 
 LIST_LENGTH_MAX: Final = 40_000  # code points; the library takes 100,000
+# An arena keeps what its evaluations have made, below 1 KB each as a rule, until the next one takes its place.
+ARENA_EVALUATIONS_MAX: Final = 16
 
 Values = dict[str, object]
 
@@ -32,6 +36,8 @@ class Program:
         self._sources = tuple(sources)
         self._singles: list[Any] = [None] * len(sources)
         self._lists = [environment.compile(f"[{','.join(chunk)}]") for chunk in _chunks(self._sources)]
+        self._arena: Any = None
+        self._arena_left = 0
 
     def together(self, values: Values) -> list[object] | None:
         """Return all values, None when any of them errs, or the library cannot take the values at all."""
@@ -39,8 +45,12 @@ class Program:
             return []
         try:
             if len(self._lists) == 1:
-                # By position: to find arguments by name costs the library as much as a condition.
-                answer = self._lists[0].eval(None, values).plain_value()
+                # By position: to find arguments by name costs the library as much as a condition. So does to find that no arena is given.
+                if not self._arena_left:
+                    self._arena = cel.Arena()
+                    self._arena_left = ARENA_EVALUATIONS_MAX
+                self._arena_left -= 1
+                answer = self._lists[0].eval(None, values, None, self._arena).plain_value()
                 return answer if type(answer) is list else None
             activation = self._environment.activation(values)
             together: list[object] = []

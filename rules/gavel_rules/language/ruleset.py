@@ -179,7 +179,7 @@ class CompiledAction:
             erring = _first_error(expected)
             if erring is not None:
                 return Verdict((), self.rules[erring].id)
-        document = self._document.write(values, self._reader.presences(case), guards)
+        document = self._document.write(values, guards)
         matched = self._network.match(document)
         if both and expected is not None:
             agreed = [index for index in range(len(self.rules)) if expected[index] is True]

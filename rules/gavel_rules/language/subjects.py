@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from gavel_rules.language.case import Reader, bare_case
@@ -19,6 +20,7 @@ from gavel_rules.language.reference import Program, condition_source
 from gavel_rules.limits import SUBJECT
 
 _SUBJECT: Final = re.compile(SUBJECT)
+SUBJECTS_KEPT_MAX: Final = 4_096
 _FACTS: Final = "facts."
 
 
@@ -42,11 +44,16 @@ class SubjectTemplate:
         """
         values = self._reader.values(bare_case(params, facts, subject))
         named = self._evaluated(values) if self._texts is None else _strung(self._texts, values)
-        return named if isinstance(named, str) and _SUBJECT.fullmatch(named) else None
+        return named if isinstance(named, str) and _is_subject(named) else None
 
     def _evaluated(self, values: dict[str, object]) -> object:
         answers = self._program.together(values)
         return None if answers is None else answers[0]
+
+
+@lru_cache(SUBJECTS_KEPT_MAX)
+def _is_subject(text: str) -> bool:
+    return _SUBJECT.fullmatch(text) is not None
 
 
 _Texts = tuple[tuple[bool, str], ...]
@@ -88,7 +95,7 @@ def unfit(environment: Environment, condition: Condition) -> str | None:
     if texts is None or any(is_variable for is_variable, _ in texts):
         return None
     written = "".join(text for _, text in texts)
-    return None if _SUBJECT.fullmatch(written) else written
+    return None if _is_subject(written) else written
 
 
 def in_order(names: list[str], needs: Mapping[str, tuple[str, ...]]) -> tuple[list[str], list[str]]:

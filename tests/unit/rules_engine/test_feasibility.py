@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gavel_rules.language.case import Case
-from gavel_rules.language.feasibility import Known, Prospect
+from gavel_rules.language.feasibility import HOPELESS, POSSIBLE, SILENT, Known, Prospect
 from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -39,17 +39,14 @@ def test_the_claim_is_sound(
     params, facts, proposal = values
     action = compiled(rules)
     there = {name: facts[name] for name in known if facts[name] is not None}
-    prospect = action.prospect(Known(there, frozenset(known - there.keys())))
+    prospect = action.prospect(Known(there, known - there.keys()))
     verdict = action.evaluate_reference(case(params, facts, **proposal))
     speaks = verdict.matched[0].effect if verdict.matched and not verdict.error else ""
     assert prospect.may_pass or speaks not in ("approve", "review")
     assert not prospect.surely_rejects or speaks == "reject" or verdict.error
 
 
-POSSIBLE = Prospect(may_pass=True, surely_rejects=False)
-HOPELESS = Prospect(may_pass=False, surely_rejects=True)
-SILENT = Prospect(may_pass=False, surely_rejects=False)
-STATUS = Known({"status": "cancelled", "pieces": 3.0}, frozenset({"score"}))
+STATUS = Known({"status": "cancelled", "pieces": 3.0}, {"score"})
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_h6_digest_of_a_long_string_is_no_string(action: Action, case: MakeCase)
     """H6: what stands in for a long string equals no string that an agent could send."""
     compiled = action("has(params.note) && params.name == params.note")
     long = "x" * 70_000
-    written = json.loads(compiled._document.write({"params.name": long, "params.note": long}, {"params.note": True}, []))
+    values: dict[str, object] = {"params.name": long, "params.note": long, "Params": {"note": True}}
+    written = json.loads(compiled._document.write(values, []))
     (stand_in,) = {value for value in written.values() if isinstance(value, str) and value.startswith("§")}
     assert compiled.evaluate(case({"name": long, "note": stand_in}), both=True).matched == ()
 
