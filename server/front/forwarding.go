@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
 	"io"
 	"net"
 	"strings"
@@ -22,6 +23,10 @@ const (
 
 // How much earlier than here a deadline may be over at the server.
 const clocksDiffer = 100 * time.Millisecond
+
+// What of a call's metadata, as HTTP/2 counts it, is passed on. C-based gRPC, which the server's own is, takes 16 KiB, with what gRPC
+// adds for every call; grpc-go would not send more to it, and call that an error of its own.
+const metadataBytesMax = 15 << 10
 
 // A call that is passed on has its own shape at the server; here all are streams both ways, which any of them fits into.
 var passedOn = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
@@ -58,10 +63,14 @@ func newInner(address string) (*grpc.ClientConn, error) {
 func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 	return func(_ any, caller grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(caller)
-		given, _ := metadata.FromIncomingContext(caller.Context())
+		incoming, _ := metadata.FromIncomingContext(caller.Context())
+		given := ofCallers(incoming)
+		if size := metadataBytes(given); size > metadataBytesMax {
+			return status.Errorf(codes.ResourceExhausted, "received metadata size exceeds limit (%d vs. %d)", size, metadataBytesMax)
+		}
 		timed, cancelTimed := inTime(caller.Context())
 		defer cancelTimed()
-		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, ofCallers(given)))
+		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, given))
 		defer cancel()
 		server, err := inner.NewStream(ctx, passedOn, method)
 		if err != nil {
@@ -142,4 +151,19 @@ func ofCallers(given metadata.MD) metadata.MD {
 		}
 	}
 	return kept
+}
+
+// metadataBytes returns the size of metadata as HTTP/2 counts it: each field's name and value, and 32.
+func metadataBytes(given metadata.MD) int {
+	size := 0
+	for key, values := range given {
+		for _, value := range values {
+			length := len(value)
+			if strings.HasSuffix(key, "-bin") {
+				length = base64.RawStdEncoding.EncodedLen(length)
+			}
+			size += len(key) + length + 32
+		}
+	}
+	return size
 }

@@ -16,8 +16,8 @@ const (
 	sendBytesMax    = 64 << 20
 )
 
-// C-based gRPC refuses more metadata too; grpc-go would take 16 MiB.
-const headerListBytesMax = 64 << 10
+// More metadata costs a caller his connection. What is less, and too much for the server, is that call's error.
+const headerListBytesMax = 1 << 20
 
 // What of a stream may come in before it is read; fixed, since finding the best size costs pings.
 const (

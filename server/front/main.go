@@ -85,21 +85,31 @@ func main() {
 		fmt.Fprintf(os.Stderr, "gavel-front: %s is no address: %v\n", os.Args[4], err)
 		os.Exit(2)
 	}
-	run(newServer(waiting, inner, told.stop), listeners, told.stop)
+	if err := run(newServer(waiting, inner, told.stop), listeners, told.stop); err != nil {
+		fmt.Fprintf(os.Stderr, "gavel-front: %v\n", err)
+		os.Exit(1)
+	}
 	runtime.KeepAlive(ballast)
 }
 
-// run answers calls until the server says stop; those under way then have a grace.
-func run(server *grpc.Server, listeners []net.Listener, stop <-chan struct{}) {
+// run answers calls until the server says stop; those under way then have a grace. An error: callers can no longer connect, and a front
+// that is started anew is worth more.
+func run(server *grpc.Server, listeners []net.Listener, stop <-chan struct{}) error {
+	failed := make(chan error, len(listeners))
 	for _, listener := range listeners {
-		go server.Serve(quickListener{listener})
+		go func() { failed <- server.Serve(quickListener{listener}) }()
 	}
-	<-stop
+	select {
+	case <-stop:
+	case err := <-failed:
+		return err
+	}
 	time.AfterFunc(stopGrace, func() {
 		server.Stop()
 		os.Exit(0)
 	})
 	server.GracefulStop()
+	return nil
 }
 
 // takeEnd returns the connection that an inherited descriptor is.

@@ -54,6 +54,20 @@ async def test_metadata(front: World) -> None:
         assert repr(sorted(metadata)) == answer.decode()
 
 
+@pytest.mark.parametrize("size", [20_000, 500_000])
+async def test_too_much_metadata(front: World, size: int) -> None:
+    """Metadata that is too large for the server is an error of that call, and of no other on the connection."""
+    for channel in front.channels:
+        stream: Any = channel.unary_stream(STREAM)
+        staying = stream(b"wait")
+        await front.scripted.entered.get()
+        for metadata in ((("large", "x" * size),), (("large-bin", b"x" * size),)):
+            answers, code, *_ = await front.call(channel, UNARY, b"echo x", metadata=metadata)
+            assert ([], grpc.StatusCode.RESOURCE_EXHAUSTED) == (answers, code)
+        assert not staying.done()
+        staying.cancel()
+
+
 async def test_deadlines(front: World) -> None:
     """The server sees a call's deadline, and none where there is none."""
     for channel in front.channels:
