@@ -3,7 +3,7 @@
 Commands are imperative and frozen by convention; their envelopes are the decider's to complete. An answer that is a
 `Fault` means that the command could not be carried out; a refusal by policy is a decision, not a fault.
 
-What is made for every decision, `SubmitProposal`, `Recorded` and `Handled`, is a plain class: compiled, others cost more.
+What is made for every decision, `SubmitProposal`, `Recorded`, `Made` and `Handled`, is a plain class: compiled, others cost more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
@@ -263,10 +264,32 @@ class Failure(NamedTuple):
     error: Any  # an Exception; mypyc cannot compile that name here
 
 
+class Made:
+    """An event that a command has made, with what whoever stores it asks of it, so that nobody reads in it what its maker knew.
+
+    `payload` names the field that it has; `outcome` is that of a decision, else 0.
+    """
+
+    def __init__(
+        self, envelope: Envelope, sequence_number: int, payload: str, event_id: str, trace_id: str, outcome: Outcome.ValueType
+    ) -> None:
+        self.envelope: Final = envelope
+        self.sequence_number: Final = sequence_number
+        self.payload: Final = payload
+        self.event_id: Final = event_id
+        self.trace_id: Final = trace_id
+        self.outcome: Final = outcome
+
+
 class Handled:
     """What a command came to: the events to append, in order, the answer once they are, and what went wrong on the way."""
 
-    def __init__(self, events: list[Envelope], answer: Answer, failures: Sequence[Failure] = ()) -> None:
-        self.events: Final = events
+    def __init__(self, made: list[Made], answer: Answer, failures: Sequence[Failure] = ()) -> None:
+        self.made: Final = made
         self.answer: Final = answer
         self.failures: Final = failures
+
+    @property
+    def events(self) -> list[Envelope]:
+        """The events to append, in order."""
+        return [made.envelope for made in self.made]

@@ -103,12 +103,12 @@ def _crowded(state: State, contest: OpenContest, envelope: Envelope) -> str:
 def close(emission: Emission, contest: OpenContest, judge: Judge, unjudged: Container[str] = ()) -> None:
     """Decide every candidate of a contest that is due, the winner first. `unjudged`: those that a replay knows were not judged."""
     state = emission.state
-    mark, made = state.mark(), len(emission.events)
+    mark, before = state.mark(), len(emission.made)
     try:
         _close(emission, contest, judge, unjudged)
     except Exception as error:  # noqa: BLE001  # a bug: it would come again with every command, and nothing would be decided any more
         state.undo(mark)
-        del emission.events[made:]
+        del emission.made[before:]
         emission.failures.extend(Failure(proposal_id, error) for proposal_id in contest.candidates)
         _close(emission, contest, judge, contest.candidates)
 

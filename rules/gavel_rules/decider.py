@@ -70,10 +70,10 @@ def handle(
     emission = Emission(state, now_ms)
     if isinstance(command, Tick):
         _emit_timers(emission, command.limit, engine, command.unjudged)
-        return Handled(emission.events, Nothing(), emission.failures)
+        return Handled(emission.made, Nothing(), emission.failures)
     _emit_timers(emission, _EVENTS_UNBOUNDED, engine, ())
     answer = _HANDLERS[type(command)](emission, command, references, engine)
-    return Handled(emission.events, answer, emission.failures)
+    return Handled(emission.made, answer, emission.failures)
 
 
 def _emit_timers(emission: Emission, limit: int, engine: Engine.ValueType, unjudged: Container[str]) -> None:
@@ -83,7 +83,7 @@ def _emit_timers(emission: Emission, limit: int, engine: Engine.ValueType, unjud
     neither rules nor schemas nor anything that a producer sent.
     """
     state = emission.state
-    while len(emission.events) < limit:
+    while len(emission.made) < limit:
         due = state.next_due(emission.now_ms)
         if due is None:
             return

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from gavel.v1 import error_pb2
+from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.common_pb2 import EventCategory, Producer
-from gavel.v1.decision_pb2 import Decision
+from gavel.v1.decision_pb2 import Decision, Outcome
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.commands import Failure, Fault
+from gavel_rules.commands import Failure, Fault, Made
 from gavel_rules.events import (
     AGENT_DIAGNOSTIC,
     ARBITRATOR_PRODUCER,
@@ -36,7 +36,7 @@ class Emission:
     def __init__(self, state: State, now_ms: int) -> None:
         self.state = state
         self.now_ms = now_ms
-        self.events: list[Envelope] = []
+        self.made: list[Made] = []
         self.failures: list[Failure] = []
 
     def record(self, envelope: Envelope) -> Envelope:
@@ -52,7 +52,7 @@ class Emission:
         if not envelope.HasField("occurred_at"):
             envelope.occurred_at.CopyFrom(recorded_at)
             state.on_undo(lambda: envelope.ClearField("occurred_at"))
-        return self._append(envelope, payload)
+        return self._append(envelope, payload, envelope.event_id, envelope.trace_id)
 
     def decision_event(self, decision: Decision | None = None) -> Envelope:
         """Return the event of a decision that is made now, for `decide`; `decision` is what it says, where that is there already."""
@@ -64,12 +64,14 @@ class Emission:
     def decide(self, envelope: Envelope, *, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record the decision in a `decision_event`, which has its decision_id; the rest of the envelope is filled in."""
         decision = envelope.decision
-        envelope.event_id = decision.decision_id
-        envelope.event_name = DECISION_NAME[decision.outcome]
+        event_id = decision.decision_id
+        outcome = decision.outcome
+        envelope.event_id = event_id
+        envelope.event_name = DECISION_NAME[outcome]
         envelope.trace_id = trace_id
         envelope.causation_id = causation_id
         envelope.subject = subject
-        return self._append(envelope, "decision")
+        return self._append(envelope, "decision", event_id, trace_id, outcome)
 
     def diagnose(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record a notice of Gavel's own."""
@@ -80,7 +82,7 @@ class Emission:
         envelope.causation_id = causation_id
         envelope.subject = subject
         envelope.agent_diagnostic.CopyFrom(diagnostic)
-        return self._append(envelope, "agent_diagnostic")
+        return self._append(envelope, "agent_diagnostic", event_id, trace_id)
 
     def claim_fault(self, envelope: Envelope) -> Fault | None:
         """Return a fault if the event claims to have happened too far in the future, else None."""
@@ -90,13 +92,20 @@ class Emission:
                 return ahead_fault("envelope.occurred_at", ahead_ms)
         return None
 
-    def _append(self, envelope: Envelope, payload: str) -> Envelope:
-        """Make an event that is complete but for its place the next one; `payload` is which one it has."""
+    def _append(
+        self,
+        envelope: Envelope,
+        payload: str,
+        event_id: str,
+        trace_id: str,
+        outcome: Outcome.ValueType = decision_pb2.OUTCOME_UNSPECIFIED,
+    ) -> Envelope:
+        """Make an event that is complete but for its place the next one; the other arguments are what `Made` says of it."""
         state = self.state
         number = state.head + 1
         envelope.sequence_number = number
-        state.advance(envelope, number, self.now_ms, payload)
-        self.events.append(envelope)
+        state.advance(envelope, number, self.now_ms, payload, trace_id)
+        self.made.append(Made(envelope, number, payload, event_id, trace_id, outcome))
         return envelope
 
 

@@ -32,10 +32,11 @@ class State(DecisionProjection):
 
     def apply(self, envelope: Envelope) -> None:
         """Move the state by one event. The event is the log's next; it is kept and must not be changed afterwards."""
-        self.advance(envelope, envelope.sequence_number, milliseconds(envelope.recorded_at), envelope.WhichOneof("payload"))
+        recorded_at_ms = milliseconds(envelope.recorded_at)
+        self.advance(envelope, envelope.sequence_number, recorded_at_ms, envelope.WhichOneof("payload"), envelope.trace_id)
 
-    def advance(self, envelope: Envelope, sequence_number: int, recorded_at_ms: int, payload: str | None) -> None:
-        """Do what `apply` does, for whoever has just made the event and need not read its number, its time and its kind in it."""
+    def advance(self, envelope: Envelope, sequence_number: int, recorded_at_ms: int, payload: str | None, trace_id: str) -> None:
+        """Do what `apply` does, for whoever has just made the event and need not read in it what it knows."""
         self.head = sequence_number
         if recorded_at_ms != self.recorded_at_ms:
             self.recorded_at_ms = recorded_at_ms
@@ -43,7 +44,6 @@ class State(DecisionProjection):
             self._forget_lapsed_traces()
             if self._departures:
                 self._forget_departed()
-        trace_id = envelope.trace_id
         trace = self.traces.get(trace_id)
         if trace is not None and trace.last_event_ms != recorded_at_ms:
             self._put_trace(trace_id, trace._replace(last_event_ms=recorded_at_ms))

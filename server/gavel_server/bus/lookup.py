@@ -2,13 +2,16 @@
 
 Two bounded tables, filled from every committed event: what proposals may cite, by sequence number, and where an event_id
 stands. What is older is read from the log.
+
+Every event gets into the table of event_ids, and leaves it. So that is kept in two halves: once the newer one is full it takes the
+place of the older one, which is forgotten as a whole. That costs nothing for an event; to drop the oldest one by one does.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
@@ -16,6 +19,7 @@ from gavel_rules import reasons
 from gavel_rules.events import DECISION, FACT, OBSERVATION, derived_event_id
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.proposed import Citation
+from mypy_extensions import mypyc_attr
 
 from gavel_server.log import Entry, EventLog
 
@@ -23,6 +27,7 @@ CITED_MAX: Final = 65_536
 KNOWN_MAX: Final = 65_536
 
 
+@mypyc_attr(acyclic=True)  # numbers and text: nothing for the garbage collector to follow
 class Known:
     """Where an event stands. `decision_sequence_number` is a proposal's first decision, else 0. No tuple: compiled, those cost more."""
 
@@ -41,7 +46,8 @@ class Lookup:
         self._known_max = known_max
         # Ordered: a plain dict searches ever longer for its oldest key while that is the one that goes.
         self._cited: OrderedDict[int, Cited] = OrderedDict()
-        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._known: dict[str, Known] = {}
+        self._known_before: dict[str, Known] = {}
 
     def note(self, envelope: Envelope) -> None:
         """Remember a committed event that another server made."""
@@ -51,13 +57,14 @@ class Lookup:
             self._note_answered(envelope)
         self._bound()
 
-    def note_all(self, envelopes: list[Envelope], entries: list[Entry]) -> None:
+    def note_all(self, entries: list[Entry], trace_ids: list[str]) -> None:
         """Remember a committed batch of this server, whose entries say by which event each proposal was decided.
 
         What of it may be cited was told by `cite` when it was decided.
         """
+        known = self._known
         for index, entry in enumerate(entries):
-            self._known[entry.event_id] = Known(entry.sequence_number, entry.decision_sequence_number, envelopes[index].trace_id)
+            known[entry.event_id] = Known(entry.sequence_number, entry.decision_sequence_number, trace_ids[index])
         self._bound()
 
     def _note_answered(self, decision: Envelope) -> None:
@@ -66,13 +73,17 @@ class Lookup:
         if decision.decision.previous_decision_id:
             before = self._cited.get(decision.sequence_number - 1)
             answered_id = decision.causation_id if before is not None and before.event_id == decision.causation_id else ""
-        answered = self._known.get(answered_id)
+        answered = self.known(answered_id)
         if answered is not None:
             self._known[answered_id] = Known(answered.sequence_number, decision.sequence_number, answered.trace_id)
 
     def _bound(self) -> None:
-        _bound(self._cited, self.cited_max)
-        _bound(self._known, self._known_max)
+        cited_events = self._cited
+        while len(cited_events) > self.cited_max:
+            cited_events.popitem(last=False)
+        if 2 * len(self._known) >= self._known_max:
+            self._known_before = self._known
+            self._known = {}
 
     def cite(self, envelope: Envelope) -> None:
         """Let proposals cite an event that is applied but not committed yet; `uncite` it if it is undone."""
@@ -85,7 +96,8 @@ class Lookup:
 
     def known(self, event_id: str) -> Known | None:
         """Return where a recent event stands."""
-        return self._known.get(event_id)
+        known = self._known.get(event_id)
+        return self._known_before.get(event_id) if known is None else known
 
     @property
     def cited(self) -> dict[int, Cited]:
@@ -105,7 +117,7 @@ class Lookup:
 
     async def find(self, event_id: str, now_ms: int) -> Known | None:
         """Return where an event stands, from memory or from the log."""
-        known = self._known.get(event_id)
+        known = self.known(event_id)
         if known is not None:
             return known
         entry = (await self._log.find([event_id], now_ms)).get(event_id)
@@ -147,8 +159,3 @@ class Lookup:
             if await self.find(ending_id, now_ms) is not None:
                 return reason_code
         return ""
-
-
-def _bound(table: OrderedDict[Any, Any], most: int) -> None:
-    while len(table) > most:
-        table.popitem(last=False)

@@ -23,6 +23,7 @@ from gavel_rules.commands import (
     Failure,
     Fault,
     Handled,
+    Made,
     Recorded,
     References,
     Started,
@@ -31,7 +32,6 @@ from gavel_rules.commands import (
     Waiting,
 )
 from gavel_rules.decider import handle
-from gavel_rules.events import AGENT_DIAGNOSTIC, DECISION, EXECUTION, FACT, OBSERVATION, PROPOSAL
 from gavel_rules.projection import State
 
 from gavel_server.bus.lookup import Lookup
@@ -45,9 +45,13 @@ TIMERS_PER_COMMIT: Final = 512
 FRAMES_LOGGED_MAX: Final = 8
 
 # What a decision may follow that answers it: a proposal, or a person's word.
-_DECIDED: Final = frozenset({PROPOSAL, FACT})
+_DECIDED: Final = ("proposal", "fact")
+_CITABLE: Final = ("fact", "observation")
 # A tuple: a union would be made anew at every look.
 _WITH_EVENT: Final = (Recorded, Started)
+
+# Looked up once; on a message it would be looked up at every call.
+_serialize: Final = Envelope.SerializeToString
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -120,6 +124,7 @@ class Plan(NamedTuple):
     recorded_at_ms: int
     envelopes: list[Envelope]
     entries: list[Entry]
+    trace_ids: list[str]  # of the entries
     answers: list[tuple[Pending, Answer]]
     watched: list[Envelope]  # of the envelopes: decisions that approve nothing, and diagnostics
     reports: int  # of the envelopes: executions
@@ -142,6 +147,7 @@ class Planning:
         self._chain_hash = expected.chain_hash
         self._envelopes: list[Envelope] = []
         self._entries: list[Entry] = []
+        self._trace_ids: list[str] = []
         self._answers: list[tuple[Pending, Answer]] = []
         self._watched: list[Envelope] = []
         self._reports = 0
@@ -150,7 +156,7 @@ class Planning:
         """Let time pass: emit some of the timers that are due."""
         handled = handle(self._state, Tick(TIMERS_PER_COMMIT), now_ms=self._now_ms)
         _say(handled.failures)
-        self._record(handled.events)
+        self._record(handled.made)
 
     def decide(self, pending: Pending) -> None:
         """Decide a command. `lookup` learns at once what later ones may cite, and forgets it if the state is undone."""
@@ -158,7 +164,7 @@ class Planning:
         if handled.failures:
             _say(handled.failures)
         self._answers.append((pending, handled.answer))
-        self._record(handled.events)
+        self._record(handled.made)
 
     def _handle(self, pending: Pending) -> Handled:
         cause = pending.cause_in_batch
@@ -185,6 +191,7 @@ class Planning:
             self._now_ms,
             self._envelopes,
             self._entries,
+            self._trace_ids,
             self._answers,
             self._watched,
             self._reports,
@@ -192,37 +199,39 @@ class Planning:
             self._state.position,
         )
 
-    def _record(self, envelopes: list[Envelope]) -> None:
+    def _record(self, events: list[Made]) -> None:
         """Make log entries of a command's events, which nothing changes any more."""
         entries = self._entries
-        previous = 0  # the category of the command's event right before
-        for envelope in envelopes:
+        chain_hash = self._chain_hash
+        previous = ""  # the payload of the command's event right before
+        for made in events:
+            envelope = made.envelope
             # Deterministic: a decision made again from the same log has the same bytes, maps included.
-            envelope_bytes = envelope.SerializeToString(deterministic=True)
-            self._chain_hash = chain(self._chain_hash, envelope_bytes)
-            number = envelope.sequence_number
-            category = envelope.event_category
-            event_id = envelope.event_id
+            content = _serialize(envelope, deterministic=True)
+            chain_hash = chain(chain_hash, content)
+            payload = made.payload
             work: Work = ""
-            if category == DECISION:
+            if payload == "decision":
                 if previous in _DECIDED:
-                    entries[-1].decision_sequence_number = number
-                if envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+                    entries[-1].decision_sequence_number = made.sequence_number
+                if made.outcome == decision_pb2.OUTCOME_APPROVED:
                     work = "decisions"
-                    self._state.pack(event_id, envelope_bytes, entries[-1].envelope if previous == PROPOSAL else b"")
+                    self._state.pack(made.event_id, content, entries[-1].envelope if previous == "proposal" else b"")
                 else:
                     self._watched.append(envelope)
-            elif category == EXECUTION:
+            elif payload == "execution":
                 work = "executions"
                 self._reports += 1
-            elif category == AGENT_DIAGNOSTIC:
+            elif payload == "agent_diagnostic":
                 self._watched.append(envelope)
-            elif category in (FACT, OBSERVATION):
+            elif payload in _CITABLE:
                 self._lookup.cite(envelope)
-                self._state.on_undo(partial(self._lookup.uncite, number))
-            entries.append(Entry(number, envelope_bytes, self._chain_hash, event_id, work))
-            previous = category
-        self._envelopes.extend(envelopes)
+                self._state.on_undo(partial(self._lookup.uncite, made.sequence_number))
+            entries.append(Entry(made.sequence_number, content, chain_hash, made.event_id, work))
+            self._envelopes.append(envelope)
+            self._trace_ids.append(made.trace_id)
+            previous = payload
+        self._chain_hash = chain_hash
 
 
 def _say(failures: Iterable[Failure]) -> None:

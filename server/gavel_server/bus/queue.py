@@ -34,6 +34,14 @@ class CommandQueue:
         self._commands.append(pending)
         self.size_bytes += pending.size_bytes
 
+    def add_all(self, batch: list[Pending]) -> None:
+        """Put commands at the end; those for which there is no room hear so."""
+        for pending in batch:
+            try:
+                self.add(pending)
+            except ServiceError as error:
+                pending.answer(error)
+
     def take(self, commands_max: int) -> list[Pending]:
         """Take the next batch from the front: so many commands at most, and no more of them once they hold BATCH_BYTES_MAX bytes."""
         commands = self._commands

@@ -110,7 +110,7 @@ class Replica:
         self.state.commit(decided.end)
         if decided.entries:
             self.head = decided.head
-            self.lookup.note_all(decided.envelopes, decided.entries)
+            self.lookup.note_all(decided.entries, decided.trace_ids)
             metrics.committed(self.bus, len(decided.envelopes), decided.watched)
             self.wake_followers()
             if self.on_execution is not None and decided.reports:

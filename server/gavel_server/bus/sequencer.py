@@ -147,6 +147,15 @@ class Sequencer:
         """
         self._enqueue(as_sent(envelope, done, size_bytes))
 
+    def propose_all(self, batch: list[Pending]) -> None:
+        """Queue proposals that came together, as they were sent. Each hears what it came to, or why it cannot be queued."""
+        trouble = self._closed() or self.replica.trouble
+        if trouble is not None:
+            _answer_all(batch, trouble)
+            return
+        self._queue.add_all(batch)
+        self._gathering.arrived(len(self._queue))
+
     async def execute(self, command: Command, check_id: str = "", size_bytes: int = 0) -> Completed:
         """Queue a command and wait until it is committed. Raises ServiceError."""
         future: asyncio.Future[Completed | ServiceError] = asyncio.get_running_loop().create_future()

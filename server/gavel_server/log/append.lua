@@ -8,19 +8,21 @@
 --       6… ids of the earlier days of the idempotency window, given only when there are ids to check
 -- ARGV  1 expected sequence number  2 expected chain hash  3 fence  4 genesis hash  5 format version
 --       6 seconds to keep ids  7 one letter per entry: d or x for its work queue, - for none  8 count of ids to check
---       then for each entry envelope, chain hash; then for each entry event_id, value; then the ids to check
+--       9 the chain hashes of all entries, one after the other
+--       then the envelopes; then for each entry event_id, value; then the ids to check
 -- Reply {'OK'}, {'MOVED', number, hash}, {'FENCED', fence}, {'TAKEN', id, value, …}, {'FORMAT', version} or {'CORRUPT', why}
 
 local call, byte = redis.call, string.byte
-local FIXED_ARGUMENTS = 8
+local FIXED_ARGUMENTS = 9
+local HASH_BYTES = 32
 -- Far below the 8000 values that Lua can unpack at once.
 local CHUNK = 2000
 local DECISIONS, EXECUTIONS = byte('d'), byte('x')
 
 local log_key, head_key, ids_key = KEYS[1], KEYS[2], KEYS[5]
-local number, flags = tonumber(ARGV[1]), ARGV[7]
+local number, flags, hashes = tonumber(ARGV[1]), ARGV[7], ARGV[9]
 local entries = #flags
-local first_id = FIXED_ARGUMENTS + 2 * entries + 1
+local first_id = FIXED_ARGUMENTS + entries + 1
 local first_check = first_id + 2 * entries
 local last_check = first_check + tonumber(ARGV[8]) - 1
 
@@ -72,10 +74,11 @@ if not why and string.find(flags, 'd', 1, true) then why = unusable(KEYS[3]) end
 if not why and string.find(flags, 'x', 1, true) then why = unusable(KEYS[4]) end
 if why then return {'CORRUPT', why} end
 
-local argument = FIXED_ARGUMENTS + 1
+local hash
 for index = 1, entries do
   local id = string.format('%d-0', number + index)
-  local envelope, hash = ARGV[argument], ARGV[argument + 1]
+  local envelope = ARGV[FIXED_ARGUMENTS + index]
+  hash = string.sub(hashes, (index - 1) * HASH_BYTES + 1, index * HASH_BYTES)
   call('XADD', log_key, id, 'e', envelope, 'h', hash)
   local flag = byte(flags, index)
   if flag == DECISIONS then
@@ -83,13 +86,12 @@ for index = 1, entries do
   elseif flag == EXECUTIONS then
     call('XADD', KEYS[4], id, 'e', envelope, 'h', hash)
   end
-  argument = argument + 2
 end
 
 for first = first_id, first_check - 1, CHUNK do
   call('HSET', ids_key, unpack(ARGV, first, math.min(first + CHUNK - 1, first_check - 1)))
 end
 call('EXPIRE', ids_key, ARGV[6])
-call('HSET', head_key, 'sequence_number', string.format('%d', number + entries), 'chain_hash', ARGV[first_id - 1],
+call('HSET', head_key, 'sequence_number', string.format('%d', number + entries), 'chain_hash', hash,
   'count', string.format('%d', count + entries), 'format_version', ARGV[5])
 return {'OK'}

@@ -15,33 +15,40 @@ Command = tuple[Argument, ...]
 
 _FLAG_OF_WORK: Final = {"": "-", "decisions": "d", "executions": "x"}
 _END: Final = b"\r\n"
-# How a bulk string begins, by its length: ids, hashes and numbers are as short as these.
-_HEADERS: Final = [b"$%d\r\n" % length for length in range(64)]
+# What goes before a bulk string, by its length, with the end of what was before it. Hardly an event is longer than these.
+_HEADERS: Final = [b"\r\n$%d\r\n" % length for length in range(2048)]
 
 
 def pack(command: Command) -> bytes:
     """Return a command as Redis reads it: an array of bulk strings (RESP 2)."""
-    parts: list[bytes] = [b"*%d\r\n" % len(command)]
+    parts: list[bytes] = [b"*%d" % len(command)]
     for argument in command:
-        content = argument if isinstance(argument, bytes) else str(argument).encode()
+        if isinstance(argument, bytes):
+            content = argument
+        elif isinstance(argument, str):
+            content = argument.encode()
+        else:
+            content = str(argument).encode()
         length = len(content)
-        parts.append(_HEADERS[length] if length < len(_HEADERS) else b"$%d\r\n" % length)
+        parts.append(_HEADERS[length] if length < len(_HEADERS) else b"\r\n$%d\r\n" % length)
         parts.append(content)
-        parts.append(_END)
+    parts.append(_END)
     return b"".join(parts)
 
 
-def flags_and_arguments(entries: Sequence[Entry]) -> tuple[str, list[Argument]]:
-    """Return the letters of the entries' work queues, and envelope and chain hash of all, then event_id and value of all."""
+def flags_and_arguments(entries: Sequence[Entry]) -> tuple[str, bytes, list[Argument]]:
+    """Return the letters of the entries' work queues, their chain hashes, and the envelopes of all, then event_id and value of all."""
     flags: list[str] = []
-    stored: list[Argument] = []
+    hashes: list[bytes] = []
+    envelopes: list[Argument] = []
     ids: list[Argument] = []
     for entry in entries:
         number = entry.sequence_number
         decision_number = entry.decision_sequence_number
         flags.append(_FLAG_OF_WORK[entry.work])
-        stored.append(entry.envelope)
-        stored.append(entry.chain_hash)
+        hashes.append(entry.chain_hash)
+        envelopes.append(entry.envelope)
         ids.append(entry.event_id)
         ids.append(f"{number}:{decision_number}" if decision_number else number)
-    return "".join(flags), stored + ids
+    envelopes += ids
+    return "".join(flags), b"".join(hashes), envelopes

@@ -299,16 +299,16 @@ class RedisLog:
         return head
 
     def _append_arguments(self, entries: Sequence[Entry], recorded_at_ms: int, check_ids: Sequence[str]) -> tuple[list[Argument], ...]:
-        """What the script is given before and after the expected head: keys, then flags, entries, ids and ids to check."""
+        """What the script is given before and after the expected head: keys, then flags, hashes, entries, ids and ids to check."""
         day = recorded_at_ms // DAY_MS
         keys: list[Argument] = [self._log_key, self._head_key, *self._work_keys.values(), f"{self._ids_prefix}{day}"]
         if check_ids:
             window = window_days(recorded_at_ms, self.idempotency_window_ms)
             keys += [f"{self._ids_prefix}{earlier}" for earlier in window if earlier != day]
-        flags, of_entries = flags_and_arguments(entries)
+        flags, hashes, of_entries = flags_and_arguments(entries)
         # An event_id may be written at the end of its day and is known until a day beyond the window.
         ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
-        return keys, [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(check_ids), *of_entries, *check_ids]
+        return keys, [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(check_ids), hashes, *of_entries, *check_ids]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:
         """The script's reply, then WAIT's if it was asked and came. The script is sent only to a Redis that does not know it."""

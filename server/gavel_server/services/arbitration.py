@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -219,11 +218,7 @@ def _propose_all(sequencer: Sequencer, envelopes: list[Envelope], size_bytes: in
     answers = BatchAnswers(f"{SERVICE}/BatchSubmitProposals", len(envelopes), heard)
     # Measuring takes a while: only where one proposal of the batch could be over the limit.
     share_bytes = size_bytes // len(envelopes) if size_bytes * GROWTH_MAX <= limits.MESSAGE_BYTES_MAX else None
-    for index, envelope in enumerate(envelopes):
-        try:
-            sequencer.propose(envelope, partial(answers.take, index), envelope.ByteSize() if share_bytes is None else share_bytes)
-        except ServiceError as error:
-            answers.take(index, error)
+    sequencer.propose_all(answers.waiting(envelopes, share_bytes))
 
 
 def _decision_bytes(result: Completed) -> bytes:

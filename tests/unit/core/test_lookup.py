@@ -92,14 +92,17 @@ async def test_what_may_be_cited() -> None:
 
 
 async def test_memory_is_bounded() -> None:
-    """The oldest is forgotten first, and found in the log."""
+    """The oldest are forgotten first, and found in the log; of event_ids half as many as may be are always remembered."""
     core = told()
-    lookup = Lookup(await log_of(core), cited_max=3, known_max=5)
-    for event in core.events:
+    lookup = Lookup(await log_of(core), cited_max=3, known_max=6)
+    for number, event in enumerate(core.events, 1):
         lookup.note(event)
+        remembered = [lookup.known(noted.event_id) is not None for noted in core.events[:number]]
+        count = sum(remembered)
+        assert min(number, 3) <= count <= 6
+        assert [False] * (number - count) + [True] * count == remembered
     citable = [event.sequence_number for event in core.events if event.HasField("fact") or event.HasField("observation")]
     assert citable[-3:] == list(lookup.cited)
-    assert [False] * (len(core.events) - 5) + [True] * 5 == [lookup.known(event.event_id) is not None for event in core.events]
     assert None is not await lookup.find(core.events[0].event_id, core.now_ms)
 
 
