@@ -17,6 +17,7 @@ from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
+from mypy_extensions import mypyc_attr
 
 from gavel_rules.evidence import Cited
 from gavel_rules.language.ruleset import CompiledRuleSet
@@ -219,6 +220,7 @@ class Waiting(NamedTuple):
     envelope: Envelope
 
 
+@mypyc_attr(acyclic=True)
 class Recorded:
     """The event that answers the command: a decision, or the event as recorded."""
 
@@ -264,6 +266,7 @@ class Failure(NamedTuple):
     error: Any  # an Exception; mypyc cannot compile that name here
 
 
+@mypyc_attr(acyclic=True)
 class Made:
     """An event that a command has made, with what whoever stores it asks of it, so that nobody reads in it what its maker knew.
 

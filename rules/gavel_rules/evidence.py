@@ -14,6 +14,7 @@ from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
 from gavel.v1.decision_pb2 import FactRequirement, FactRequirementState, RetryHint
 from gavel.v1.envelope_pb2 import Envelope
+from mypy_extensions import mypyc_attr
 
 from gavel_rules.events import TIME_MS_MAX, fact_keys
 from gavel_rules.language.declarations import is_of_type
@@ -54,6 +55,7 @@ class Cited(NamedTuple):
     evidence_ref: str  # of an observation: the tool result that it names
 
 
+@mypyc_attr(acyclic=True)
 class Piece:
     """One piece of evidence that a proposal needs: what speaks for it, or what is wrong. No tuple: compiled, those cost more."""
 

@@ -11,6 +11,7 @@ from gavel.v1 import common_pb2, execution_pb2
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ObservedFrom
+from mypy_extensions import mypyc_attr
 
 from gavel_rules.language import library
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
@@ -51,6 +52,7 @@ class Candidate(NamedTuple):
     derivation_rule_version: int
 
 
+@mypyc_attr(acyclic=True)
 class Kept:
     """An event that the state keeps: the message, or the log's bytes of it, which take a quarter of the memory.
 

@@ -33,6 +33,7 @@ from gavel_rules.commands import (
 )
 from gavel_rules.decider import handle
 from gavel_rules.projection import State
+from mypy_extensions import mypyc_attr
 
 from gavel_server.bus.lookup import Lookup
 from gavel_server.errors import ServiceError, internal, of_fault
@@ -50,12 +51,14 @@ _CITABLE: Final = ("fact", "observation")
 # A tuple: a union would be made anew at every look.
 _WITH_EVENT: Final = (Recorded, Started)
 
-# Looked up once; on a message it would be looked up at every call.
+# Looked up once, and not at every call.
 _serialize: Final = Envelope.SerializeToString
+_APPROVED: Final = decision_pb2.OUTCOME_APPROVED
 
 _LOG: Final = structlog.get_logger(__name__)
 
 
+@mypyc_attr(acyclic=True)
 class Completed:
     """What a command came to, committed. `record` is the log's record of the answer's event, where it has one."""
 
@@ -214,7 +217,7 @@ class Planning:
             if payload == "decision":
                 if previous in _DECIDED:
                     entries[-1].decision_sequence_number = made.sequence_number
-                if made.outcome == decision_pb2.OUTCOME_APPROVED:
+                if made.outcome == _APPROVED:
                     work = "decisions"
                     self._state.pack(made.event_id, content, entries[-1].envelope if previous == "proposal" else b"")
                 else:

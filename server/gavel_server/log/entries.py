@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 Work = Literal["", "decisions", "executions"]
 
 
@@ -18,6 +20,7 @@ class Head(NamedTuple):
     chain_hash: bytes
 
 
+@mypyc_attr(acyclic=True)
 class Record:
     """One stored event: the envelope's bytes as appended, without `chain_hash`, and its chain hash."""
 
@@ -36,6 +39,7 @@ class Record:
         return hash((self.sequence_number, self.chain_hash))
 
 
+@mypyc_attr(acyclic=True)
 class Entry(Record):
     """One event to append: its record, and what the log keeps beside it.
 
