@@ -17,7 +17,7 @@ from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import Decision, FactRequirementState, RetryHint
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.proposal_pb2 import Proposal
+from google.protobuf.struct_pb2 import Struct
 
 from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
@@ -34,7 +34,7 @@ from gavel_rules.outcomes import (
     bind,
     fail,
     make_terminal,
-    pin_evidence,
+    merge,
     refuse,
     refuse_for_conflict,
     refuse_for_evidence,
@@ -48,6 +48,8 @@ from gavel_rules.tables import action_on
 
 # How an action's rules are asked: Rete with or without the cross-check, or the reference engine alone.
 Judge = Callable[[CompiledAction, Case], Verdict]
+
+_copy: Final = Struct.CopyFrom
 
 _EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
 
@@ -106,7 +108,7 @@ def weigh(
 def leave_to_person(envelope: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> Decision:
     """Return the decision on a proposal that cannot be judged and must be decided: a person has to look."""
     decision = Decision()
-    _begin(decision, envelope.proposal, now_ms, actions)
+    _begin(decision, Proposed(envelope), now_ms, actions)
     refuse(decision, reasons.NOT_JUDGED, RetryHint())
     decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
     decision.conflict_key = envelope.proposal.contest.conflict_key
@@ -122,7 +124,7 @@ def _weigh(
     judge: Judge,
     actions: tuple[CompiledAction, ...],
 ) -> None:
-    _begin(decision, asked.proposal, now_ms, actions)
+    _begin(decision, asked, now_ms, actions)
     if state.open_review(asked.trace_id):
         refuse(decision, reasons.UNDER_REVIEW, RetryHint())
     elif state.ended and state.is_ended(asked.trace_id, asked.action_type, asked.subject, actions, now_ms):
@@ -134,14 +136,14 @@ def _weigh(
         _judge_governed(decision, state, asked, known, now_ms, judge, actions)
 
 
-def _begin(decision: Decision, proposal: Proposal, now_ms: int, actions: tuple[CompiledAction, ...]) -> None:
+def _begin(decision: Decision, asked: Proposed, now_ms: int, actions: tuple[CompiledAction, ...]) -> None:
     """Say in a decision what it is about, when it is made, and which rule sets are consulted."""
     said = _made_at(now_ms)
     for action in actions:
         said += action.consulted
-    decision.MergeFromString(said)
-    decision.action_type = proposal.action_type
-    decision.params.CopyFrom(proposal.params)
+    merge(decision, said)
+    decision.action_type = asked.action_type
+    _copy(decision.params, asked.proposal.params)
 
 
 @lru_cache(MOMENTS_KEPT_MAX)
@@ -200,7 +202,6 @@ def reread(
         refuse_for_conflict(decision, state, held_by, now_ms)
         return False
     decision.outcome = decision_pb2.OUTCOME_APPROVED
-    pin_evidence(decision, governed)
     bind(decision, now_ms, governed)
     return True
 
@@ -252,7 +253,6 @@ def _judge_governed(
     _ask_rules(decision, state, asked, now_ms, judge, governed)
     outcome = decision.outcome
     if outcome == decision_pb2.OUTCOME_APPROVED and _contend(decision, state, asked, now_ms, governed):
-        pin_evidence(decision, governed)
         bind(decision, now_ms, governed)
     elif outcome == decision_pb2.OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
         make_terminal(decision, governed)
@@ -403,9 +403,9 @@ def _ask_rules(decision: Decision, state: State, asked: Proposed, now_ms: int, j
                 deciding = (rank, action.policy_id, action, speaker)
     if deciding is not None and not erring and not disagreed:
         _, _, action, rule = deciding
-        decision.MergeFromString(said + action.spoken[rule.id])
+        merge(decision, said + action.spoken[rule.id])
         return
-    decision.MergeFromString(said)
+    merge(decision, said)
     if erring:
         refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
         decision.rule_id = erring[0][1]

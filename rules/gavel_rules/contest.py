@@ -78,7 +78,7 @@ def enter(emission: Emission, envelope: Envelope, would_be: Decision, known: Map
         proposal.ClearField("contest")
         message = f"{crowded}: propose again when the contest has closed, in {wait_ms} ms"
         return Fault(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=wait_ms)
-    return Waiting(emission.record(envelope))
+    return Waiting(emission.record(envelope, "proposal"))
 
 
 def _crowded(state: State, contest: OpenContest, envelope: Envelope) -> str:

@@ -140,7 +140,7 @@ def _submit_proposal(
     if decision.HasField("contest"):
         return contest.enter(emission, envelope, decision, references.cited)
     differences = shadow.differences(state, asked, references.cited, emission.now_ms, asking, decision) if state.shadowing else ()
-    emission.record(envelope)
+    emission.record(envelope, "proposal")
     return Recorded(record_first(emission, decided, envelope, differences))
 
 
@@ -330,7 +330,7 @@ def _system_fact(emission: Emission, event_id: str, name: str, subject: str, **s
         fact=Fact(key=SYSTEM_FACT_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT, **system),
     )
     envelope.producer.CopyFrom(SYSTEM_PRODUCER)
-    emission.record(envelope)
+    emission.record(envelope, "fact")
     return envelope
 
 

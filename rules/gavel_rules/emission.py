@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2
@@ -23,11 +23,11 @@ from gavel_rules.events import (
     SCHEMA_VERSION,
     SYSTEM_PRODUCER,
     milliseconds,
-    set_timestamp,
     timestamp,
 )
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
 from gavel_rules.projection import State
+from gavel_rules.serialized import Field
 
 
 class Emission:
@@ -39,24 +39,18 @@ class Emission:
         self.made: list[Made] = []
         self.failures: list[Failure] = []
 
-    def record(self, envelope: Envelope) -> Envelope:
-        """Give an event its place and time, apply it, and return it. An empty `occurred_at` means now."""
+    def record(self, envelope: Envelope, payload: str) -> Envelope:
+        """Give an event its place and time, apply it, and return it; `payload` is which one it has. An empty `occurred_at` means now."""
         state = self.state
-        payload = str(envelope.WhichOneof("payload"))
-        envelope.schema_version = SCHEMA_VERSION
-        envelope.bus = state.bus
-        if not envelope.event_category:
-            envelope.event_category = CATEGORY_OF_PAYLOAD[payload]
-        recorded_at = envelope.recorded_at
-        set_timestamp(recorded_at, self.now_ms)
-        if not envelope.HasField("occurred_at"):
-            envelope.occurred_at.CopyFrom(recorded_at)
-            state.on_undo(lambda: envelope.ClearField("occurred_at"))
+        happens_now = not _has_field(envelope, "occurred_at")
+        _merge(envelope, _recorded(state.bus, self.now_ms, payload, happens_now))
+        if happens_now:
+            state.on_undo(partial(_clear_field, envelope, "occurred_at"))
         return self._append(envelope, payload, envelope.event_id, envelope.trace_id)
 
     def decision_event(self, decision: Decision | None = None) -> Envelope:
         """Return the event of a decision that is made now, for `decide`; `decision` is what it says, where that is there already."""
-        envelope = Envelope.FromString(_frame(self.state.bus, self.now_ms, DECISION))
+        envelope = _parsed(_frame(self.state.bus, self.now_ms, DECISION))
         if decision is not None:
             envelope.decision.CopyFrom(decision)
         return envelope
@@ -75,7 +69,7 @@ class Emission:
 
     def diagnose(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record a notice of Gavel's own."""
-        envelope = Envelope.FromString(_frame(self.state.bus, self.now_ms, AGENT_DIAGNOSTIC))
+        envelope = _parsed(_frame(self.state.bus, self.now_ms, AGENT_DIAGNOSTIC))
         envelope.event_id = event_id
         envelope.event_name = diagnostic.kind
         envelope.trace_id = trace_id
@@ -86,7 +80,7 @@ class Emission:
 
     def claim_fault(self, envelope: Envelope) -> Fault | None:
         """Return a fault if the event claims to have happened too far in the future, else None."""
-        if envelope.HasField("occurred_at"):
+        if _has_field(envelope, "occurred_at"):
             ahead_ms = milliseconds(envelope.occurred_at) - self.now_ms
             if ahead_ms > CLOCK_AHEAD_MS_MAX:
                 return ahead_fault("envelope.occurred_at", ahead_ms)
@@ -109,6 +103,15 @@ class Emission:
         return envelope
 
 
+# Looked up once: to find a method of a message takes longer than to set a field.
+_has_field: Final = Envelope.HasField
+_clear_field: Final = Envelope.ClearField
+_merge: Final = Envelope.MergeFromString
+_parsed: Final = Envelope.FromString
+_OCCURRED_AT: Final = Field(Envelope, "occurred_at")
+_RECORDED_AT: Final = Field(Envelope, "recorded_at")
+
+
 _PRODUCERS: Final[Mapping[EventCategory.ValueType, Producer]] = {DECISION: ARBITRATOR_PRODUCER, AGENT_DIAGNOSTIC: SYSTEM_PRODUCER}
 
 
@@ -124,6 +127,17 @@ def _frame(bus: str, at_ms: int, category: EventCategory.ValueType) -> bytes:
         recorded_at=timestamp(at_ms),
     )
     return envelope.SerializeToString(deterministic=True)
+
+
+@lru_cache(MOMENTS_KEPT_MAX)
+def _recorded(bus: str, at_ms: int, payload: str, happens_now: bool) -> bytes:
+    """Return what all events of a kind that a bus records at one time are given, serialized. An earlier try may have left another time."""
+    given = Envelope(schema_version=SCHEMA_VERSION, event_category=CATEGORY_OF_PAYLOAD[payload], bus=bus)
+    parts = [given.SerializeToString(deterministic=True)]
+    _RECORDED_AT.moment(parts, at_ms)
+    if happens_now:
+        _OCCURRED_AT.moment(parts, at_ms)
+    return b"".join(parts)
 
 
 def ahead_fault(field: str, ahead_ms: int) -> Fault:

@@ -143,7 +143,7 @@ def report(emission: Emission, command: ReportExecution, references: References)
 
 
 def _record_report(emission: Emission, live: LiveDecision, envelope: Envelope) -> Recorded:
-    emission.record(envelope)
+    emission.record(envelope, "execution")
     _note_failed_derivations(emission, live, envelope)
     execution = envelope.execution
     if live.compensates:
@@ -296,7 +296,8 @@ def _record_execution(emission: Emission, live: LiveDecision, producer: Producer
             producer=producer,
             subject=live.decision.subject,
             execution=execution,
-        )
+        ),
+        "execution",
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from gavel_rules.agenda import Agenda, Item
+
 
 class _Missing:
     """Marks a key that was not there."""
@@ -23,8 +25,8 @@ class Journal:
     """Something that changes by `_put`, `_drop`, `_set` and the like alone, and can go back."""
 
     def __init__(self) -> None:
-        # What to put back, in a form that costs little to write down: (table, key, old value) of a dict, (collection, item,
-        # whether it was added) of a sorted one, or an action.
+        # What to put back, in a form that costs little to write down: (table, key, old value) of a dict, (agenda, item,
+        # whether it was added), or an action.
         self._journal: list[_Entry] = []
         self._forgotten = 0  # how many entries commits have dropped: positions count from the first ever
 
@@ -76,13 +78,13 @@ class Journal:
         if old is not _MISSING:
             self._journal.append((table, key, old))
 
-    def _add_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
-        collection.add(item)
-        self._journal.append((collection, item, True))
+    def _schedule(self, agenda: Agenda, item: Item) -> None:
+        agenda.add(item)
+        self._journal.append((agenda, item, True))
 
-    def _remove_sorted(self, collection: Any, item: tuple[Any, ...]) -> None:
-        collection.remove(item)
-        self._journal.append((collection, item, False))
+    def _unschedule(self, agenda: Agenda, item: Item) -> None:
+        agenda.remove(item)
+        self._journal.append((agenda, item, False))
 
     def _set(self, name: str, value: object) -> None:
         old = getattr(self, name)

@@ -9,20 +9,44 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gavel.v1 import decision_pb2
-from gavel.v1.decision_pb2 import Decision, RetryHint
+from gavel.v1.decision_pb2 import AbsentFact, Decision, PinnedFact, RetryHint
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reasons
-from gavel_rules.events import ARBITER_VERSION, GAVEL, set_timestamp
+from gavel_rules.events import ARBITER_VERSION, GAVEL
 from gavel_rules.evidence import Piece, hint
 from gavel_rules.governed import Governed
 from gavel_rules.projection import State
 from gavel_rules.proposed import Citation
 from gavel_rules.records import APPROVED, EXECUTING
+from gavel_rules.serialized import Field, varint
 from gavel_rules.texts import clipped
 
 VIOLATIONS_NAMED_MAX: Final = 100
 POINTER_LENGTH_MAX: Final = 256
+
+# A decision takes in parts that are bytes. Looked up once: to find a method of a message takes longer than to set a field.
+merge: Final = Decision.MergeFromString
+_VALID_UNTIL: Final = Field(Decision, "valid_until")
+_PINNED_FACT: Final = Field(Decision, "pinned_facts")
+_PINNED_KEY: Final = Field(PinnedFact, "key")
+_PINNED_SUBJECT: Final = Field(PinnedFact, "subject")
+_PINNED_EVENT_ID: Final = Field(PinnedFact, "event_id")
+_PINNED_NUMBER: Final = Field(PinnedFact, "sequence_number")
+_PINNED_TIER: Final = Field(PinnedFact, "trust_tier")
+_PINNED_UNTIL: Final = Field(PinnedFact, "fresh_until")
+_PINNED_HASH: Final = Field(PinnedFact, "evidence_hash")
+_PINNED_POLICY_ID: Final = Field(PinnedFact, "policy_ids")
+_ABSENT_FACT: Final = Field(Decision, "absent_facts")
+_ABSENT_KEY: Final = Field(AbsentFact, "key")
+_ABSENT_SUBJECT: Final = Field(AbsentFact, "subject")
+_ABSENT_POLICY_ID: Final = Field(AbsentFact, "policy_ids")
+# Written out, since a field that has its default is left out of a message: what a rule said before is to be overridden.
+_NOT_RETRYABLE: Final = Field(Decision, "retry_hint").head(2) + Field(RetryHint, "retryable").tag + varint(0)
+_TERMINAL: Final = _NOT_RETRYABLE + Decision(
+    terminal=True,
+    warnings=[DecisionWarning(code=reasons.NO_FEASIBLE_PROPOSAL, message="while these facts hold, no proposal of it can pass the rules")],
+).SerializeToString(deterministic=True)
 
 
 def refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None:
@@ -107,12 +131,9 @@ def fail(decision: Decision, what: str) -> None:
 
 def make_terminal(decision: Decision, governed: list[Governed]) -> None:
     """Make a refusal terminal, with the facts that it rests on: they alone can lift it (seeds 002 §6.4)."""
-    pin_evidence(decision, governed)
-    decision.terminal = True
-    decision.retry_hint.retryable = False
-    decision.warnings.append(
-        DecisionWarning(code=reasons.NO_FEASIBLE_PROPOSAL, message="while these facts hold, no proposal of it can pass the rules")
-    )
+    parts = [_TERMINAL]
+    _write_evidence(parts, governed)
+    merge(decision, b"".join(parts))
 
 
 def warn_of_unknown(decision: Decision, unknown: Iterable[Citation]) -> None:
@@ -133,42 +154,39 @@ def warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]
 
 
 def bind(decision: Decision, now_ms: int, governed: list[Governed]) -> None:
-    """Bind an approval to a time limit and a retry policy."""
-    set_timestamp(decision.valid_until, now_ms + min([view.action.decision_ttl_ms for view in governed]))
-    decision.retry_policy.CopyFrom(governed[0].action.retry)
+    """Bind an approval to the evidence that it rests on, to a time limit and to a retry policy."""
+    parts = [governed[0].action.retried]
+    _VALID_UNTIL.moment(parts, now_ms + min([view.action.decision_ttl_ms for view in governed]))
+    _write_evidence(parts, governed)
+    merge(decision, b"".join(parts))
 
 
-def pin_evidence(decision: Decision, governed: list[Governed]) -> None:
+def _write_evidence(parts: list[bytes], governed: list[Governed]) -> None:
     """Name the evidence that a decision rests on, and the optional facts that were absent: each once, with whose it is."""
-    pinned_facts, absent_facts = decision.pinned_facts, decision.absent_facts
     for piece, policy_ids in _distinct(governed):
         candidate = piece.candidate
+        place = len(parts)
+        parts.append(b"")  # its head, when it is known how long it is
         if candidate is None:
-            absent = absent_facts.add()
-            absent.key = piece.declared.key
-            absent.subject = piece.subject
-            if policy_ids:
-                absent.policy_ids.extend(policy_ids)
+            length = _ABSENT_KEY.text(parts, piece.declared.key) + _ABSENT_SUBJECT.text(parts, piece.subject)
+            for policy_id in policy_ids:
+                length += _ABSENT_POLICY_ID.text(parts, policy_id)
+            parts[place] = _ABSENT_FACT.head(length)
             continue
-        # One by one: arguments by name cost more.
-        pin = pinned_facts.add()
-        pin.key = piece.declared.key
-        pin.subject = piece.subject
-        pin.event_id = candidate.event_id
-        pin.sequence_number = candidate.sequence_number
-        pin.trust_tier = candidate.trust_tier  # type: ignore[assignment]  # an int of the closed enum
+        length = _PINNED_KEY.text(parts, piece.declared.key) + _PINNED_SUBJECT.text(parts, piece.subject)
+        length += _PINNED_EVENT_ID.text(parts, candidate.event_id) + _PINNED_NUMBER.number(parts, candidate.sequence_number)
+        length += _PINNED_TIER.number(parts, candidate.trust_tier) + _PINNED_UNTIL.moment(parts, piece.fresh_until_ms)
         if candidate.evidence_hash:
-            pin.evidence_hash = candidate.evidence_hash
-        set_timestamp(pin.fresh_until, piece.fresh_until_ms)
-        if policy_ids:
-            pin.policy_ids.extend(policy_ids)
+            length += _PINNED_HASH.text(parts, candidate.evidence_hash)
+        for policy_id in policy_ids:
+            length += _PINNED_POLICY_ID.text(parts, policy_id)
+        parts[place] = _PINNED_FACT.head(length)
 
 
 def _distinct(governed: list[Governed]) -> list[tuple[Piece, Sequence[str]]]:
     """Return each piece of evidence once, as it is fresh for the shortest, with the policy_ids of who sees it; none: all do."""
-    pieces = governed[0].evidence.pieces
-    if len(governed) == 1 and len({piece.declared.key for piece in pieces}) == len(pieces):
-        return [(piece, ()) for piece in pieces]
+    if len(governed) == 1 and governed[0].action.keys_differ:
+        return [(piece, ()) for piece in governed[0].evidence.pieces]
     found: dict[tuple[str, str, str], Piece] = {}
     seen_by: dict[tuple[str, str, str], list[str]] = {}
     for view in governed:

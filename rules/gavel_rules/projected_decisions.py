@@ -52,7 +52,7 @@ class DecisionProjection(EvidenceProjection):
             number = envelope.sequence_number
             opened_at_ms, closes_at_ms = milliseconds(entry.opened_at), milliseconds(entry.closes_at)
             contest = OpenContest(name, proposal.action_type, entry.conflict_key, number, opened_at_ms, closes_at_ms, (), 0)
-            self._add_sorted(self._timers, (closes_at_ms, number, name))
+            self._schedule(self._timers, (closes_at_ms, number, name))
         candidates = (*contest.candidates, envelope.event_id)
         # Of the payload alone: when its room was looked for, the envelope had not been filled in yet.
         size_bytes = contest.size_bytes + proposal.ByteSize()
@@ -69,7 +69,7 @@ class DecisionProjection(EvidenceProjection):
             self._put(self.contests, contest.name, contest._replace(candidates=rest))
         else:
             self._drop(self.contests, contest.name)
-            self._remove_sorted(self._timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
+            self._unschedule(self._timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
         waiting = tuple([other for other in self.waiting_of_subject[envelope.subject] if other != envelope.event_id])
         if waiting:
             self._put(self.waiting_of_subject, envelope.subject, waiting)
@@ -131,7 +131,7 @@ class DecisionProjection(EvidenceProjection):
         number = self.head
         conflict_key = decision.conflict_key
         self._enliven(LiveDecision(decision_id, number, Kept(envelope), Kept(proposal), conflict_key, APPROVED, number, due_ms))
-        self._add_sorted(self._timers, (due_ms, number, decision_id))
+        self._schedule(self._timers, (due_ms, number, decision_id))
         self._put(self.holds, conflict_key, decision_id)
 
     def pack(self, decision_id: str, decision: bytes, proposal: bytes = b"") -> None:
@@ -263,9 +263,9 @@ class DecisionProjection(EvidenceProjection):
         self._put(self.decisions, live.decision_id, moved)
         if moved.timer_due_ms != live.timer_due_ms:
             if live.timer_due_ms:
-                self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
+                self._unschedule(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
             if moved.timer_due_ms:
-                self._add_sorted(self._timers, (moved.timer_due_ms, moved.sequence_number, moved.decision_id))
+                self._schedule(self._timers, (moved.timer_due_ms, moved.sequence_number, moved.decision_id))
         return moved
 
     def _free_key(self, live: LiveDecision) -> None:
@@ -281,11 +281,11 @@ class DecisionProjection(EvidenceProjection):
     def _release(self, live: LiveDecision) -> None:
         """End a live decision and free its conflict key."""
         if live.timer_due_ms:
-            self._remove_sorted(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
+            self._unschedule(self._timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
         self._drop(self.decisions, live.decision_id)
         if live.unreported:
             self._put(self.departed, live.decision_id, Departed(live, self.recorded_at_ms))
-            self._add_sorted(self._departures, (self.recorded_at_ms, live.decision_id))
+            self._schedule(self._departures, (self.recorded_at_ms, live.decision_id))
         else:
             self._forget_grants(live)
         self._free_key(live)
@@ -307,17 +307,17 @@ class DecisionProjection(EvidenceProjection):
         """Take a decision up again that has ended, and return it."""
         live = departed.live
         self._drop(self.departed, live.decision_id)
-        self._remove_sorted(self._departures, (departed.ended_at_ms, live.decision_id))
+        self._unschedule(self._departures, (departed.ended_at_ms, live.decision_id))
         self._enliven(live)
         return live
 
     def _forget_departed(self) -> None:
         """Drop decisions that ended too long ago for their attempts to report."""
         horizon_ms = self.recorded_at_ms - LATE_REPORT_MS_MAX
-        while self._departures and self._departures[0][0] < horizon_ms:
-            decision_id = self._departures[0][1]
+        while self._departures and self._departures.first[0] < horizon_ms:
+            decision_id = self._departures.first[1]
             departed = self.departed[decision_id]
-            self._remove_sorted(self._departures, (departed.ended_at_ms, decision_id))
+            self._unschedule(self._departures, (departed.ended_at_ms, decision_id))
             self._drop(self.departed, decision_id)
             self._forget_grants(departed.live)
 

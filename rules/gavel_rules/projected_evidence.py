@@ -143,12 +143,12 @@ class EvidenceProjection(Tables):
             if old.last_event_ms == trace.last_event_ms:
                 self._put(self.traces, trace_id, trace)
                 return
-            self._remove_sorted(self._lapses, (old.last_event_ms, trace_id))
+            self._unschedule(self._lapses, (old.last_event_ms, trace_id))
         self._put(self.traces, trace_id, trace)
-        self._add_sorted(self._lapses, (trace.last_event_ms, trace_id))
+        self._schedule(self._lapses, (trace.last_event_ms, trace_id))
 
     def _drop_trace(self, trace_id: str, trace: Trace) -> None:
-        self._remove_sorted(self._lapses, (trace.last_event_ms, trace_id))
+        self._unschedule(self._lapses, (trace.last_event_ms, trace_id))
         self._drop(self.traces, trace_id)
         self._forget_endings(trace_id)
         self._drop(self.tool_calls, trace_id)
@@ -167,8 +167,8 @@ class EvidenceProjection(Tables):
     def _forget_lapsed_traces(self) -> None:
         """Drop traces that have been silent for too long; one under review stays, without its tool evidence."""
         horizon_ms = self.recorded_at_ms - TRACE_LAPSE_MS
-        while self._lapses and self._lapses[0][0] < horizon_ms:
-            trace_id = self._lapses[0][1]
+        while self._lapses and self._lapses.first[0] < horizon_ms:
+            trace_id = self._lapses.first[1]
             trace = self.traces[trace_id]
             self._drop_trace(trace_id, trace)
             if trace.review:

@@ -36,8 +36,9 @@ _DERIVED_FIELDS: Final = (
 def publish(emission: Emission, envelope: Envelope) -> Recorded | Fault:
     """Record a producer's event, or say why not."""
     fault = emission.claim_fault(envelope)
+    payload = str(envelope.WhichOneof("payload"))
     if fault is None:
-        match envelope.WhichOneof("payload"):
+        match payload:
             case "fact" if is_derived(envelope.fact):
                 fault = _derivation_fault(emission.state, envelope)
             case "fact":
@@ -48,7 +49,7 @@ def publish(emission: Emission, envelope: Envelope) -> Recorded | Fault:
                 fault = _result_fault(emission, envelope.trace_id)
     if fault is not None:
         return fault
-    return Recorded(emission.record(envelope))
+    return Recorded(emission.record(envelope, payload))
 
 
 def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:

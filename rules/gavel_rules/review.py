@@ -171,7 +171,8 @@ def _say(emission: Emission, sent: Envelope, name: str, about: Envelope) -> Enve
             producer=SYSTEM_PRODUCER,
             subject=about.subject,
             fact=fact,
-        )
+        ),
+        "fact",
     )
 
 

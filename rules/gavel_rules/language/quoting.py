@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gavel.v1 import decision_pb2
-from gavel.v1.decision_pb2 import Decision, Outcome, RetryHint, RuleMatch, RuleSetReference
+from gavel.v1.decision_pb2 import Decision, Outcome, RetryHint, RetryPolicy, RuleMatch, RuleSetReference
 
 from gavel_rules.language.declarations import Rule
 
@@ -47,3 +47,8 @@ def spoken(policy_id: str, version: int, digest: str, rule: Rule) -> bytes:
     if rule.effect == "reject":
         decision.retry_hint.CopyFrom(RetryHint(retryable=True))
     return decision.SerializeToString(deterministic=True)
+
+
+def retried(policy: RetryPolicy) -> bytes:
+    """Return the part of an approval that says how executors may retry."""
+    return Decision(retry_policy=policy).SerializeToString(deterministic=True)

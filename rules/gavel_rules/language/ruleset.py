@@ -26,7 +26,7 @@ from gavel_rules.language.expressions import Expressions
 from gavel_rules.language.feasibility import Feasibility, Known, Prospect
 from gavel_rules.language.network import Document, Network, NetworkPlan
 from gavel_rules.language.parts import ActionPart, RuleSetPart
-from gavel_rules.language.quoting import consulted, matched, spoken
+from gavel_rules.language.quoting import consulted, matched, retried, spoken
 from gavel_rules.language.reading import presences, reads
 from gavel_rules.language.reference import Program, condition_source, guard_source
 from gavel_rules.language.source import DocumentMessage, Messages, Source
@@ -87,7 +87,8 @@ class CompiledAction:
         }
         self.rules = tuple(rule for rule, _ in checked.rules)
         self.conditions = tuple(condition for _, condition in checked.rules)  # of the rules, in their order
-        # What decisions quote of it, serialized: that it was consulted, and by rule id that a rule matched, and that it speaks.
+        # What decisions quote of it, serialized: that it was consulted, and by rule id that a rule matched, and that it speaks;
+        # and how an approval may be retried (`retried`).
         self.consulted = consulted(self.policy_id, self.version, self.digest)
         self.matched: Mapping[str, bytes] = {rule.id: matched(self.policy_id, rule, rule.condition) for rule in self.rules}
         self.spoken: Mapping[str, bytes] = {rule.id: spoken(self.policy_id, self.version, self.digest, rule) for rule in self.rules}
@@ -98,6 +99,8 @@ class CompiledAction:
         limits = part.rejection_limits.model_dump(exclude_none=True) if part.rejection_limits is not None else {}
         self.rejection_limits: Mapping[str, int] = limits  # by RefusalClass
         self.retry = RetryPolicy(**part.retry.model_dump())
+        self.retried = retried(self.retry)
+        self.keys_differ = len({declared.key for declared in self.facts}) == len(self.facts)
         self.compensation = checked.compensation
         self.on_version_mismatch = part.on_version_mismatch or "fail"
         self.required_versions = required_versions(part)
