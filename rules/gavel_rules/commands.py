@@ -41,6 +41,7 @@ class ChangeCrossCheck:
     cross_check: CrossCheck
 
 
+@mypyc_attr(acyclic=True)
 class SubmitProposal:
     """Decide a proposal. `envelope` is validated and has its event_id, trace_id, name and producer."""
 

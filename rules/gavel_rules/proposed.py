@@ -11,6 +11,7 @@ from typing import Final
 from gavel.v1.common_pb2 import ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.proposal_pb2 import Proposal
+from mypy_extensions import mypyc_attr
 
 from gavel_rules.values import struct_to_dict
 
@@ -21,6 +22,7 @@ Citation = tuple[int, str]
 _has_field: Final = Proposal.HasField
 
 
+@mypyc_attr(acyclic=True)
 class Header:
     """What an envelope says of its event and its producer. Whoever fills in one of these in the envelope does so here as well."""
 
@@ -36,6 +38,7 @@ class Header:
         self.producer_version: Final = producer.version
 
 
+@mypyc_attr(acyclic=True)
 class Proposed:
     """A proposal and what it is about. It says nothing that the envelope does not say, which must not change meanwhile.
 

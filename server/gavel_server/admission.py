@@ -79,6 +79,7 @@ _TIMESTAMP_SECONDS_MAX: Final = 253_402_300_799  # 9999-12-31T23:59:59Z
 def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: int | None = None) -> bool:
     """Check an envelope that was sent and fill in what its producer left to the server.
 
+    What every event of the bus has, it gets when it is recorded: schema, bus, category, place and time.
     `payloads` are those that the RPC takes; `sent_bytes` is in how many bytes it came at most, if the caller knows.
     Returns whether the producer chose the event_id itself: then it is an idempotency key to be looked up. Raises
     ServiceError. A trace_id is left empty if the cause has to give it.
@@ -92,7 +93,7 @@ def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: in
         _PAYLOAD_CHECKS[payload](envelope, found)
     if found:
         raise invalid(found)
-    return _fill(envelope, header, bus, payload)
+    return _fill(envelope, header, payload)
 
 
 def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None) -> tuple[Proposed, bool]:
@@ -104,7 +105,7 @@ def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None) 
     _check_proposal(asked, found)
     if found:
         raise invalid(found)
-    return asked, _fill(envelope, header, bus, payload)
+    return asked, _fill(envelope, header, payload)
 
 
 def producer_for_execution(producer: Producer) -> Producer:
@@ -410,16 +411,13 @@ def _reference_problem(text: str) -> str:
     return "" if is_uuid(text) else "is not a UUID in canonical form"
 
 
-def _fill(envelope: Envelope, header: Header, bus: str, payload: str) -> bool:
+def _fill(envelope: Envelope, header: Header, payload: str) -> bool:
     """Fill in what the producer left to the server. Returns whether it chose the event_id."""
     chosen = bool(header.event_id)
     if not chosen:
         header.event_id = envelope.event_id = new_event_id()
     if not header.trace_id and not header.causation_id and payload != "execution":
         header.trace_id = envelope.trace_id = header.event_id
-    envelope.schema_version = SCHEMA_VERSION
-    envelope.bus = bus
-    envelope.event_category = CATEGORY_OF_PAYLOAD[payload]
     if not header.event_name:
         envelope.event_name = EXECUTION_NAME[envelope.execution.status] if payload == "execution" else EVENT_NAME_DEFAULT[payload]
     if payload == "fact" and not envelope.fact.observed_from:
