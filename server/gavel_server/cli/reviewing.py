@@ -25,7 +25,7 @@ review = typer.Typer(help="Resolve what waits for a person; gavel reviews lists 
 ReviewId = Annotated[str, typer.Argument(metavar="REVIEW", help="The decision that asked for a person, as gavel reviews shows it.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it goes into the log.")]
 By = Annotated[
-    str, typer.Option("--by", metavar="WHO", help="Who says so; it goes into the log. Without it, the name you are logged in by.")
+    str | None, typer.Option("--by", metavar="WHO", help="Who says so; it goes into the log. Without it, the name you are logged in by.")
 ]
 
 
@@ -68,7 +68,7 @@ def reviews(
 def approve(
     decision_id: ReviewId,
     reason: Reason,
-    by: By = "",
+    by: By = None,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -84,7 +84,7 @@ def approve(
 def reject(
     decision_id: ReviewId,
     reason: Reason,
-    by: By = "",
+    by: By = None,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -99,7 +99,7 @@ def reject(
 def revoke(
     decision_id: Annotated[str, typer.Argument(metavar="DECISION_ID", help="An approved decision that nobody has started.")],
     reason: Reason,
-    by: By = "",
+    by: By = None,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -117,7 +117,9 @@ def revoke(
     output.say(f"{decided.decision.previous_decision_id} is revoked (event {decided.sequence_number}); nobody can start it any more.")
 
 
-def _resolve(decision_id: str, verdict: ReviewVerdict.ValueType, reason: str, by: str, server: str, bus: str, *, as_json: bool) -> None:
+def _resolve(
+    decision_id: str, verdict: ReviewVerdict.ValueType, reason: str, by: str | None, server: str, bus: str, *, as_json: bool
+) -> None:
     from gavel.v1.decision_pb2 import OUTCOME_NEEDS_HUMAN_REVIEW
 
     from gavel_server.cli import output
@@ -146,9 +148,11 @@ def _pending(client: SyncGavelClient) -> Iterator[PendingReview]:
         yield from page.reviews
 
 
-def _person(by: str) -> str:
-    """Return who speaks."""
-    if by.strip():
+def _person(by: str | None) -> str:
+    """Return who speaks. An empty name is a mistake, such as a variable that is not set, and nobody else's word."""
+    if by is not None:
+        if not by.strip():
+            raise InvalidInputError("--by is empty; say who, or leave it out to speak under the name you are logged in by")
         return by
     try:
         return getpass.getuser()

@@ -94,6 +94,8 @@ def test_revoke(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
         (["review", "approve", "x", "--reason", "seen"], "decision_id is not a UUID"),
         (["review", "approve", "x"], "--reason"),
         (["review", "reject", "x", "--reason", " "], "--reason is empty"),
+        (["review", "approve", "x", "--reason", "seen", "--by", ""], "--by is empty"),
+        (["revoke", "x", "--reason", "seen", "--by", " "], "--by is empty"),
         (["revoke", "x", "--reason", "seen"], "decision_id is not a UUID"),
     ],
 )
