@@ -37,11 +37,11 @@ from gavel.v1.projection_service_pb2 import PENDING_PHASE_APPROVED
 
 from gavel_client.client import GavelClient
 from gavel_client.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Statistics, Verdict, try_for
-from gavel_client.errors import GavelError, where_and_what
+from gavel_client.errors import GavelError, HandlerError, where_and_what
 from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult
 from gavel_client.lease import keep_lease
 from gavel_client.lookout import LOOK_INTERVAL_MS_DEFAULT, looks
-from gavel_client.reports import INVALID_RESULT, now, report_envelope, result_of, without_result
+from gavel_client.reports import HANDLER_EXCEPTION, INVALID_RESULT, now, report_envelope, result_of, without_result
 from gavel_client.values import from_struct
 from gavel_client.work_queue import DECISIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
 
@@ -287,8 +287,12 @@ async def _call(handler: ActionHandler, context: ExecutionContext) -> HandlerRes
 
     What has acted and is no coroutine has acted all the same: what it returned is its word, as of any handler.
     """
-    answer: Any = handler.handle(context)
-    return await answer if inspect.isawaitable(answer) else answer  # type: ignore[no-any-return]  # result_of looks at it
+    try:
+        answer: Any = handler.handle(context)
+        return await answer if inspect.isawaitable(answer) else answer  # type: ignore[no-any-return]  # result_of looks at it
+    except SystemExit as error:
+        # asyncio would end the process with it, and everybody else's work: a handler, or a library under it, gives up for itself alone.
+        raise HandlerError(HANDLER_EXCEPTION, where_and_what(error)) from error
 
 
 async def _end(running: asyncio.Future[HandlerResult], otherwise: HandlerResult | None) -> HandlerResult | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 import uuid
 from functools import partial
@@ -181,6 +182,22 @@ async def test_exception_is_a_failure(
     assert report.execution.error.message.startswith("KeyError at test_executor.py:")
     assert "4111" not in caplog.text
     assert "EUR" not in caplog.text
+
+
+async def test_a_handler_that_exits(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """A handler that calls sys.exit has failed; the executor goes on."""
+    decision = approved(7, bus, max_attempts=2)
+    executions.add(decision)
+    await queue.add(decision)
+
+    async def give_up(context: ExecutionContext) -> HandlerResult:
+        if context.attempt == 1:
+            sys.exit(3)
+        return HandlerResult.success()
+
+    await carry_out(make(give_up), queue)
+    assert [(1, EXECUTION_STATUS_FAILED), (2, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
+    assert next(iter(executions.reports.values())).execution.error.message.startswith("SystemExit at test_executor.py:")
 
 
 UNUSABLE: list[Any] = [
