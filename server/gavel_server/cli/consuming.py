@@ -5,22 +5,27 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
 
-from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.cli.errors import EXIT_FAILURE, CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, named_log
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from gavel_client.handlers import Handlers
+
+# How long what a handler has left behind, once it has been reported, may hold up the end of the process.
+LEAVE_SECONDS_MAX: Final = 5.0
 
 Redis = Annotated[str, typer.Option(metavar="URL", help="The Redis of the server, where it is not embedded. Or GAVEL_REDIS.")]
 Data = Annotated[
@@ -158,7 +163,26 @@ def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     from gavel_client import WorkQueueError
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # A task that does not heed its cancellation, or a thread that still waits for something, would never let asyncio end.
+    leaving = threading.Timer(LEAVE_SECONDS_MAX, _leave)
+    leaving.daemon = True
+
+    async def run() -> None:
+        try:
+            await work()
+        finally:
+            leaving.start()
+
     try:
-        asyncio.run(work())
+        asyncio.run(run())
     except (WorkQueueError, ValueError) as error:
         raise CommandError(str(error)) from error
+    finally:
+        leaving.cancel()
+
+
+def _leave() -> None:
+    """End the process without whatever still runs in it."""
+    logging.getLogger("gavel.consumer").error("what a handler has left behind does not end; the process ends without it")
+    logging.shutdown()
+    os._exit(EXIT_FAILURE)

@@ -1,7 +1,8 @@
-"""How `gavel executor` finds the handlers of a module, and what it says of modules that have none."""
+"""How `gavel executor` finds the handlers of a module, what it says of modules that have none, and how it ends."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,35 @@ handlers = Handlers()
 @handlers.action(ACTION)
 async def send(context: ExecutionContext) -> HandlerResult:
     return HandlerResult.success()
+"""
+
+
+# What a handler may leave behind: a task that does not heed its cancellation, and a thread that never ends.
+LEFT_BEHIND = {
+    "task": """
+async def stay():
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+""",
+    "thread": """
+async def stay():
+    await asyncio.to_thread(threading.Event().wait)
+""",
+}
+LEAVING = """
+import asyncio, threading
+from gavel_server.cli import consuming
+{stay}
+async def work():
+    staying.append(asyncio.create_task(stay()))
+    await asyncio.sleep(0)
+
+staying = []
+consuming.LEAVE_SECONDS_MAX = 0.1
+consuming._run(work)
 """
 
 
@@ -61,3 +91,11 @@ def test_modules_that_are_none(name: str, why: str) -> None:
     """A module without handlers, with several, and one that fails are refused with what to do."""
     with pytest.raises(InvalidInputError, match=why):
         load_handlers(name)
+
+
+@pytest.mark.parametrize("what", LEFT_BEHIND)
+def test_the_process_ends_without_what_does_not_end(what: str) -> None:
+    """What a handler has left behind holds up the end of its process for a moment only, and the log says so."""
+    program = LEAVING.format(stay=LEFT_BEHIND[what])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (1, True) == (done.returncode, "the process ends without it" in done.stderr), done.stderr
