@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Final
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gavel.v1.envelope_pb2 import Envelope
-    from gavel.v1.event_service_pb2 import GetTraceResponse
+    from gavel.v1.event_service_pb2 import GetTraceResponse, SubscribeEventsResponse
     from gavel.v1.projection_service_pb2 import GetStatusResponse, Projection
     from gavel_client import SyncGavelClient
 
@@ -50,7 +51,9 @@ def log_tail(
             "--from", min=0, callback=countable, metavar="N", help=f"First sequence number. Without: the last {TAIL_EVENTS} events."
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted; through restarts of the server too.")
+    ] = False,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -67,7 +70,8 @@ def log_tail(
         if not follow and first > head:
             output.note(f"gavel: the log of bus {bus} ends at event {head}")
             return
-        for response in client.subscribe_events(from_sequence_number=first):
+        responses = following(client, first) if follow else client.subscribe_events(from_sequence_number=first)
+        for response in responses:
             if response.HasField("envelope"):
                 if as_json:
                     output.print_json(SubscribeEventsResponse(envelope=response.envelope), one_line=True)
@@ -76,6 +80,33 @@ def log_tail(
             reached = response.envelope.sequence_number or response.checkpoint.sequence_number
             if not follow and reached >= head:
                 return
+
+
+def following(client: SyncGavelClient, first: int) -> Iterator[SubscribeEventsResponse]:
+    """Yield a bus's events from number `first` on, for ever: where a server goes away, it goes on when there is one again.
+
+    Raises GavelError: the server refuses.
+    """
+    from gavel_client import GavelError
+    from gavel_client.backoff import Backoff, may_heal
+    from gavel_client.errors import where_and_what
+
+    from gavel_server.cli import output
+
+    failures = 0
+    while True:
+        try:
+            for response in client.subscribe_events(from_sequence_number=first):
+                failures = 0
+                first = (response.envelope.sequence_number or response.checkpoint.sequence_number) + 1
+                yield response
+        except GavelError as error:
+            if not may_heal(error):
+                raise
+            failures += 1
+            if failures == 1:
+                output.note(f"gavel: the server is away ({where_and_what(error)}); going on from event {first} when it is back")
+            time.sleep(Backoff().pause_ms(failures, error.retry_after_ms) / 1000)
 
 
 @log.command("get")
