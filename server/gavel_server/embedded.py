@@ -304,6 +304,10 @@ def _settings(data_directory: Path, socket: Path) -> list[str]:
         "appendfsync": "always",
         "no-appendfsync-on-rewrite": "no",
         "aof-use-rdb-preamble": "yes",
+        # Written anew the file is smaller, and is read faster; but a log only grows, and each time all of it is written by a process that
+        # takes a processor for as long as that lasts. Redis' own defaults are 64 MB and twice the size.
+        "auto-aof-rewrite-min-size": str(256 * 1024 * 1024),
+        "auto-aof-rewrite-percentage": "200",
         # A crash may cut the last write short. That write was not on disk, so nobody was told of it: dropping it (with the
         # whole transaction it belongs to) is right, and refusing to start is not. Redis refuses other damage that it can see;
         # what it cannot tell from a torn write shortens the log, which the checkpoint of the acknowledged head brings to light.

@@ -98,6 +98,8 @@ async def test_settings(directory: Path) -> None:
             "no-appendfsync-on-rewrite": "no",
             "aof-load-truncated": "yes",
             "aof-use-rdb-preamble": "yes",
+            "auto-aof-rewrite-min-size": str(256 * 1024 * 1024),
+            "auto-aof-rewrite-percentage": "200",
             "save": "",
             "maxmemory-policy": "noeviction",
             "port": "0",
