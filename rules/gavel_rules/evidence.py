@@ -251,11 +251,10 @@ def superseded(pieces: list[Piece], citations: list[Cited]) -> list[Piece]:
 
     Rule sets that share an action may see different versions of one key: then any of these is a version that rules will see.
     """
-    cited_numbers = {citation.sequence_number for citation in citations}
     found: list[Piece] = []
     for piece in pieces:
         candidate = piece.candidate
-        if candidate is None or candidate.sequence_number in cited_numbers:
+        if candidate is None or _cites(citations, candidate.sequence_number):
             continue
         if any(piece.subject == citation.subject and piece.declared.key in citation.keys for citation in citations):
             found.append(Piece(piece.declared, piece.subject, piece.max_age_ms, candidate, SUPERSEDED, piece.fresh_until_ms))
@@ -264,9 +263,16 @@ def superseded(pieces: list[Piece], citations: list[Cited]) -> list[Piece]:
     seen = {
         (piece.declared.key, piece.subject)
         for piece in pieces
-        if piece.candidate is not None and piece.candidate.sequence_number in cited_numbers
+        if piece.candidate is not None and _cites(citations, piece.candidate.sequence_number)
     }
     return [piece for piece in found if (piece.declared.key, piece.subject) not in seen]
+
+
+def _cites(citations: list[Cited], sequence_number: int) -> bool:
+    for citation in citations:  # noqa: SIM110  # compiled, a loop over a list takes a fraction of a generator
+        if citation.sequence_number == sequence_number:
+            return True
+    return False
 
 
 def hint(unmet: Sequence[Piece], pieces: Iterable[Piece], *, retryable: bool) -> RetryHint:

@@ -147,12 +147,14 @@ class Reader:
         values: dict[str, object] = {}
         params = case.params
         for name, key, kind in self._params:
-            if key in params:
-                values[name] = _typed(params[key], kind, name)
+            value = params.get(key)
+            if value is not None or key in params:
+                values[name] = _typed(value, kind, name)
         facts = case.facts
         for name, key, kind in self._facts:
-            if key in facts:
-                values[name] = _typed(facts[key], kind, name)
+            value = facts.get(key)
+            if value is not None or key in facts:
+                values[name] = _typed(value, kind, name)
         for name, attribute, kind in self._attributes:
             values[name] = _typed(getattr(case, attribute), kind, name)
         for name, steps, kind in self._nested:

@@ -221,11 +221,12 @@ class Network:
 
 def _cycle(name: str, rule_of: dict[str, int], handle: int, document: str) -> list[int]:
     """Return the indexes of the rules that match a document; NetworkFaultError and the engine's own errors leave the handle dead."""
-    asserted: tuple[int, int] = durable_rules_engine.assert_fact(handle, document)
+    engine = durable_rules_engine  # looked up once: a name of the module is searched for at every use
+    asserted: tuple[int, int] = engine.assert_fact(handle, document)
     code, state = asserted
     matched: list[int] = []
     if code == 0:
-        started = durable_rules_engine.start_action_for_state(handle, state)
+        started = engine.start_action_for_state(handle, state)
         if started is None:
             raise NetworkFaultError(f"the Rete engine on {name} matched, and would not say what")
         message: str | None = started[1]
@@ -235,10 +236,10 @@ def _cycle(name: str, rule_of: dict[str, int], handle: int, document: str) -> li
                 raise NetworkFaultError(f"the Rete engine on {name} fired more rules than it has")
             left -= 1
             matched.append(rule_of[message[2 : message.find('"', 2)]])
-            message = durable_rules_engine.complete_and_start_action(handle, state)
+            message = engine.complete_and_start_action(handle, state)
     elif code != 1:
         raise NetworkFaultError(f"the Rete engine on {name} answered {code} to a case")
-    code = durable_rules_engine.retract_fact(handle, _ASSERTED)[0]
+    code = engine.retract_fact(handle, _ASSERTED)[0]
     if code != 0:
         raise NetworkFaultError(f"the Rete engine on {name} kept a case: {code}")
     return matched if len(matched) < 2 else sorted(set(matched))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from gavel_rules.language.case import Reader, bare_case
+from gavel_rules.language.case import Case, Reader, bare_case
 from gavel_rules.language.cel_syntax import Call, Constant, Identifier, Node
 from gavel_rules.language.conditions import Condition, Environment
 from gavel_rules.language.reading import presences, reads
@@ -32,9 +32,9 @@ class SubjectTemplate:
         tested = list(presences(condition.tree))
         self.needs = needs_of(environment, condition)
         self.takes_params = any(path.startswith("params") for path in (*(name for name, _ in read), *tested))
-        self._reader = Reader(read, tested)
         # Most templates only string texts together, which needs no evaluator.
         self._texts = _texts(condition.tree, environment)
+        self._reader = Reader(read, tested)
         self._program = Program(environment, [condition_source(condition.source)])
 
     def subject(self, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
@@ -42,12 +42,12 @@ class SubjectTemplate:
 
         None: the template errs, or what it gives is no "type/id".
         """
-        values = self._reader.values(bare_case(params, facts, subject))
-        named = self._evaluated(values) if self._texts is None else _strung(self._texts, values)
+        texts = self._texts
+        named = _strung(texts, params, facts, subject) if texts is not None else self._evaluated(bare_case(params, facts, subject))
         return named if isinstance(named, str) and _is_subject(named) else None
 
-    def _evaluated(self, values: dict[str, object]) -> object:
-        answers = self._program.together(values)
+    def _evaluated(self, case: Case) -> object:
+        answers = self._program.together(self._reader.values(case))
         return None if answers is None else answers[0]
 
 
@@ -56,31 +56,49 @@ def _is_subject(text: str) -> bool:
     return _SUBJECT.fullmatch(text) is not None
 
 
-_Texts = tuple[tuple[bool, str], ...]
+_Texts = list[tuple[str, str]]
 
 
 def _texts(tree: Node, environment: Environment) -> _Texts | None:
-    """Return what a template strings together, each a literal, or with True the name of a variable; None where it does anything else."""
+    """Return what a template strings together: ("", a literal), ("params", "x"), ("facts", "x"), ("subject", ""), ("subject", "id").
+
+    None where it does anything else.
+    """
     match tree:
         case Constant("string", str(text)):
-            return ((False, text),)
+            return [("", text)]
         case Identifier(name) if name in environment.types and environment.types[name].kind == "string":
-            return ((True, name),)
+            root, _, rest = name.partition(".")
+            return [(root, rest)] if root in ("params", "facts", "subject") and "." not in rest else None
         case Call("_+_", None, (left, right)):
             before, after = _texts(left, environment), _texts(right, environment)
             return None if before is None or after is None else before + after
     return None
 
 
-def _strung(texts: _Texts, values: Mapping[str, object]) -> str | None:
+def _strung(texts: _Texts, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
     """Return the texts as one, None where a value is not there: reading it is CEL's error."""
     parts: list[str] = []
-    for is_variable, text in texts:
-        part = values.get(text) if is_variable else text
+    for root, text in texts:
+        part: object = text
+        if root == "params":
+            part = params.get(text)
+        elif root == "facts":
+            part = facts.get(text)
+        elif root == "subject":
+            part = _part(subject, text)
         if not isinstance(part, str):
             return None
         parts.append(part)
     return "".join(parts)
+
+
+def _part(subject: str, name: str) -> str:
+    """Return the "type" or the "id" of a subject, or for "" all of it."""
+    if not name:
+        return subject
+    kind, _, identity = subject.partition("/")
+    return kind if name == "type" else identity
 
 
 def needs_of(environment: Environment, condition: Condition) -> tuple[str, ...]:
@@ -92,7 +110,7 @@ def needs_of(environment: Environment, condition: Condition) -> tuple[str, ...]:
 def unfit(environment: Environment, condition: Condition) -> str | None:
     """Return the text that a checked template is written out as, if no fact can have such a subject; None for any other template."""
     texts = _texts(condition.tree, environment)
-    if texts is None or any(is_variable for is_variable, _ in texts):
+    if texts is None or any(root for root, _ in texts):
         return None
     written = "".join(text for _, text in texts)
     return None if _is_subject(written) else written
