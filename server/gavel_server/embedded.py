@@ -31,7 +31,7 @@ from urllib.parse import quote
 from gavel_server import embedded_launcher
 from gavel_server.log.protocol import LogError, LogUnavailableError
 from gavel_server.log.wire import REDIS_VERSION_MIN, Wire, reason
-from gavel_server.sockets import socket_directory
+from gavel_server.sockets import SOCKET_PATH_BYTES_MAX, socket_directory
 
 # Loading a large log takes its time; a Redis that cannot start ends, and that is seen at once.
 START_TIMEOUT_MS: Final = 300_000
@@ -39,8 +39,6 @@ STOP_TIMEOUT_MS: Final = 30_000
 PING_TIMEOUT_MS: Final = 1_000
 POLL_SECONDS: Final = 0.02
 WATCH_SECONDS: Final = 0.1
-# sun_path holds 108 bytes with the final NUL on Linux, 104 on macOS.
-SOCKET_PATH_BYTES_MAX: Final = 103
 LOG_TAIL_LINES: Final = 15
 LOG_TAIL_BYTES: Final = 8192
 

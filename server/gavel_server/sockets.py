@@ -3,8 +3,8 @@
 A socket needs a name in the file system only to be bound. Linux keeps a descriptor of what a name stood for, through which the
 processes that have it connect: `private_socket` takes the name away at once, and nothing is left behind however the server ends.
 
-A socket that others have to find keeps its name. Such a path is short by law of the kernel, so it is in a directory in the temporary
-directory and not beside the data. A server that is killed cannot remove its own; therefore each directory has a lock, which the kernel
+A socket that others have to find keeps its name. Where its path, beside the data, would be longer than the kernel allows, it is in a
+directory in the temporary directory. A server that is killed cannot remove its own; therefore each directory has a lock, which the kernel
 gives back however the process ends, and who makes one removes those whose lock is free. A directory of another user, or one without a
 lock, is left alone.
 """
@@ -23,6 +23,11 @@ from typing import Final, NamedTuple
 
 PREFIX: Final = "gavel-"
 LOCK: Final = "lock"
+# sun_path holds 108 bytes with the final NUL on Linux, 104 on macOS.
+SOCKET_PATH_BYTES_MAX: Final = 103
+# What is left of that for the temporary directory: the rest of a path is "/gavel-XXXXXXXX/server.sock".
+_PARENT_BYTES_MAX: Final = SOCKET_PATH_BYTES_MAX - 27
+_SHORT_PARENT: Final = "/tmp"  # noqa: S108  # what is made there is this user's alone
 
 
 class PrivateSocket(NamedTuple):
@@ -70,8 +75,11 @@ def _path(descriptor: int) -> str:
 @contextmanager
 def socket_directory() -> Iterator[Path]:
     """Give a new, empty directory for sockets; it is removed at the end, or by the next user of this. Raises OSError."""
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) > _PARENT_BYTES_MAX:
+        parent = _SHORT_PARENT
+    _remove_abandoned(Path(parent))
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     try:
         unlocked = directory / "new"
         with unlocked.open("w") as lock:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 from gavel_server.embedded import (
-    SOCKET_PATH_BYTES_MAX,
     DataDirectoryInUseError,
     EmbeddedRedis,
     EmbeddedRedisError,
@@ -20,6 +19,7 @@ from gavel_server.embedded import (
 )
 from gavel_server.log import LogError, empty_head
 from gavel_server.log.redis import RedisLog
+from gavel_server.sockets import SOCKET_PATH_BYTES_MAX
 
 from tests.entries import NOW_MS, entries_after, head_of, records_of
 

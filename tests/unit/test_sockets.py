@@ -70,6 +70,17 @@ def test_it_is_gone_afterwards(parent: Path) -> None:
     assert [] == list(parent.iterdir())
 
 
+def test_a_temporary_directory_with_a_long_path(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the temporary directory's path would be too long for a socket's, the directory is elsewhere, and a socket fits into it."""
+    long = parent / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with socket_directory() as directory, socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(directory / "server.sock"))
+        assert [] == list(long.iterdir())
+    assert not directory.exists()
+
+
 def test_what_a_killed_process_left_is_removed(parent: Path) -> None:
     """The next one removes the directory of a process that was killed, and neither one in use nor one that has no lock."""
     (parent / "gavel-notes").mkdir()
