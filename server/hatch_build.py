@@ -63,6 +63,7 @@ MODULES: Final = {
         "language/subjects",
         "language/vocabulary",
         "outcomes",
+        "pins",
         "projected_decisions",
         "projected_evidence",
         "projection",

@@ -133,11 +133,8 @@ def _frame(bus: str, at_ms: int, category: EventCategory.ValueType) -> bytes:
 def _recorded(bus: str, at_ms: int, payload: str, happens_now: bool) -> bytes:
     """Return what all events of a kind that a bus records at one time are given, serialized. An earlier try may have left another time."""
     given = Envelope(schema_version=SCHEMA_VERSION, event_category=CATEGORY_OF_PAYLOAD[payload], bus=bus)
-    parts = [given.SerializeToString(deterministic=True)]
-    _RECORDED_AT.moment(parts, at_ms)
-    if happens_now:
-        _OCCURRED_AT.moment(parts, at_ms)
-    return b"".join(parts)
+    times = _RECORDED_AT.moment(at_ms) + (_OCCURRED_AT.moment(at_ms) if happens_now else b"")
+    return given.SerializeToString(deterministic=True) + times
 
 
 def ahead_fault(field: str, ahead_ms: int) -> Fault:

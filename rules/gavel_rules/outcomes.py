@@ -9,17 +9,18 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gavel.v1 import decision_pb2
-from gavel.v1.decision_pb2 import AbsentFact, Decision, PinnedFact, RetryHint
+from gavel.v1.decision_pb2 import Decision, RetryHint
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reasons
 from gavel_rules.events import ARBITER_VERSION, GAVEL
 from gavel_rules.evidence import Piece, hint
 from gavel_rules.governed import Governed
+from gavel_rules.pins import absent, pinned
 from gavel_rules.projection import State
 from gavel_rules.proposed import Citation
 from gavel_rules.records import APPROVED, EXECUTING
-from gavel_rules.serialized import Field, varint
+from gavel_rules.serialized import Field
 from gavel_rules.texts import clipped
 
 VIOLATIONS_NAMED_MAX: Final = 100
@@ -28,21 +29,8 @@ POINTER_LENGTH_MAX: Final = 256
 # A decision takes in parts that are bytes. Looked up once: to find a method of a message takes longer than to set a field.
 merge: Final = Decision.MergeFromString
 _VALID_UNTIL: Final = Field(Decision, "valid_until")
-_PINNED_FACT: Final = Field(Decision, "pinned_facts")
-_PINNED_KEY: Final = Field(PinnedFact, "key")
-_PINNED_SUBJECT: Final = Field(PinnedFact, "subject")
-_PINNED_EVENT_ID: Final = Field(PinnedFact, "event_id")
-_PINNED_NUMBER: Final = Field(PinnedFact, "sequence_number")
-_PINNED_TIER: Final = Field(PinnedFact, "trust_tier")
-_PINNED_UNTIL: Final = Field(PinnedFact, "fresh_until")
-_PINNED_HASH: Final = Field(PinnedFact, "evidence_hash")
-_PINNED_POLICY_ID: Final = Field(PinnedFact, "policy_ids")
-_ABSENT_FACT: Final = Field(Decision, "absent_facts")
-_ABSENT_KEY: Final = Field(AbsentFact, "key")
-_ABSENT_SUBJECT: Final = Field(AbsentFact, "subject")
-_ABSENT_POLICY_ID: Final = Field(AbsentFact, "policy_ids")
 # Written out, since a field that has its default is left out of a message: what a rule said before is to be overridden.
-_NOT_RETRYABLE: Final = Field(Decision, "retry_hint").head(2) + Field(RetryHint, "retryable").tag + varint(0)
+_NOT_RETRYABLE: Final = Field(Decision, "retry_hint").message(Field(RetryHint, "retryable").number(0))
 _TERMINAL: Final = _NOT_RETRYABLE + Decision(
     terminal=True,
     warnings=[DecisionWarning(code=reasons.NO_FEASIBLE_PROPOSAL, message="while these facts hold, no proposal of it can pass the rules")],
@@ -131,9 +119,7 @@ def fail(decision: Decision, what: str) -> None:
 
 def make_terminal(decision: Decision, governed: list[Governed]) -> None:
     """Make a refusal terminal, with the facts that it rests on: they alone can lift it (seeds 002 §6.4)."""
-    parts = [_TERMINAL]
-    _write_evidence(parts, governed)
-    merge(decision, b"".join(parts))
+    merge(decision, _TERMINAL + _rests_on(governed))
 
 
 def warn_of_unknown(decision: Decision, unknown: Iterable[Citation]) -> None:
@@ -155,32 +141,20 @@ def warn_of_violations(decision: Decision, violations: Sequence[tuple[str, str]]
 
 def bind(decision: Decision, now_ms: int, governed: list[Governed]) -> None:
     """Bind an approval to the evidence that it rests on, to a time limit and to a retry policy."""
-    parts = [governed[0].action.retried]
-    _VALID_UNTIL.moment(parts, now_ms + min([view.action.decision_ttl_ms for view in governed]))
-    _write_evidence(parts, governed)
-    merge(decision, b"".join(parts))
+    valid_until = _VALID_UNTIL.moment(now_ms + min([view.action.decision_ttl_ms for view in governed]))
+    merge(decision, governed[0].action.retried + valid_until + _rests_on(governed))
 
 
-def _write_evidence(parts: list[bytes], governed: list[Governed]) -> None:
-    """Name the evidence that a decision rests on, and the optional facts that were absent: each once, with whose it is."""
+def _rests_on(governed: list[Governed]) -> bytes:
+    """Return the part of a decision that names its evidence, and the optional facts that were absent: each once, with whose it is."""
+    named = b""
     for piece, policy_ids in _distinct(governed):
         candidate = piece.candidate
-        place = len(parts)
-        parts.append(b"")  # its head, when it is known how long it is
         if candidate is None:
-            length = _ABSENT_KEY.text(parts, piece.declared.key) + _ABSENT_SUBJECT.text(parts, piece.subject)
-            for policy_id in policy_ids:
-                length += _ABSENT_POLICY_ID.text(parts, policy_id)
-            parts[place] = _ABSENT_FACT.head(length)
-            continue
-        length = _PINNED_KEY.text(parts, piece.declared.key) + _PINNED_SUBJECT.text(parts, piece.subject)
-        length += _PINNED_EVENT_ID.text(parts, candidate.event_id) + _PINNED_NUMBER.number(parts, candidate.sequence_number)
-        length += _PINNED_TIER.number(parts, candidate.trust_tier) + _PINNED_UNTIL.moment(parts, piece.fresh_until_ms)
-        if candidate.evidence_hash:
-            length += _PINNED_HASH.text(parts, candidate.evidence_hash)
-        for policy_id in policy_ids:
-            length += _PINNED_POLICY_ID.text(parts, policy_id)
-        parts[place] = _PINNED_FACT.head(length)
+            named += absent(piece.declared.key, piece.subject, policy_ids)
+        else:
+            named += pinned(candidate.pin, piece.fresh_until_ms, policy_ids)
+    return named
 
 
 def _distinct(governed: list[Governed]) -> list[tuple[Piece, Sequence[str]]]:

@@ -16,6 +16,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events import OBSERVATION, milliseconds
 from gavel_rules.limits import TRACE_ENDINGS_MAX, TRACE_LAPSE_MS, TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
+from gavel_rules.pins import pin
 from gavel_rules.records import NO_REJECTIONS, Candidate, Ended, Rejections, ToolEvidence, Trace
 from gavel_rules.tables import Tables, action_on, read_key
 from gavel_rules.values import value_to_python
@@ -31,27 +32,28 @@ class EvidenceProjection(Tables):
         if observation.HasField("evidence_recorded_at"):
             aged_from_ms = min(aged_from_ms, milliseconds(observation.evidence_recorded_at))
         producer = envelope.producer
-        of_evidence = self.readings.get(observation.evidence_ref)
+        subject, event_id, number = envelope.subject, envelope.event_id, envelope.sequence_number
+        trust_tier, evidence_ref, evidence_hash = observation.trust_tier, observation.evidence_ref, observation.evidence_hash
+        of_evidence = self.readings.get(evidence_ref)
         for key in sorted(observation.extracted_fields):
             value = value_to_python(observation.extracted_fields[key])
             if of_evidence is not None:
-                self._note_reading(observation.evidence_ref, of_evidence, read_key(envelope.subject, key), _as_read(value))
+                self._note_reading(evidence_ref, of_evidence, read_key(subject, key), _as_read(value))
             self._put_candidate(
-                envelope.subject,
+                subject,
                 key,
                 Candidate(
-                    sequence_number=envelope.sequence_number,
-                    event_id=envelope.event_id,
+                    pin=pin(key, subject, event_id, number, trust_tier, evidence_hash),
+                    sequence_number=number,
                     category=OBSERVATION,
-                    trust_tier=observation.trust_tier,
+                    trust_tier=trust_tier,
                     source=observation.source_tool,
                     value=value,
                     claimed_at_ms=claimed_at_ms,
                     stated_at_ms=min(claimed_at_ms, self.recorded_at_ms),
                     aged_from_ms=aged_from_ms,
                     max_age_ms=0,
-                    evidence_ref=observation.evidence_ref,
-                    evidence_hash=observation.evidence_hash,
+                    evidence_ref=evidence_ref,
                     confidence=observation.confidence,
                     producer_type=producer.type,
                     producer_id=producer.id,

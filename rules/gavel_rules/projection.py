@@ -21,6 +21,7 @@ from gavel_rules.events import FACT, milliseconds
 from gavel_rules.language.agreement import disagreements
 from gavel_rules.language.document import digest_of
 from gavel_rules.language.ruleset import CompiledRuleSet
+from gavel_rules.pins import pin
 from gavel_rules.projected_decisions import DecisionProjection
 from gavel_rules.records import ActiveRuleSet, Candidate, DeployedRuleSet, Shadowing, ShadowRuleSet
 from gavel_rules.tables import governing_actions
@@ -59,12 +60,15 @@ class State(DecisionProjection):
             return
         claimed_at_ms = milliseconds(envelope.occurred_at)
         producer = envelope.producer
+        subject = envelope.subject
+        number = envelope.sequence_number
+        key = fact.key
         self._put_candidate(
-            envelope.subject,
-            fact.key,
+            subject,
+            key,
             Candidate(
-                sequence_number=envelope.sequence_number,
-                event_id=envelope.event_id,
+                pin=pin(key, subject, envelope.event_id, number, common_pb2.TRUST_TIER_1_SYSTEM_FACT, ""),
+                sequence_number=number,
                 category=FACT,
                 trust_tier=common_pb2.TRUST_TIER_1_SYSTEM_FACT,
                 source=producer.id,
@@ -74,7 +78,6 @@ class State(DecisionProjection):
                 aged_from_ms=claimed_at_ms,
                 max_age_ms=fact.max_age_ms,
                 evidence_ref="",
-                evidence_hash="",
                 confidence=0.0,
                 producer_type=producer.type,
                 producer_id=producer.id,

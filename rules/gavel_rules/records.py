@@ -5,10 +5,11 @@ They say what is and do nothing; `projection.State` alone puts others in their p
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gavel.v1 import common_pb2, execution_pb2
 from gavel.v1.common_pb2 import ProducerType
+from gavel.v1.decision_pb2 import PinnedFact
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ObservedFrom
 from mypy_extensions import mypyc_attr
@@ -23,33 +24,86 @@ AWAITING_FACTS: Final = 3
 UNDER_REVIEW: Final = 4
 
 
-class Candidate(NamedTuple):
-    """The latest value that one source, at one tier, has stated for a key of a subject.
+class Candidate:
+    """The latest value that one source, at one tier, has stated for a key of a subject. No tuple: compiled, those cost more.
 
     `claimed_at_ms` orders values of one source, by its own clock. `stated_at_ms` orders those of several: the same, but never later
     than it was recorded, so that nobody speaks for longer because his clock is ahead. `aged_from_ms` is where the age counts
-    from: for an observation never later than its evidence was recorded.
+    from: for an observation never later than its evidence was recorded. `pin` is what decisions say of it (`pins`).
     """
 
-    sequence_number: int
-    event_id: str
-    category: int
-    trust_tier: int
-    source: str
-    value: Any  # mypyc cannot compile `object` here
-    claimed_at_ms: int
-    stated_at_ms: int
-    aged_from_ms: int
-    max_age_ms: int
-    evidence_ref: str
-    evidence_hash: str
-    confidence: float
-    producer_type: ProducerType.ValueType
-    producer_id: str
-    producer_version: str
-    observed_from: ObservedFrom.ValueType
-    derivation_rule_id: str
-    derivation_rule_version: int
+    def __init__(
+        self,
+        pin: bytes,
+        sequence_number: int,
+        category: int,
+        trust_tier: int,
+        source: str,
+        value: object,
+        claimed_at_ms: int,
+        stated_at_ms: int,
+        aged_from_ms: int,
+        max_age_ms: int,
+        evidence_ref: str,
+        confidence: float,
+        producer_type: ProducerType.ValueType,
+        producer_id: str,
+        producer_version: str,
+        observed_from: ObservedFrom.ValueType,
+        derivation_rule_id: str,
+        derivation_rule_version: int,
+    ) -> None:
+        self.pin: Final = pin
+        self.sequence_number: Final = sequence_number
+        self.category: Final = category
+        self.trust_tier: Final = trust_tier
+        self.source: Final = source
+        self.value: Final = value
+        self.claimed_at_ms: Final = claimed_at_ms
+        self.stated_at_ms: Final = stated_at_ms
+        self.aged_from_ms: Final = aged_from_ms
+        self.max_age_ms: Final = max_age_ms
+        self.evidence_ref: Final = evidence_ref
+        self.confidence: Final = confidence
+        self.producer_type: Final[ProducerType.ValueType] = producer_type
+        self.producer_id: Final = producer_id
+        self.producer_version: Final = producer_version
+        self.observed_from: Final[ObservedFrom.ValueType] = observed_from
+        self.derivation_rule_id: Final = derivation_rule_id
+        self.derivation_rule_version: Final = derivation_rule_version
+
+    @property
+    def event_id(self) -> str:
+        """The event that said it."""
+        return PinnedFact.FromString(self.pin).event_id
+
+    @property
+    def evidence_hash(self) -> str:
+        """Of an observation: the hash of its evidence."""
+        return PinnedFact.FromString(self.pin).evidence_hash
+
+    def plain(self) -> list[object]:
+        """Return everything in it, as JSON has it."""
+        return [
+            self.pin.hex(),
+            self.sequence_number,
+            self.category,
+            self.trust_tier,
+            self.source,
+            self.value,
+            self.claimed_at_ms,
+            self.stated_at_ms,
+            self.aged_from_ms,
+            self.max_age_ms,
+            self.evidence_ref,
+            self.confidence,
+            self.producer_type,
+            self.producer_id,
+            self.producer_version,
+            self.observed_from,
+            self.derivation_rule_id,
+            self.derivation_rule_version,
+        ]
 
 
 @mypyc_attr(acyclic=True)

@@ -23,50 +23,32 @@ def varint(number: int) -> bytes:
 
 
 class Field:
-    """A field of the contract, which holds texts, messages, or numbers that are not negative.
-
-    What writes one adds it to `parts`, and returns how many bytes it has: whoever writes the message around it has to say so before it.
-    """
+    """A field of the contract, which holds texts, messages, or numbers that are not negative."""
 
     def __init__(self, message: type[Message], name: str) -> None:
         descriptor = message.DESCRIPTOR.fields_by_name[name]
         is_delimited = descriptor.type in (descriptor.TYPE_STRING, descriptor.TYPE_MESSAGE)
-        self.tag: Final = varint(descriptor.number << 3 | (_LENGTH_DELIMITED if is_delimited else _VARINT))
-        self._heads: Final = [self.tag + _BYTES[length] for length in range(128)]
+        self._tag: Final = varint(descriptor.number << 3 | (_LENGTH_DELIMITED if is_delimited else _VARINT))
+        self._with_number: Final = [self._tag + _BYTES[number] for number in range(128)]
 
-    def head(self, length: int) -> bytes:
-        """Return what stands before a text or a message of so many bytes."""
-        return self._heads[length] if length < 128 else self.tag + varint(length)
+    def number(self, value: int) -> bytes:
+        """Return it with a number; or what stands before a content of so many bytes."""
+        return self._with_number[value] if value < 128 else self._tag + varint(value)
 
-    def text(self, parts: list[bytes], value: str) -> int:
-        """Write a text."""
-        content = value.encode()
-        length = len(content)
-        head = self.head(length)
-        parts.append(head)
-        parts.append(content)
-        return len(head) + length
+    def text(self, value: str) -> bytes:
+        """Return it with a text."""
+        return self.message(value.encode())
 
-    def number(self, parts: list[bytes], value: int) -> int:
-        """Write a number."""
-        content = varint(value)
-        parts.append(self.tag)
-        parts.append(content)
-        return len(self.tag) + len(content)
+    def message(self, content: bytes) -> bytes:
+        """Return it with a message that is bytes already."""
+        return self.number(len(content)) + content
 
-    def moment(self, parts: list[bytes], at_ms: int) -> int:
-        """Write a Timestamp, from milliseconds since the epoch.
+    def moment(self, at_ms: int) -> bytes:
+        """Return it with a Timestamp, from milliseconds since the epoch.
 
-        Both of its fields, also where they are zero: so a Timestamp that has another time already takes this one.
+        Both fields of that are there, also where they are zero: so a Timestamp that has another time already takes this one.
         """
-        whole = _seconds(at_ms // 1000)
-        fraction = _FRACTIONS[at_ms % 1000]
-        length = len(whole) + len(fraction)
-        head = self.head(length)
-        parts.append(head)
-        parts.append(whole)
-        parts.append(fraction)
-        return len(head) + length
+        return self.message(_seconds(at_ms // 1000) + _FRACTIONS[at_ms % 1000])
 
 
 _SECONDS_TAG: Final = 1 << 3 | _VARINT

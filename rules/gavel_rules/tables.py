@@ -258,7 +258,10 @@ class Tables(Journal):
             ],
             "active": {policy_id: (*active[:3], active.rule_set.digest) for policy_id, active in self.active.items()},
             "shadows": {policy_id: (*shadow[:3], shadow.rule_set.digest, *shadow[4:]) for policy_id, shadow in self.shadows.items()},
-            "evidence": {subject: {key: sorted(candidates) for key, candidates in keys.items()} for subject, keys in self.evidence.items()},
+            "evidence": {
+                subject: {key: sorted([one.plain() for one in candidates]) for key, candidates in keys.items()}
+                for subject, keys in self.evidence.items()
+            },
             "open_proposals": {key: _plain(value) for key, value in self.open_proposals.items()},
             "contests": self.contests,
             "waiting_of_subject": self.waiting_of_subject,
