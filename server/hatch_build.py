@@ -52,6 +52,7 @@ MODULES: Final = {
         "governed",
         "grounds",
         "journal",
+        "made",
         "language/case",
         "language/declarations",
         "language/feasibility",

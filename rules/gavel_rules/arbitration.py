@@ -339,12 +339,12 @@ def _repetition_refuses(
     decision: Decision, state: State, asked: Proposed, conflict_key: str, now_ms: int, governed: list[Governed]
 ) -> bool:
     """Refuse if this very proposal of the trace competes for the key, or is what the trace was refused last, by evidence or policy."""
-    waiting_id = state.waits_already(asked.envelope, conflict_key) if state.waiting_of_trace else ""
+    waiting_id = state.waits_already(asked, conflict_key) if state.waiting_of_trace else ""
     if waiting_id:
         refuse_for_repetition(decision, state, waiting_id, governed, now_ms)
         return True
     refused = state.refused(asked.trace_id, now_ms)
-    if not refused or fingerprint(asked.envelope) != refused:
+    if not refused or fingerprint(asked) != refused:
         return False
     refuse_for_evidence(decision, reasons.DUPLICATE_PROPOSAL, governed, [])
     return True

@@ -3,7 +3,7 @@
 Commands are imperative and frozen by convention; their envelopes are the decider's to complete. An answer that is a
 `Fault` means that the command could not be carried out; a refusal by policy is a decision, not a fault.
 
-What is made for every decision, `SubmitProposal`, `Recorded`, `Made` and `Handled`, is a plain class: compiled, others cost more.
+What is made for every decision, `SubmitProposal`, `Recorded` and `Handled`, is a plain class: compiled, others cost more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gavel.v1.common_pb2 import Producer
-from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
@@ -21,6 +20,7 @@ from mypy_extensions import mypyc_attr
 
 from gavel_rules.evidence import Cited
 from gavel_rules.language.ruleset import CompiledRuleSet
+from gavel_rules.made import Made
 from gavel_rules.proposed import Proposed
 
 
@@ -265,24 +265,6 @@ class Failure(NamedTuple):
 
     proposal_id: str
     error: Any  # an Exception; mypyc cannot compile that name here
-
-
-@mypyc_attr(acyclic=True)
-class Made:
-    """An event that a command has made, with what whoever stores it asks of it, so that nobody reads in it what its maker knew.
-
-    `payload` names the field that it has; `outcome` is that of a decision, else 0.
-    """
-
-    def __init__(
-        self, envelope: Envelope, sequence_number: int, payload: str, event_id: str, trace_id: str, outcome: Outcome.ValueType
-    ) -> None:
-        self.envelope: Final = envelope
-        self.sequence_number: Final = sequence_number
-        self.payload: Final = payload
-        self.event_id: Final = event_id
-        self.trace_id: Final = trace_id
-        self.outcome: Final = outcome
 
 
 class Handled:

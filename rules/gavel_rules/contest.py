@@ -53,8 +53,8 @@ def joined(state: State, envelope: Envelope) -> Waiting | Fault | None:
     waiting = state.open_proposals.get(envelope.event_id)
     if waiting is None:
         return None
-    if _is_repeated(waiting, envelope):
-        return Waiting(waiting)
+    if _is_repeated(waiting.envelope, envelope):
+        return Waiting(waiting.envelope)
     message = f"event_id {envelope.event_id} is that of another proposal, which waits for its contest; choose a new event_id"
     return Fault(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message)
 
@@ -129,12 +129,12 @@ def _close(emission: Emission, contest: OpenContest, judge: Judge, unjudged: Con
         for one, decisions in shadowed:
             settle(decisions[proposal.event_id], state, proposal, now_ms, one.governing)
             differences.extend(shadow.difference(one, decision, decisions[proposal.event_id]))
-        record_first(emission, emission.decision_event(decision), proposal, differences)
+        record_first(emission, emission.decision_event(decision), state.open_proposals[proposal.event_id], differences)
 
 
 def candidates(state: State, contest: OpenContest) -> list[Envelope]:
     """Return the proposals that compete, in the order of the log."""
-    return [state.open_proposals[proposal_id] for proposal_id in contest.candidates]
+    return [state.open_proposals[proposal_id].envelope for proposal_id in contest.candidates]
 
 
 def rank(

@@ -140,8 +140,7 @@ def _submit_proposal(
     if decision.HasField("contest"):
         return contest.enter(emission, envelope, decision, references.cited)
     differences = shadow.differences(state, asked, references.cited, emission.now_ms, asking, decision) if state.shadowing else ()
-    emission.record(envelope, "proposal")
-    return Recorded(record_first(emission, decided, envelope, differences))
+    return Recorded(record_first(emission, decided, emission.propose(asked), differences))
 
 
 def _ahead(version: int, head: int) -> Fault:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Final
 
-from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1 import error_pb2
 from gavel.v1.common_pb2 import EventCategory, Producer
 from gavel.v1.decision_pb2 import Decision, Outcome
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.commands import Failure, Fault, Made
+from gavel_rules.commands import Failure, Fault
 from gavel_rules.events import (
     AGENT_DIAGNOSTIC,
     ARBITRATOR_PRODUCER,
@@ -26,7 +26,9 @@ from gavel_rules.events import (
     timestamp,
 )
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX
+from gavel_rules.made import Made
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_rules.serialized import Field
 
 
@@ -41,12 +43,17 @@ class Emission:
 
     def record(self, envelope: Envelope, payload: str) -> Envelope:
         """Give an event its place and time, apply it, and return it; `payload` is which one it has. An empty `occurred_at` means now."""
-        state = self.state
-        happens_now = not _has_field(envelope, "occurred_at")
-        _merge(envelope, _recorded(state.bus, self.now_ms, payload, happens_now))
-        if happens_now:
-            state.on_undo(partial(_clear_field, envelope, "occurred_at"))
-        return self._append(envelope, payload, envelope.event_id, envelope.trace_id)
+        number = self._place(envelope, payload)
+        self._append(Made(envelope, number, payload, envelope.event_id, envelope.trace_id, envelope.subject))
+        return envelope
+
+    def propose(self, asked: Proposed) -> Made:
+        """Do for a proposal what `record` does, and return it with what it asks for."""
+        envelope, header = asked.envelope, asked.header
+        number = self._place(envelope, "proposal")
+        made = Made(envelope, number, "proposal", header.event_id, header.trace_id, header.subject, asked=asked)
+        self._append(made)
+        return made
 
     def decision_event(self, decision: Decision | None = None) -> Envelope:
         """Return the event of a decision that is made now, for `decide`; `decision` is what it says, where that is there already."""
@@ -58,25 +65,35 @@ class Emission:
     def decide(self, envelope: Envelope, *, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record the decision in a `decision_event`, which has its decision_id; the rest of the envelope is filled in."""
         decision = envelope.decision
-        event_id = decision.decision_id
-        outcome = decision.outcome
-        envelope.event_id = event_id
+        self.decide_as(envelope, decision.decision_id, decision.outcome, causation_id, trace_id, subject)
+        return envelope
+
+    def decide_as(
+        self, envelope: Envelope, decision_id: str, outcome: Outcome.ValueType, causation_id: str, trace_id: str, subject: str
+    ) -> None:
+        """Do what `decide` does, for whoever knows what the decision says."""
+        number = self.state.head + 1
+        envelope.sequence_number = number
+        envelope.event_id = decision_id
         envelope.event_name = DECISION_NAME[outcome]
         envelope.trace_id = trace_id
         envelope.causation_id = causation_id
         envelope.subject = subject
-        return self._append(envelope, "decision", event_id, trace_id, outcome)
+        self._append(Made(envelope, number, "decision", decision_id, trace_id, subject, outcome))
 
     def diagnose(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record a notice of Gavel's own."""
         envelope = _parsed(_frame(self.state.bus, self.now_ms, AGENT_DIAGNOSTIC))
+        number = self.state.head + 1
+        envelope.sequence_number = number
         envelope.event_id = event_id
         envelope.event_name = diagnostic.kind
         envelope.trace_id = trace_id
         envelope.causation_id = causation_id
         envelope.subject = subject
         envelope.agent_diagnostic.CopyFrom(diagnostic)
-        return self._append(envelope, "agent_diagnostic", event_id, trace_id)
+        self._append(Made(envelope, number, "agent_diagnostic", event_id, trace_id, subject))
+        return envelope
 
     def claim_fault(self, envelope: Envelope) -> Fault | None:
         """Return a fault if the event claims to have happened too far in the future, else None."""
@@ -86,21 +103,20 @@ class Emission:
                 return ahead_fault("envelope.occurred_at", ahead_ms)
         return None
 
-    def _append(
-        self,
-        envelope: Envelope,
-        payload: str,
-        event_id: str,
-        trace_id: str,
-        outcome: Outcome.ValueType = decision_pb2.OUTCOME_UNSPECIFIED,
-    ) -> Envelope:
-        """Make an event that is complete but for its place the next one; the other arguments are what `Made` says of it."""
+    def _place(self, envelope: Envelope, payload: str) -> int:
+        """Give a producer's event its place and time, and return its number."""
         state = self.state
+        happens_now = not _has_field(envelope, "occurred_at")
+        _merge(envelope, _recorded(state.bus, self.now_ms, payload, happens_now))
+        if happens_now:
+            state.on_undo(partial(_clear_field, envelope, "occurred_at"))
         number = state.head + 1
         envelope.sequence_number = number
-        state.advance(envelope, number, self.now_ms, payload, trace_id)
-        self.made.append(Made(envelope, number, payload, event_id, trace_id, outcome))
-        return envelope
+        return number
+
+    def _append(self, made: Made) -> None:
+        self.state.advance(made, self.now_ms)
+        self.made.append(made)
 
 
 # Looked up once: to find a method of a message takes longer than to set a field.

@@ -7,6 +7,7 @@ and calls for the same attention.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
@@ -16,21 +17,31 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons, shadow
 from gavel_rules.emission import Emission
 from gavel_rules.events import derived_event_id
+from gavel_rules.made import Made
+
+# What the id of a first decision is derived by, beside its proposal.
+_KIND: Final = "decision"
 
 
-def record_first(emission: Emission, decided: Envelope, proposal: Envelope, differences: Iterable[ShadowDifference] = ()) -> Envelope:
+def record_first(emission: Emission, decided: Envelope, proposal: Made, differences: Iterable[ShadowDifference] = ()) -> Envelope:
     """Record a proposal's first decision and what follows from it; return the DECISION.
 
     `decided` holds the decision without what its place in the log gives. `differences` say what shadows would have decided.
     """
-    recorded = _record(emission, decided, proposal)
-    decision = recorded.decision
-    if decision.outcome != decision_pb2.OUTCOME_APPROVED:
-        _call_attention(emission, recorded, decision)
+    decision = decided.decision
+    proposal_id = proposal.event_id
+    decision_id = derived_event_id(proposal_id, proposal.sequence_number, _KIND)
+    decision.decision_id = decision_id
+    decision.proposal_id = proposal_id
+    decision.state_version = emission.state.head
+    outcome = decision.outcome
+    emission.decide_as(decided, decision_id, outcome, proposal_id, proposal.trace_id, proposal.subject)
+    if outcome != decision_pb2.OUTCOME_APPROVED:
+        _call_attention(emission, decided, decision)
     for ordinal, difference in enumerate(differences):
-        difference.decision_id = decision.decision_id
-        _notify(emission, recorded, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), ordinal)
-    return recorded
+        difference.decision_id = decision_id
+        _notify(emission, decided, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), ordinal)
+    return decided
 
 
 def _call_attention(emission: Emission, recorded: Envelope, decision: Decision) -> None:
@@ -53,16 +64,7 @@ def request_facts(emission: Emission, decided: Envelope) -> None:
 
 def first_decision_id(proposal: Envelope) -> str:
     """Return the id that the first decision on a proposal of the log has, or will have."""
-    return derived_event_id(proposal.event_id, proposal.sequence_number, "decision")
-
-
-def _record(emission: Emission, decided: Envelope, proposal: Envelope) -> Envelope:
-    decision = decided.decision
-    proposal_id = proposal.event_id
-    decision.decision_id = first_decision_id(proposal)
-    decision.proposal_id = proposal_id
-    decision.state_version = emission.state.head
-    return emission.decide(decided, causation_id=proposal_id, trace_id=proposal.trace_id, subject=proposal.subject)
+    return derived_event_id(proposal.event_id, proposal.sequence_number, _KIND)
 
 
 def _lacks_tier(decision: Decision, reason_code: str) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gavel.v1 import decision_pb2, execution_pb2
-from gavel.v1.decision_pb2 import Outcome
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import derivation
 from gavel_rules.events import milliseconds
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import LATE_REPORT_MS_MAX
+from gavel_rules.made import Made
 from gavel_rules.projected_evidence import EvidenceProjection
 from gavel_rules.reasons import DUPLICATE_PROPOSAL, INVALID_PARAMS, NO_ACTIVE_POLICY, NO_FEASIBLE_PROPOSAL, VERSION_MISMATCH
 from gavel_rules.records import (
@@ -38,52 +39,52 @@ from gavel_rules.tables import action_on, waiting_key
 class DecisionProjection(EvidenceProjection):
     """The tables, with what changes proposals, contests, decisions, reviews and executions."""
 
-    def _apply_proposal(self, envelope: Envelope) -> None:
-        self._put(self.open_proposals, envelope.event_id, envelope)
-        if envelope.proposal.HasField("contest"):
-            self._enter_contest(envelope)
+    def _apply_proposal(self, made: Made) -> None:
+        self._put(self.open_proposals, made.event_id, made)
+        if made.competes:
+            self._enter_contest(made)
 
-    def _enter_contest(self, envelope: Envelope) -> None:
-        proposal = envelope.proposal
+    def _enter_contest(self, made: Made) -> None:
+        proposal = made.envelope.proposal
         entry = proposal.contest
         name = action_on(proposal.action_type, entry.conflict_key)
         contest = self.contests.get(name)
         if contest is None:
-            number = envelope.sequence_number
+            number = made.sequence_number
             opened_at_ms, closes_at_ms = milliseconds(entry.opened_at), milliseconds(entry.closes_at)
             contest = OpenContest(name, proposal.action_type, entry.conflict_key, number, opened_at_ms, closes_at_ms, (), 0)
             self._schedule(self._timers, (closes_at_ms, number, name))
-        candidates = (*contest.candidates, envelope.event_id)
+        candidates = (*contest.candidates, made.event_id)
         # Of the payload alone: when its room was looked for, the envelope had not been filled in yet.
         size_bytes = contest.size_bytes + proposal.ByteSize()
         self._put(self.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
-        of_subject = self.waiting_of_subject.get(envelope.subject, ())
-        self._put(self.waiting_of_subject, envelope.subject, (*of_subject, envelope.event_id))
-        of_trace = self._inner(self.waiting_of_trace, envelope.trace_id)
-        self._put(of_trace, waiting_key(envelope, entry.conflict_key), envelope.event_id)
+        of_subject = self.waiting_of_subject.get(made.subject, ())
+        self._put(self.waiting_of_subject, made.subject, (*of_subject, made.event_id))
+        of_trace = self._inner(self.waiting_of_trace, made.trace_id)
+        self._put(of_trace, waiting_key(made.asked, entry.conflict_key), made.event_id)
 
-    def _leave_contest(self, contest: OpenContest, envelope: Envelope) -> None:
+    def _leave_contest(self, contest: OpenContest, made: Made) -> None:
         """A candidate is decided; with the last one the contest is over."""
-        rest = tuple([candidate for candidate in contest.candidates if candidate != envelope.event_id])
+        rest = tuple([candidate for candidate in contest.candidates if candidate != made.event_id])
         if rest:
             self._put(self.contests, contest.name, contest._replace(candidates=rest))
         else:
             self._drop(self.contests, contest.name)
             self._unschedule(self._timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
-        waiting = tuple([other for other in self.waiting_of_subject[envelope.subject] if other != envelope.event_id])
+        waiting = tuple([other for other in self.waiting_of_subject[made.subject] if other != made.event_id])
         if waiting:
-            self._put(self.waiting_of_subject, envelope.subject, waiting)
+            self._put(self.waiting_of_subject, made.subject, waiting)
         else:
-            self._drop(self.waiting_of_subject, envelope.subject)
-        of_trace = self.waiting_of_trace[envelope.trace_id]
-        self._drop(of_trace, waiting_key(envelope, contest.conflict_key))
+            self._drop(self.waiting_of_subject, made.subject)
+        of_trace = self.waiting_of_trace[made.trace_id]
+        self._drop(of_trace, waiting_key(made.asked, contest.conflict_key))
         if not of_trace:
-            self._drop(self.waiting_of_trace, envelope.trace_id)
+            self._drop(self.waiting_of_trace, made.trace_id)
 
-    def _apply_decision(self, envelope: Envelope) -> None:
-        decision = envelope.decision
+    def _apply_decision(self, made: Made) -> None:
+        decision = made.envelope.decision
         if decision.previous_decision_id:
-            self._apply_later_decision(envelope)
+            self._apply_later_decision(made, decision)
             return
         proposal_id = decision.proposal_id
         proposal = self.open_proposals[proposal_id]
@@ -91,38 +92,35 @@ class DecisionProjection(EvidenceProjection):
         contest = self._contest_of(proposal)
         if contest is not None:
             self._leave_contest(contest, proposal)
-        outcome = decision.outcome
-        if outcome == decision_pb2.OUTCOME_APPROVED:
-            self._approve(envelope, proposal)
-            self._count(envelope.trace_id, NO_REJECTIONS, "", "")
+        if made.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._approve(made, decision, proposal.envelope)
+            self._count(made.trace_id, NO_REJECTIONS, "", "")
         else:
-            self._refuse(envelope, proposal, outcome)
+            self._refuse(made, decision, proposal)
         if self.shadowing:
             for shadow in self.shadowing.get(decision.action_type, ()):
                 watching = self.shadows[shadow.policy_id]
                 self._put(self.shadows, shadow.policy_id, watching._replace(decisions=watching.decisions + 1))
 
-    def _refuse(self, envelope: Envelope, proposal: Envelope, outcome: Outcome.ValueType) -> None:
+    def _refuse(self, made: Made, decision: Decision, proposal: Made) -> None:
         """A proposal is rejected, or left to a person."""
-        decision = envelope.decision
         reason_code = decision.reason_code
         review = refused = ""
-        if outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
-            review = decision.decision_id
-            self._put(self.reviews, review, Review(review, envelope.sequence_number, envelope, "", proposal))
+        if made.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            review = made.event_id
+            self._put(self.reviews, review, Review(review, made.sequence_number, made.envelope, "", proposal.envelope))
         elif _is_of_the_proposal(reason_code):
-            refused = fingerprint(proposal)
+            refused = fingerprint(proposal.asked)
         rejections = NO_REJECTIONS
         if decision.consecutive_rejections:
             counts = decision.rejection_counts
             rejections = Rejections(counts.evidence, counts.policy, counts.conflict)
         if reason_code != NO_FEASIBLE_PROPOSAL and decision.terminal:
-            self._end(envelope, by_person=False)
-        self._count(envelope.trace_id, rejections, review, refused)
+            self._end(made, decision, by_person=False)
+        self._count(made.trace_id, rejections, review, refused)
 
-    def _approve(self, envelope: Envelope, proposal: Envelope) -> None:
-        decision = envelope.decision
-        decision_id = decision.decision_id
+    def _approve(self, made: Made, decision: Decision, proposal: Envelope) -> None:
+        decision_id = made.event_id
         if decision.compensates_decision_id:
             # It does not expire; but if nobody begins it, a person is told of what lies half done.
             due_ms = milliseconds(decision.evaluated_at) + decision.retry_policy.human_takeover_after_ms
@@ -130,7 +128,8 @@ class DecisionProjection(EvidenceProjection):
             due_ms = milliseconds(decision.valid_until)
         number = self.head
         conflict_key = decision.conflict_key
-        self._enliven(LiveDecision(decision_id, number, Kept(envelope), Kept(proposal), conflict_key, APPROVED, number, due_ms))
+        live = LiveDecision(decision_id, number, Kept(made.envelope), Kept(proposal), conflict_key, APPROVED, number, due_ms)
+        self._enliven(live, made.subject)
         self._schedule(self._timers, (due_ms, number, decision_id))
         self._put(self.holds, conflict_key, decision_id)
 
@@ -144,72 +143,69 @@ class DecisionProjection(EvidenceProjection):
             live.kept_decision.pack(decision)
             live.kept_proposal.pack(proposal or live.kept_proposal.content)
 
-    def _enliven(self, live: LiveDecision) -> None:
+    def _enliven(self, live: LiveDecision, subject: str) -> None:
         self._put(self.decisions, live.decision_id, live)
-        subject = live.decision.subject
         self._put(self.decisions_of_subject, subject, (*self.decisions_of_subject.get(subject, ()), live.decision_id))
 
-    def _apply_later_decision(self, envelope: Envelope) -> None:
-        decision = envelope.decision
+    def _apply_later_decision(self, made: Made, decision: Decision) -> None:
         review = self.reviews.get(decision.previous_decision_id)
         if review is not None:
             # One more NEEDS_HUMAN_REVIEW says that the evidence does not allow what the person wanted: it stays open.
-            if decision.outcome != decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
-                self._resolve(envelope, review)
+            if made.outcome != decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+                self._resolve(made, decision, review)
             return
         live = self.decisions.get(decision.previous_decision_id)
         if live is None:
             return
         if decision.compensates_decision_id:
-            self._move(live, envelope, compensation=decision.decision_id)
-            self._approve(envelope, live.proposal)  # and the key is the compensation's
-        elif decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
-            self._move(live, envelope, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=decision.decision_id)
-            review = Review(decision.decision_id, envelope.sequence_number, envelope, live.decision_id, live.proposal)
-            self._put(self.reviews, decision.decision_id, review)
+            self._move(live, made, compensation=made.event_id)
+            self._approve(made, decision, live.proposal)  # and the key is the compensation's
+        elif made.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            self._move(live, made, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=made.event_id)
+            review = Review(made.event_id, made.sequence_number, made.envelope, live.decision_id, live.proposal)
+            self._put(self.reviews, made.event_id, review)
             if live.conflict_key not in self.holds:
                 self._put(self.holds, live.conflict_key, live.decision_id)  # it had ended: nobody else acts while a person looks
         else:
             self._release(live)
 
-    def _resolve(self, envelope: Envelope, review: Review) -> None:
+    def _resolve(self, made: Made, decision: Decision, review: Review) -> None:
         """Close a review as the DECISION that follows from a person's verdict says."""
-        decision = envelope.decision
-        trace_id = envelope.trace_id
+        trace_id = made.trace_id
         self._drop(self.reviews, review.decision_id)
         trace = self.traces.get(trace_id)
         if trace is not None:
             still_open = "" if trace.review == review.decision_id else trace.review
             self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms, still_open))
         if review.approved_decision_id:
-            self._resolve_execution(envelope, self.decisions[review.approved_decision_id])
-        elif decision.outcome == decision_pb2.OUTCOME_APPROVED:
-            self._approve(envelope, review.proposal)
+            self._resolve_execution(made, decision, self.decisions[review.approved_decision_id])
+        elif made.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._approve(made, decision, review.proposal)
         elif decision.terminal:
-            self._end(envelope, by_person=True)
+            self._end(made, decision, by_person=True)
 
-    def _resolve_execution(self, envelope: Envelope, live: LiveDecision) -> None:
-        decision = envelope.decision
-        if decision.outcome == decision_pb2.OUTCOME_APPROVED:
-            self._put(self.grants, decision.decision_id, live.decision_id)
+    def _resolve_execution(self, made: Made, decision: Decision, live: LiveDecision) -> None:
+        if made.outcome == decision_pb2.OUTCOME_APPROVED:
+            self._put(self.grants, made.event_id, live.decision_id)
             self._put(self.holds, live.conflict_key, live.decision_id)  # anew, where its compensation had it and was given up
             due_ms = milliseconds(decision.valid_until)
-            grants = (*live.grants, decision.decision_id)
-            self._move(live, envelope, phase=EXECUTING, timer_due_ms=due_ms, review="", granted=envelope, grants=grants)
+            grants = (*live.grants, made.event_id)
+            self._move(live, made, phase=EXECUTING, timer_due_ms=due_ms, review="", granted=made.envelope, grants=grants)
         else:
             # Its key is free; what its reports derive may still be to come (seeds 002 §7.2).
             self._free_key(live)
-            self._release_if_over(self._move(live, envelope, phase=AWAITING_FACTS, review="", granted=None, revoked=True))
+            self._release_if_over(self._move(live, made, phase=AWAITING_FACTS, review="", granted=None, revoked=True))
 
-    def _apply_execution(self, envelope: Envelope) -> None:
+    def _apply_execution(self, made: Made) -> None:
+        envelope = made.envelope
         execution = envelope.execution
         live = self.decisions.get(execution.decision_id)
         if live is None:
             return
         status = {
             "status": execution.status,
-            "status_event_id": envelope.event_id,
-            "status_sequence_number": envelope.sequence_number,
+            "status_event_id": made.event_id,
+            "status_sequence_number": made.sequence_number,
         }
         if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
             lease_until_ms = milliseconds(execution.lease_until)
@@ -219,7 +215,7 @@ class DecisionProjection(EvidenceProjection):
             begins = execution.attempt > live.attempt  # else it is renewed
             self._move(
                 live,
-                envelope,
+                made,
                 phase=EXECUTING,
                 holders=(*live.holders[: execution.attempt - 1], holder),
                 unreported=(*live.unreported, execution.attempt) if begins else live.unreported,
@@ -239,27 +235,27 @@ class DecisionProjection(EvidenceProjection):
         awaited = (*live.awaited_facts, *((fact.event_id, envelope) for fact in facts))
         heard = {"running": False, "unreported": _without(live.unreported, execution.attempt), "awaited_facts": awaited}
         if execution.will_retry:
-            self._move(live, envelope, **heard, **status)
+            self._move(live, made, **heard, **status)
         else:
-            self._move(live, envelope, phase=AWAITING_FACTS, timer_due_ms=0, **heard, **status)
+            self._move(live, made, phase=AWAITING_FACTS, timer_due_ms=0, **heard, **status)
 
-    def _apply_late_report(self, envelope: Envelope) -> None:
+    def _apply_late_report(self, made: Made) -> None:
         """An attempt that others have superseded has reported. If its decision had ended, it is live again, for a person to look at."""
-        execution = envelope.agent_diagnostic.late_execution.execution
+        execution = made.envelope.agent_diagnostic.late_execution.execution
         departed = self.departed.get(execution.decision_id)
         live = self._recall(departed) if departed is not None else self.decisions.get(execution.decision_id)
         if live is not None:
-            self._move(live, envelope, unreported=_without(live.unreported, execution.attempt))
+            self._move(live, made, unreported=_without(live.unreported, execution.attempt))
 
-    def _receive_derived(self, envelope: Envelope) -> None:
-        live = self.decisions.get(envelope.fact.decision_id)
+    def _receive_derived(self, made: Made) -> None:
+        live = self.decisions.get(made.envelope.fact.decision_id)
         if live is None:
             return
-        awaited = tuple(pair for pair in live.awaited_facts if pair[0] != envelope.event_id)
-        self._release_if_over(self._move(live, envelope, awaited_facts=awaited))
+        awaited = tuple(pair for pair in live.awaited_facts if pair[0] != made.event_id)
+        self._release_if_over(self._move(live, made, awaited_facts=awaited))
 
-    def _move(self, live: LiveDecision, envelope: Envelope, **changes: Any) -> LiveDecision:
-        moved = live._replace(last_sequence_number=envelope.sequence_number, **changes)
+    def _move(self, live: LiveDecision, made: Made, **changes: Any) -> LiveDecision:
+        moved = live._replace(last_sequence_number=made.sequence_number, **changes)
         self._put(self.decisions, live.decision_id, moved)
         if moved.timer_due_ms != live.timer_due_ms:
             if live.timer_due_ms:
@@ -308,7 +304,7 @@ class DecisionProjection(EvidenceProjection):
         live = departed.live
         self._drop(self.departed, live.decision_id)
         self._unschedule(self._departures, (departed.ended_at_ms, live.decision_id))
-        self._enliven(live)
+        self._enliven(live, live.decision.subject)
         return live
 
     def _forget_departed(self) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gavel.v1 import fact_pb2
-from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.decision_pb2 import Decision
 
 from gavel_rules.events import OBSERVATION, milliseconds
 from gavel_rules.limits import TRACE_ENDINGS_MAX, TRACE_LAPSE_MS, TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
+from gavel_rules.made import Made
 from gavel_rules.pins import pin
 from gavel_rules.records import NO_REJECTIONS, Candidate, Ended, Rejections, ToolEvidence, Trace
 from gavel_rules.tables import Tables, action_on, read_key
@@ -25,14 +26,15 @@ from gavel_rules.values import value_to_python
 class EvidenceProjection(Tables):
     """The tables, with what changes evidence and traces."""
 
-    def _apply_observation(self, envelope: Envelope) -> None:
+    def _apply_observation(self, made: Made) -> None:
+        envelope = made.envelope
         observation = envelope.observation
         claimed_at_ms = milliseconds(observation.observed_at)
         aged_from_ms = claimed_at_ms
         if observation.HasField("evidence_recorded_at"):
             aged_from_ms = min(aged_from_ms, milliseconds(observation.evidence_recorded_at))
         producer = envelope.producer
-        subject, event_id, number = envelope.subject, envelope.event_id, envelope.sequence_number
+        subject, event_id, number = made.subject, made.event_id, made.sequence_number
         trust_tier, evidence_ref, evidence_hash = observation.trust_tier, observation.evidence_ref, observation.evidence_hash
         of_evidence = self.readings.get(evidence_ref)
         for key in sorted(observation.extracted_fields):
@@ -81,43 +83,43 @@ class EvidenceProjection(Tables):
                 return
         self._put(keys, key, (*others, candidate))
 
-    def _apply_tool_call(self, envelope: Envelope) -> None:
-        call = envelope.tool_call
+    def _apply_tool_call(self, made: Made) -> None:
+        call = made.envelope.tool_call
         if call.execution_id:
-            self._keep_trace(envelope.trace_id)
-            calls = self._inner(self.tool_calls, envelope.trace_id)
+            self._keep_trace(made.trace_id)
+            calls = self._inner(self.tool_calls, made.trace_id)
             if len(calls) >= TRACE_TOOL_CALLS_MAX:
                 # What observes a result of theirs from here on is inference.
                 self._drop_oldest(calls, calls, TRACE_TOOL_CALLS_MAX // 4)
-            self._put(calls, call.execution_id, envelope.sequence_number)
+            self._put(calls, call.execution_id, made.sequence_number)
 
-    def _apply_tool_result(self, envelope: Envelope) -> None:
-        result = envelope.tool_result
-        self._keep_trace(envelope.trace_id)
-        results = self._inner(self.tool_results, envelope.trace_id)
+    def _apply_tool_result(self, made: Made) -> None:
+        result = made.envelope.tool_result
+        self._keep_trace(made.trace_id)
+        results = self._inner(self.tool_results, made.trace_id)
         if len(results) >= TRACE_TOOL_RESULTS_MAX:
             for event_id in self._spare_results(results):
                 self._drop(results, event_id)
                 self._drop(self.readings, event_id)
-        number = envelope.sequence_number
-        evidence = ToolEvidence(result.execution_id, result.tool_name, result.content_hash, result.is_error, self.recorded_at_ms, number)
-        self._put(results, envelope.event_id, evidence)
-        self._put(self.readings, envelope.event_id, {})
+        evidence = ToolEvidence(
+            result.execution_id, result.tool_name, result.content_hash, result.is_error, self.recorded_at_ms, made.sequence_number
+        )
+        self._put(results, made.event_id, evidence)
+        self._put(self.readings, made.event_id, {})
 
     def _keep_trace(self, trace_id: str) -> None:
         if trace_id not in self.traces:
             self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms))
 
-    def _end(self, envelope: Envelope, by_person: bool) -> None:
+    def _end(self, made: Made, decision: Decision, by_person: bool) -> None:
         """Note that the action on the subject is hopeless for the trace, as the decision says."""
-        decision = envelope.decision
         # Slices are lists: walking through a repeated field itself ends with an exception, which takes as long as two items do.
         rests_on = [(pin.key, pin.subject) for pin in decision.pinned_facts[:]]
         rests_on += [(absent.key, absent.subject) for absent in decision.absent_facts[:]]
         digests = tuple([rule_set.digest for rule_set in decision.active_rule_sets[:]])
-        ended = Ended(decision.decision_id, self.head, tuple(rests_on), digests, by_person)
-        of_trace = self._inner(self.ended, envelope.trace_id)
-        self._put(of_trace, action_on(decision.action_type, envelope.subject), ended)
+        ended = Ended(made.event_id, self.head, tuple(rests_on), digests, by_person)
+        of_trace = self._inner(self.ended, made.trace_id)
+        self._put(of_trace, action_on(decision.action_type, made.subject), ended)
         if len(of_trace) > TRACE_ENDINGS_MAX:
             # What a person has rejected stays so. The rules can be asked again: they come to the same, or the facts have changed.
             by_rules = {what: ended.sequence_number for what, ended in of_trace.items() if not ended.by_person}

@@ -21,6 +21,7 @@ from gavel_rules.events import FACT, milliseconds
 from gavel_rules.language.agreement import disagreements
 from gavel_rules.language.document import digest_of
 from gavel_rules.language.ruleset import CompiledRuleSet
+from gavel_rules.made import Made, read
 from gavel_rules.pins import pin
 from gavel_rules.projected_decisions import DecisionProjection
 from gavel_rules.records import ActiveRuleSet, Candidate, DeployedRuleSet, Shadowing, ShadowRuleSet
@@ -33,24 +34,25 @@ class State(DecisionProjection):
 
     def apply(self, envelope: Envelope) -> None:
         """Move the state by one event. The event is the log's next; it is kept and must not be changed afterwards."""
-        recorded_at_ms = milliseconds(envelope.recorded_at)
-        self.advance(envelope, envelope.sequence_number, recorded_at_ms, envelope.WhichOneof("payload"), envelope.trace_id)
+        self.advance(read(envelope), milliseconds(envelope.recorded_at))
 
-    def advance(self, envelope: Envelope, sequence_number: int, recorded_at_ms: int, payload: str | None, trace_id: str) -> None:
-        """Do what `apply` does, for whoever has just made the event and need not read in it what it knows."""
-        self.head = sequence_number
+    def advance(self, made: Made, recorded_at_ms: int) -> None:
+        """Do what `apply` does, for whoever has just made the event."""
+        self.head = made.sequence_number
         if recorded_at_ms != self.recorded_at_ms:
             self.recorded_at_ms = recorded_at_ms
             # First, so that an event of a trace that has lapsed begins the trace anew instead of reviving what it was.
             self._forget_lapsed_traces()
             if self._departures:
                 self._forget_departed()
+        trace_id = made.trace_id
         trace = self.traces.get(trace_id)
         if trace is not None and trace.last_event_ms != recorded_at_ms:
             self._put_trace(trace_id, trace._replace(last_event_ms=recorded_at_ms))
-        _APPLY[payload](self, envelope)
+        _APPLY[made.payload](self, made)
 
-    def _apply_fact(self, envelope: Envelope) -> None:
+    def _apply_fact(self, made: Made) -> None:
+        envelope = made.envelope
         fact = envelope.fact
         system = fact.WhichOneof("system")
         if system is not None:
@@ -60,14 +62,14 @@ class State(DecisionProjection):
             return
         claimed_at_ms = milliseconds(envelope.occurred_at)
         producer = envelope.producer
-        subject = envelope.subject
-        number = envelope.sequence_number
+        subject = made.subject
+        number = made.sequence_number
         key = fact.key
         self._put_candidate(
             subject,
             key,
             Candidate(
-                pin=pin(key, subject, envelope.event_id, number, common_pb2.TRUST_TIER_1_SYSTEM_FACT, ""),
+                pin=pin(key, subject, made.event_id, number, common_pb2.TRUST_TIER_1_SYSTEM_FACT, ""),
                 sequence_number=number,
                 category=FACT,
                 trust_tier=common_pb2.TRUST_TIER_1_SYSTEM_FACT,
@@ -88,14 +90,14 @@ class State(DecisionProjection):
             ),
         )
         if fact.decision_id:
-            self._receive_derived(envelope)
+            self._receive_derived(made)
 
-    def _apply_diagnostic(self, envelope: Envelope) -> None:
+    def _apply_diagnostic(self, made: Made) -> None:
         """Hear late reports, and count what shadows would have decided otherwise; other diagnostics change nothing."""
-        diagnostic = envelope.agent_diagnostic
+        diagnostic = made.envelope.agent_diagnostic
         detail = diagnostic.WhichOneof("detail")
         if detail == "late_execution":
-            self._apply_late_report(envelope)
+            self._apply_late_report(made)
         elif detail == "shadow_difference":
             policy_id = diagnostic.shadow_difference.policy_id
             shadow = self.shadows.get(policy_id)
@@ -171,7 +173,7 @@ def _shadowing(in_force: Mapping[str, CompiledRuleSet], shadows: Mapping[str, Sh
     return shadowing
 
 
-_APPLY: Final[Mapping[str | None, Callable[[State, Envelope], None]]] = {
+_APPLY: Final[Mapping[str, Callable[[State, Made], None]]] = {
     "fact": State._apply_fact,
     "proposal": State._apply_proposal,
     "decision": State._apply_decision,

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from gavel.v1.decision_pb2 import Decision
-from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
 from google.protobuf.message import Message
 
@@ -29,6 +28,8 @@ from gavel_rules.limits import (
     TRACE_LAPSE_MS,
     TRACE_TOOL_RESULTS_MAX,
 )
+from gavel_rules.made import Made
+from gavel_rules.proposed import Proposed
 from gavel_rules.records import (
     NO_REJECTIONS,
     ActiveRuleSet,
@@ -65,7 +66,7 @@ class Tables(Journal):
         self.shadows: dict[str, ShadowRuleSet] = {}
         self.shadowing: dict[str, tuple[Shadowing, ...]] = {}  # by action type
         self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}
-        self.open_proposals: dict[str, Envelope] = {}
+        self.open_proposals: dict[str, Made] = {}
         self.contests: dict[str, OpenContest] = {}  # by action and conflict key (`action_on`)
         self.waiting_of_subject: dict[str, tuple[str, ...]] = {}  # event_ids of the proposals that wait for contests
         self.waiting_of_trace: dict[str, dict[str, str]] = {}  # by trace: the same event_ids, by `waiting_key`
@@ -212,18 +213,19 @@ class Tables(Journal):
         proposal = self.open_proposals.get(proposal_id)
         return self._contest_of(proposal) if proposal is not None else None
 
-    def _contest_of(self, proposal: Envelope) -> OpenContest | None:
-        if not self.contests or not proposal.proposal.HasField("contest"):
+    def _contest_of(self, proposal: Made) -> OpenContest | None:
+        if not self.contests or not proposal.competes:
             return None
-        return self.contests.get(action_on(proposal.proposal.action_type, proposal.proposal.contest.conflict_key))
+        asked = proposal.asked
+        return self.contests.get(action_on(asked.action_type, asked.proposal.contest.conflict_key))
 
-    def waits_already(self, envelope: Envelope, conflict_key: str) -> str:
+    def waits_already(self, asked: Proposed, conflict_key: str) -> str:
         """Return the event_id of another proposal of the trace that is the same and waits for a contest for the key, or ""."""
-        of_trace = self.waiting_of_trace.get(envelope.trace_id)
+        of_trace = self.waiting_of_trace.get(asked.trace_id)
         if of_trace is None:
             return ""
-        waiting = of_trace.get(waiting_key(envelope, conflict_key), "")
-        return waiting if waiting != envelope.event_id else ""
+        waiting = of_trace.get(waiting_key(asked, conflict_key), "")
+        return waiting if waiting != asked.header.event_id else ""
 
     def pending_decisions(self) -> list[LiveDecision]:
         """Return all live decisions, oldest first."""
@@ -262,7 +264,7 @@ class Tables(Journal):
                 subject: {key: sorted([one.plain() for one in candidates]) for key, candidates in keys.items()}
                 for subject, keys in self.evidence.items()
             },
-            "open_proposals": {key: _plain(value) for key, value in self.open_proposals.items()},
+            "open_proposals": {key: _plain(made.envelope) for key, made in self.open_proposals.items()},
             "contests": self.contests,
             "waiting_of_subject": self.waiting_of_subject,
             "waiting_of_trace": self.waiting_of_trace,
@@ -294,9 +296,9 @@ def action_on(action_type: str, target: str) -> str:
     return f"{action_type} {target}"
 
 
-def waiting_key(envelope: Envelope, conflict_key: str) -> str:
+def waiting_key(asked: Proposed, conflict_key: str) -> str:
     """Name what a proposal is (`fingerprint`) and competes for. A fingerprint holds no space."""
-    return f"{fingerprint(envelope)} {conflict_key}"
+    return f"{fingerprint(asked)} {conflict_key}"
 
 
 def read_key(subject: str, key: str) -> str:

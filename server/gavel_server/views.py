@@ -40,7 +40,7 @@ def projection(state: State, subject: str) -> Projection:
     answer.pending_decisions.extend(map(pending_decision, live))
     answer.pending_executions.extend(_execution(one) for one in live if _is_executing(one))
     answer.pending_proposals.extend(
-        _waiting(state.open_proposals[proposal_id]) for proposal_id in state.waiting_of_subject.get(subject, ())
+        _waiting(state.open_proposals[proposal_id].envelope) for proposal_id in state.waiting_of_subject.get(subject, ())
     )
     return answer
 

@@ -30,6 +30,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import ProjectedFact, ProjectedObservation, Projection
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.fingerprint import fingerprint
+from gavel_rules.proposed import Proposed
 from google.protobuf.struct_pb2 import Struct
 
 from gavel_client.backoff import Backoff
@@ -207,7 +208,7 @@ class _Run:
             progress = await self._revised(current, again)
         self._citations.cite_in(again.proposal)
         # What the log takes for the same proposal would be refused as a duplicate, unless only the projection was at fault.
-        same = decision.reason_code != _OF_PROJECTION and fingerprint(again) == fingerprint(current.proposal)
+        same = decision.reason_code != _OF_PROJECTION and fingerprint(Proposed(again)) == fingerprint(Proposed(current.proposal))
         if same or not progress:
             raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is nothing new to say")
 

@@ -128,7 +128,7 @@ class Impact:
         if proposal_id not in self._simulated:
             self._simulate_contest(recorded)
         simulated = self._simulated.pop(proposal_id)
-        proposal = self.state.open_proposals[proposal_id]
+        proposal = self.state.open_proposals[proposal_id].envelope
         if proposal.proposal.HasField("contest"):
             governing = self._governing.get(simulated.action_type, ())
             contest.settle(simulated, self.state, proposal, milliseconds(recorded.recorded_at), governing)

@@ -23,7 +23,6 @@ from gavel_rules.commands import (
     Failure,
     Fault,
     Handled,
-    Made,
     Recorded,
     References,
     Started,
@@ -32,6 +31,7 @@ from gavel_rules.commands import (
     Waiting,
 )
 from gavel_rules.decider import handle
+from gavel_rules.made import Made
 from gavel_rules.projection import State
 from mypy_extensions import mypyc_attr
 

@@ -11,6 +11,7 @@ from gavel_rules.commands import Command
 from gavel_rules.decider import handle
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.projection import State
+from gavel_rules.proposed import Proposed
 from gavel_server.bus.lookup import Lookup
 from gavel_server.bus.planning import Pending, plan
 from gavel_server.log import Record, empty_head
@@ -128,9 +129,9 @@ def test_laws_of_every_log(steps: Sequence[Step]) -> None:
     assert proposed == waiting | {decision.proposal_id for decision in firsts}
     of_trace = [(event_id, trace_id, same) for trace_id, held in core.state.waiting_of_trace.items() for same, event_id in held.items()]
     proposals = [core.by_id[event_id] for event_id in waiting]
-    assert sorted((one.event_id, one.trace_id, f"{fingerprint(one)} {one.proposal.contest.conflict_key}") for one in proposals) == sorted(
-        of_trace
-    )
+    assert sorted(
+        (one.event_id, one.trace_id, f"{fingerprint(Proposed(one))} {one.proposal.contest.conflict_key}") for one in proposals
+    ) == sorted(of_trace)
     for contest in core.state.contests.values():
         assert core.state.recorded_at_ms < contest.closes_at_ms
     held, problems = holders(core.events)

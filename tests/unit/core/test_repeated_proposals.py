@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reasons
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import TRACE_LAPSE_MS
+from gavel_rules.proposed import Proposed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,11 +142,11 @@ def test_what_makes_a_trace_forget(core: Core, forgets: str) -> None:
     cited=st.sets(st.tuples(st.integers(0, 2**63 - 1), st.text("0a-")), max_size=3),
 )
 def test_what_is_hashed(subject: str, cited: set[tuple[int, str]]) -> None:
-    """The fingerprint, which states keep, is the hash of a list as JSON, whatever it holds."""
+    """The fingerprint, which states keep, is the hash of a tuple as Python writes it in ASCII, whatever it holds."""
     envelope = Envelope(subject=subject)
     envelope.proposal.action_type = "refund.create"
     envelope.proposal.params.update({"note": subject})
     envelope.proposal.based_on_events.extend(EventReference(sequence_number=number, event_id=event_id) for number, event_id in cited)
-    params = envelope.proposal.params.SerializeToString(deterministic=True).hex()
-    text = json.dumps(["refund.create", subject, sorted(cited), params])
-    assert hashlib.sha256(text.encode()).hexdigest() == fingerprint(envelope)
+    params = envelope.proposal.params.SerializeToString(deterministic=True)
+    text = ascii(("refund.create", subject, sorted(cited), params))
+    assert hashlib.sha256(text.encode()).hexdigest() == fingerprint(Proposed(envelope))

@@ -126,7 +126,7 @@ def test_an_event_id_that_waits_is_never_judged_again() -> None:
     assert first == core.enter([fact], event_id=first.event_id)
     fault = core.fault(core.proposal([fact], event_id=first.event_id, amount=7))
     assert error_pb2.ERROR_REASON_EVENT_ID_REUSED == fault.reason
-    assert (digest, second.event_id) == (core.state.digest(), core.state.waits_already(core.proposal([fact], amount=7).envelope, "order/1"))
+    assert (digest, second.event_id) == (core.state.digest(), core.state.waits_already(core.proposal([fact], amount=7).asked, "order/1"))
     core.tick(WINDOW_MS)
     core.prove()
 
@@ -154,6 +154,6 @@ def test_entering_and_closing_are_undone_whole() -> None:
     before, mark = core.state.digest(), core.state.mark()
     command = core.proposal([fact])
     handle(core.state, command, core.references(command), core.now_ms)
-    assert command.envelope.event_id == core.state.waits_already(core.proposal([fact]).envelope, "order/1")
+    assert command.envelope.event_id == core.state.waits_already(core.proposal([fact]).asked, "order/1")
     core.state.undo(mark)
     assert (before, {}) == (core.state.digest(), core.state.waiting_of_trace)
