@@ -28,6 +28,8 @@ def propose(
     debug: Debug = False,
 ) -> None:
     """Submit a proposal and print its decision. A refusal by policy is an answer: exit status 0."""
+    from gavel.v1.decision_pb2 import OUTCOME_NEEDS_HUMAN_REVIEW
+
     from gavel_server.cli import documents, output
 
     envelope = documents.read_envelope(file)
@@ -37,7 +39,10 @@ def propose(
         output.print_json(response)
         return
     decided = response.decision
-    print_decision(decided.decision, [("decision", f"{decided.decision.decision_id} (event {decided.sequence_number})")])
+    rows = [("decision", f"{decided.decision.decision_id} (event {decided.sequence_number})")]
+    if decided.decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
+        rows.append(("waits for", "a person; gavel reviews lists it"))
+    print_decision(decided.decision, rows)
 
 
 def _submitted(client: SyncGavelClient, envelope: Envelope, wait_seconds: float) -> SubmitProposalResponse:

@@ -50,6 +50,14 @@ def test_a_review_from_the_list_to_the_approval(shop: Server, bus: str, reviewin
     assert f"{getpass.getuser()} said APPROVE on {review.event_id}: weighed it" in log
 
 
+def test_who_proposes_is_told_where_it_waits(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
+    """A proposal that needs a person says so, and which command shows it."""
+    ready = reviewing.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")).envelope
+    for weight, waits in ((50, True), (5, False)):
+        done = gavel("propose", "-", "--bus", bus, server=shop, text=as_text(send(ready, weight)))
+        assert waits == ("a person; gavel reviews lists it" in done.stdout)
+
+
 def test_a_rejection_as_json(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
     """The response is protobuf JSON; what follows in the trace is explained to people as final."""
     review = decided(reviewing, "parcel/1", 50)
