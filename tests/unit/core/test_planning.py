@@ -72,6 +72,7 @@ def test_entries_carry_what_the_log_needs() -> None:
     first = core.state.head - len(decided.entries) + 1
     assert list(range(first, first + 6)) == [entry.sequence_number for entry in decided.entries]
     assert [envelope.event_id for envelope in decided.envelopes] == [entry.event_id for entry in decided.entries]
+    assert [envelope.trace_id for envelope in decided.envelopes] == decided.trace_ids
     assert ["", "decisions", "executions", "", "", ""] == [entry.work for entry in decided.entries]
     assert [first + 1, 0, 0, first + 4, 0, 0] == [entry.decision_sequence_number for entry in decided.entries]
     chain_hash = decided.expected.chain_hash
