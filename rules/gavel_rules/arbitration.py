@@ -22,7 +22,15 @@ from google.protobuf.struct_pb2 import Struct
 from gavel_rules import evidence as evidence_module
 from gavel_rules import reasons
 from gavel_rules.budget import count_rejection
-from gavel_rules.events import ARBITER_VERSION, MOMENTS_KEPT_MAX, set_timestamp, timestamp
+from gavel_rules.events import (
+    ARBITER_VERSION,
+    MOMENTS_KEPT_MAX,
+    OUTCOME_APPROVED,
+    OUTCOME_NEEDS_HUMAN_REVIEW,
+    OUTCOME_REJECTED,
+    set_timestamp,
+    timestamp,
+)
 from gavel_rules.evidence import Cited, Piece, certain, citations_of, superseded
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.governed import Governed, case_of, view_of
@@ -110,7 +118,7 @@ def leave_to_person(envelope: Envelope, now_ms: int, actions: tuple[CompiledActi
     decision = Decision()
     _begin(decision, Proposed(envelope), now_ms, actions)
     refuse(decision, reasons.NOT_JUDGED, RetryHint())
-    decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+    decision.outcome = OUTCOME_NEEDS_HUMAN_REVIEW
     decision.conflict_key = envelope.proposal.contest.conflict_key
     return decision
 
@@ -201,7 +209,7 @@ def reread(
     if held_by != holder:
         refuse_for_conflict(decision, state, held_by, now_ms)
         return False
-    decision.outcome = decision_pb2.OUTCOME_APPROVED
+    decision.outcome = OUTCOME_APPROVED
     bind(decision, now_ms, governed)
     return True
 
@@ -252,9 +260,9 @@ def _judge_governed(
         return
     _ask_rules(decision, state, asked, now_ms, judge, governed)
     outcome = decision.outcome
-    if outcome == decision_pb2.OUTCOME_APPROVED and _contend(decision, state, asked, now_ms, governed):
+    if outcome == OUTCOME_APPROVED and _contend(decision, state, asked, now_ms, governed):
         bind(decision, now_ms, governed)
-    elif outcome == decision_pb2.OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
+    elif outcome == OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
         make_terminal(decision, governed)
 
 

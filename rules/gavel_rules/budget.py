@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reasons
-from gavel_rules.events import ARBITER_VERSION, GAVEL
+from gavel_rules.events import ARBITER_VERSION, GAVEL, OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
 from gavel_rules.language.ruleset import CompiledAction
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import State
@@ -20,10 +19,10 @@ from gavel_rules.stages import RefusalClass, refusal_class
 def count_rejection(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Sequence[CompiledAction]) -> None:
     """Count a rejection and, at a limit, call a person instead of letting the trace loop (seeds 002 §5.6, §6.3)."""
     outcome = decision.outcome
-    if outcome == decision_pb2.OUTCOME_APPROVED:
+    if outcome == OUTCOME_APPROVED:
         return
     rejections = state.rejections(trace_id, now_ms)
-    of_class = refusal_class(decision.reason_code) if outcome == decision_pb2.OUTCOME_REJECTED else None
+    of_class = refusal_class(decision.reason_code) if outcome == OUTCOME_REJECTED else None
     if of_class is not None:
         rejections = _one_more(rejections, of_class)
     note_rejections(decision, rejections)
@@ -87,7 +86,7 @@ def _call_person(decision: Decision) -> None:
     decision.warnings.append(
         DecisionWarning(code=decision.reason_code, message=f"rejection {count} in a row of this trace; the limit calls a person")
     )
-    decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+    decision.outcome = OUTCOME_NEEDS_HUMAN_REVIEW
     decision.reason_code = reasons.REJECTION_LIMIT
     decision.policy_id = GAVEL
     decision.policy_version = ARBITER_VERSION

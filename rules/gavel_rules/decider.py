@@ -54,6 +54,8 @@ from gavel_rules.publication import publish
 from gavel_rules.records import DeployedRuleSet, OpenContest
 
 _EVENTS_UNBOUNDED: Final = 1 << 62
+_REFERENCE: Final = decision_pb2.ENGINE_REFERENCE
+_ALWAYS: Final = fact_pb2.CROSS_CHECK_MODE_ALWAYS
 
 
 def handle(
@@ -96,12 +98,10 @@ def _emit_timers(emission: Emission, limit: int, engine: Engine.ValueType, unjud
 
 def judge(state: State, sequence_number: int, engine: Engine.ValueType) -> Judge:
     """Return how rules are asked for the decision with this sequence number: the bus's cross-check mode decides."""
-    if engine == decision_pb2.ENGINE_REFERENCE:
+    if engine == _REFERENCE:
         return _ask_reference
     mode = state.cross_check.mode
-    both = mode == fact_pb2.CROSS_CHECK_MODE_ALWAYS or (
-        mode == fact_pb2.CROSS_CHECK_MODE_SAMPLE and sequence_number % state.cross_check.sample_every == 0
-    )
+    both = mode == _ALWAYS or (mode == fact_pb2.CROSS_CHECK_MODE_SAMPLE and sequence_number % state.cross_check.sample_every == 0)
     return _ask_both if both else _ask_rete
 
 

@@ -36,6 +36,11 @@ TOOL_CALL: Final = common_pb2.EVENT_CATEGORY_TOOL_CALL_EVENT
 TOOL_RESULT: Final = common_pb2.EVENT_CATEGORY_TOOL_RESULT_EVENT
 AGENT_DIAGNOSTIC: Final = common_pb2.EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT
 
+# Of decisions. Under names of this module, as the categories: compiled, those of another one are looked up at every use.
+OUTCOME_APPROVED: Final = decision_pb2.OUTCOME_APPROVED
+OUTCOME_REJECTED: Final = decision_pb2.OUTCOME_REJECTED
+OUTCOME_NEEDS_HUMAN_REVIEW: Final = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+
 CATEGORY_OF_PAYLOAD: Final[Mapping[str, EventCategory.ValueType]] = {
     "fact": FACT,
     "proposal": PROPOSAL,
@@ -70,9 +75,9 @@ EVENT_NAME_DEFAULT: Final[Mapping[str, str]] = {
     "agent_diagnostic": "DiagnosticRecorded",
 }
 DECISION_NAME: Final[Mapping[Outcome.ValueType, str]] = {
-    decision_pb2.OUTCOME_APPROVED: "DecisionApproved",
-    decision_pb2.OUTCOME_REJECTED: "DecisionRejected",
-    decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW: "HumanReviewRequested",
+    OUTCOME_APPROVED: "DecisionApproved",
+    OUTCOME_REJECTED: "DecisionRejected",
+    OUTCOME_NEEDS_HUMAN_REVIEW: "HumanReviewRequested",
     decision_pb2.OUTCOME_EXPIRED: "DecisionExpired",
     decision_pb2.OUTCOME_REVOKED: "DecisionRevoked",
 }
@@ -103,6 +108,7 @@ SYSTEM_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id=GAVEL
 
 # The digit that holds the variant: its upper two bits become 10.
 _VARIANT: Final = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+_sha256: Final = hashlib.sha256
 # Every hex digit as a zero, so that a UUID is told by one comparison.
 _DIGITS_AS_ZERO: Final = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
 _UUID_SHAPE: Final = b"00000000-0000-0000-0000-000000000000"
@@ -110,14 +116,14 @@ _UUID_SHAPE: Final = b"00000000-0000-0000-0000-000000000000"
 
 def derived_event_id(cause_event_id: str, cause_sequence_number: int, kind: str, ordinal: int = 0) -> str:
     """Return the UUIDv8 of an event that Gavel makes: a SHA-256 of what caused it, its kind and its ordinal."""
-    digest = hashlib.sha256(f"{cause_event_id}\n{cause_sequence_number}\n{kind}\n{ordinal}".encode()).hexdigest()
+    digest = _sha256(f"{cause_event_id}\n{cause_sequence_number}\n{kind}\n{ordinal}".encode()).hexdigest()
     # RFC 9562 §5.8: version 8 in bits 48..51, variant 10 in bits 64..65.
     return f"{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{_VARIANT[digest[16]]}{digest[17:20]}-{digest[20:32]}"
 
 
 def execution_id_of(decision_id: str, attempt: int) -> str:
     """Return the id of an attempt: "exec_" and 12 hex digits of SHA-256(decision_id, attempt) (seeds 001)."""
-    return "exec_" + hashlib.sha256(f"{decision_id}\n{attempt}".encode()).hexdigest()[:12]
+    return "exec_" + _sha256(f"{decision_id}\n{attempt}".encode()).hexdigest()[:12]
 
 
 def is_uuid(text: str) -> bool:

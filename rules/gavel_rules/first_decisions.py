@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, FactCollection, ShadowDifference
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reasons, shadow
 from gavel_rules.emission import Emission
-from gavel_rules.events import derived_event_id
+from gavel_rules.events import OUTCOME_APPROVED, derived_event_id
 from gavel_rules.made import Made
 
 # What the id of a first decision is derived by, beside its proposal.
@@ -36,7 +35,7 @@ def record_first(emission: Emission, decided: Envelope, proposal: Made, differen
     decision.state_version = emission.state.head
     outcome = decision.outcome
     emission.decide_as(decided, decision_id, outcome, proposal_id, proposal.trace_id, proposal.subject)
-    if outcome != decision_pb2.OUTCOME_APPROVED:
+    if outcome != OUTCOME_APPROVED:
         _call_attention(emission, decided, decision)
     for ordinal, difference in enumerate(differences):
         difference.decision_id = decision_id

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision, RetryHint
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reasons
-from gavel_rules.events import ARBITER_VERSION, GAVEL
+from gavel_rules.events import ARBITER_VERSION, GAVEL, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
 from gavel_rules.evidence import Piece, hint
 from gavel_rules.governed import Governed
 from gavel_rules.pins import absent, pinned
@@ -39,7 +38,7 @@ _TERMINAL: Final = _NOT_RETRYABLE + Decision(
 
 def refuse(decision: Decision, reason_code: str, retry_hint: RetryHint) -> None:
     """Make the decision a refusal of Gavel's own."""
-    decision.outcome = decision_pb2.OUTCOME_REJECTED
+    decision.outcome = OUTCOME_REJECTED
     decision.reason_code = reason_code
     decision.policy_id = GAVEL
     decision.policy_version = ARBITER_VERSION
@@ -56,7 +55,7 @@ def refuse_for_evidence(decision: Decision, reason_code: str, governed: list[Gov
         for key in unresolved
     )
     if reason_code == reasons.CONFLICTING_EVIDENCE:
-        decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+        decision.outcome = OUTCOME_NEEDS_HUMAN_REVIEW
         decision.retry_hint.retryable = False
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gavel.v1 import decision_pb2, execution_pb2
+from gavel.v1 import execution_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import derivation
-from gavel_rules.events import milliseconds
+from gavel_rules.events import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, milliseconds
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import LATE_REPORT_MS_MAX
 from gavel_rules.made import Made
@@ -92,7 +92,7 @@ class DecisionProjection(EvidenceProjection):
         contest = self._contest_of(proposal)
         if contest is not None:
             self._leave_contest(contest, proposal)
-        if made.outcome == decision_pb2.OUTCOME_APPROVED:
+        if made.outcome == OUTCOME_APPROVED:
             self._approve(made, decision, proposal.envelope)
             self._count(made.trace_id, NO_REJECTIONS, "", "")
         else:
@@ -106,7 +106,7 @@ class DecisionProjection(EvidenceProjection):
         """A proposal is rejected, or left to a person."""
         reason_code = decision.reason_code
         review = refused = ""
-        if made.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+        if made.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
             review = made.event_id
             self._put(self.reviews, review, Review(review, made.sequence_number, made.envelope, "", proposal.envelope))
         elif _is_of_the_proposal(reason_code):
@@ -151,7 +151,7 @@ class DecisionProjection(EvidenceProjection):
         review = self.reviews.get(decision.previous_decision_id)
         if review is not None:
             # One more NEEDS_HUMAN_REVIEW says that the evidence does not allow what the person wanted: it stays open.
-            if made.outcome != decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+            if made.outcome != OUTCOME_NEEDS_HUMAN_REVIEW:
                 self._resolve(made, decision, review)
             return
         live = self.decisions.get(decision.previous_decision_id)
@@ -160,7 +160,7 @@ class DecisionProjection(EvidenceProjection):
         if decision.compensates_decision_id:
             self._move(live, made, compensation=made.event_id)
             self._approve(made, decision, live.proposal)  # and the key is the compensation's
-        elif made.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW:
+        elif made.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
             self._move(live, made, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=made.event_id)
             review = Review(made.event_id, made.sequence_number, made.envelope, live.decision_id, live.proposal)
             self._put(self.reviews, made.event_id, review)
@@ -179,13 +179,13 @@ class DecisionProjection(EvidenceProjection):
             self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms, still_open))
         if review.approved_decision_id:
             self._resolve_execution(made, decision, self.decisions[review.approved_decision_id])
-        elif made.outcome == decision_pb2.OUTCOME_APPROVED:
+        elif made.outcome == OUTCOME_APPROVED:
             self._approve(made, decision, review.proposal)
         elif decision.terminal:
             self._end(made, decision, by_person=True)
 
     def _resolve_execution(self, made: Made, decision: Decision, live: LiveDecision) -> None:
-        if made.outcome == decision_pb2.OUTCOME_APPROVED:
+        if made.outcome == OUTCOME_APPROVED:
             self._put(self.grants, made.event_id, live.decision_id)
             self._put(self.holds, live.conflict_key, live.decision_id)  # anew, where its compensation had it and was given up
             due_ms = milliseconds(decision.valid_until)

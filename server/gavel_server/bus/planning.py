@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 import structlog
-from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.chain import chain
 from gavel_rules.commands import (
@@ -31,6 +31,7 @@ from gavel_rules.commands import (
     Waiting,
 )
 from gavel_rules.decider import handle
+from gavel_rules.events import OUTCOME_APPROVED
 from gavel_rules.made import Made
 from gavel_rules.projection import State
 from mypy_extensions import mypyc_attr
@@ -53,7 +54,6 @@ _WITH_EVENT: Final = (Recorded, Started)
 
 # Looked up once, and not at every call.
 _serialize: Final = Envelope.SerializeToString
-_APPROVED: Final = decision_pb2.OUTCOME_APPROVED
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -217,7 +217,7 @@ class Planning:
             if payload == "decision":
                 if previous in _DECIDED:
                     entries[-1].decision_sequence_number = made.sequence_number
-                if made.outcome == _APPROVED:
+                if made.outcome == OUTCOME_APPROVED:
                     work = "decisions"
                     self._state.pack(made.event_id, content, entries[-1].envelope if previous == "proposal" else b"")
                 else:
