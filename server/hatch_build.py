@@ -74,6 +74,7 @@ MODULES: Final = {
         "replay",
         "serialized",
         "shadow",
+        "stages",
         "tables",
         "values",
     ),

@@ -57,6 +57,7 @@ from gavel_rules.tables import action_on
 # How an action's rules are asked: Rete with or without the cross-check, or the reference engine alone.
 Judge = Callable[[CompiledAction, Case], Verdict]
 
+# Looked up once: to find a method of a message takes longer than to set a field.
 _copy: Final = Struct.CopyFrom
 
 _EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
@@ -148,7 +149,7 @@ def _begin(decision: Decision, asked: Proposed, now_ms: int, actions: tuple[Comp
     """Say in a decision what it is about, when it is made, and which rule sets are consulted."""
     said = _made_at(now_ms)
     for action in actions:
-        said += action.consulted
+        said = said + action.consulted
     merge(decision, said)
     decision.action_type = asked.action_type
     _copy(decision.params, asked.proposal.params)
@@ -403,7 +404,7 @@ def _ask_rules(decision: Decision, state: State, asked: Proposed, now_ms: int, j
             decision.engine_verdicts.add(engine=decision_pb2.ENGINE_REFERENCE, policy_id=action.policy_id, rule_ids=reference)
         for rank_of_rule, rule in enumerate(verdict.matched):
             room -= len(rule.condition)
-            said += action.matched[rule.id] if room >= 0 or rank_of_rule == 0 else matched(action.policy_id, rule, "")
+            said = said + (action.matched[rule.id] if room >= 0 or rank_of_rule == 0 else matched(action.policy_id, rule, ""))
         if verdict.matched:
             speaker = verdict.matched[0]
             rank = _EFFECT_RANK[speaker.effect]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
@@ -14,6 +15,9 @@ from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.projection import State
 from gavel_rules.records import Rejections
 from gavel_rules.stages import RefusalClass, refusal_class
+
+_EVIDENCE: Final = RefusalClass.EVIDENCE
+_POLICY: Final = RefusalClass.POLICY
 
 
 def count_rejection(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Sequence[CompiledAction]) -> None:
@@ -42,14 +46,12 @@ def note_rejections(decision: Decision, rejections: Rejections) -> None:
 
 
 def _one_more(rejections: Rejections, of_class: RefusalClass) -> Rejections:
-    evidence, policy, conflict = rejections
-    match of_class:
-        case RefusalClass.EVIDENCE:
-            return Rejections(evidence + 1, policy, conflict)
-        case RefusalClass.POLICY:
-            return Rejections(evidence, policy + 1, conflict)
-        case RefusalClass.CONFLICT:
-            return Rejections(evidence, policy, conflict + 1)
+    evidence, policy, conflict = rejections.evidence, rejections.policy, rejections.conflict
+    if of_class is _POLICY:
+        return Rejections(evidence, policy + 1, conflict)
+    if of_class is _EVIDENCE:
+        return Rejections(evidence + 1, policy, conflict)
+    return Rejections(evidence, policy, conflict + 1)
 
 
 def _limit_reached(rejections: Rejections, of_class: RefusalClass, actions: Sequence[CompiledAction]) -> bool:

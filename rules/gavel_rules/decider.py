@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.common_pb2 import Producer
-from gavel.v1.decision_pb2 import Engine
+from gavel.v1.decision_pb2 import Decision, Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
 
@@ -56,6 +56,9 @@ from gavel_rules.records import DeployedRuleSet, OpenContest
 _EVENTS_UNBOUNDED: Final = 1 << 62
 _REFERENCE: Final = decision_pb2.ENGINE_REFERENCE
 _ALWAYS: Final = fact_pb2.CROSS_CHECK_MODE_ALWAYS
+_SAMPLE: Final = fact_pb2.CROSS_CHECK_MODE_SAMPLE
+# Looked up once: to find a method of a message takes longer than to set a field.
+_has_field: Final = Decision.HasField
 
 
 def handle(
@@ -101,7 +104,7 @@ def judge(state: State, sequence_number: int, engine: Engine.ValueType) -> Judge
     if engine == _REFERENCE:
         return _ask_reference
     mode = state.cross_check.mode
-    both = mode == _ALWAYS or (mode == fact_pb2.CROSS_CHECK_MODE_SAMPLE and sequence_number % state.cross_check.sample_every == 0)
+    both = mode == _ALWAYS or (mode == _SAMPLE and sequence_number % state.cross_check.sample_every == 0)
     return _ask_both if both else _ask_rete
 
 
@@ -137,7 +140,7 @@ def _submit_proposal(
     decision = decided.decision
     asking = judge(state, state.head + 2, engine)
     arbitrate(state, asked, references.cited, emission.now_ms, asking, into=decision)
-    if decision.HasField("contest"):
+    if _has_field(decision, "contest"):
         return contest.enter(emission, envelope, decision, references.cited)
     differences = shadow.differences(state, asked, references.cited, emission.now_ms, asking, decision) if state.shadowing else ()
     return Recorded(record_first(emission, decided, emission.propose(asked), differences))

@@ -70,7 +70,7 @@ class Emission:
 
     def decide_as(
         self, envelope: Envelope, decision_id: str, outcome: Outcome.ValueType, causation_id: str, trace_id: str, subject: str
-    ) -> None:
+    ) -> Made:
         """Do what `decide` does, for whoever knows what the decision says."""
         number = self.state.head + 1
         envelope.sequence_number = number
@@ -79,7 +79,9 @@ class Emission:
         envelope.trace_id = trace_id
         envelope.causation_id = causation_id
         envelope.subject = subject
-        self._append(Made(envelope, number, "decision", decision_id, trace_id, subject, outcome))
+        made = Made(envelope, number, "decision", decision_id, trace_id, subject, outcome)
+        self._append(made)
+        return made
 
     def diagnose(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record a notice of Gavel's own."""

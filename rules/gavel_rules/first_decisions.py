@@ -20,6 +20,8 @@ from gavel_rules.made import Made
 
 # What the id of a first decision is derived by, beside its proposal.
 _KIND: Final = "decision"
+_NEEDS_HUMAN_REVIEW: Final = AgentDiagnostic(kind="NeedsHumanReview")
+_NO_FEASIBLE_PROPOSAL: Final = AgentDiagnostic(kind="NoFeasibleProposal")
 
 
 def record_first(emission: Emission, decided: Envelope, proposal: Made, differences: Iterable[ShadowDifference] = ()) -> Envelope:
@@ -34,31 +36,31 @@ def record_first(emission: Emission, decided: Envelope, proposal: Made, differen
     decision.proposal_id = proposal_id
     decision.state_version = emission.state.head
     outcome = decision.outcome
-    emission.decide_as(decided, decision_id, outcome, proposal_id, proposal.trace_id, proposal.subject)
+    made = emission.decide_as(decided, decision_id, outcome, proposal_id, proposal.trace_id, proposal.subject)
     if outcome != OUTCOME_APPROVED:
-        _call_attention(emission, decided, decision)
+        _call_attention(emission, made, decision)
     for ordinal, difference in enumerate(differences):
         difference.decision_id = decision_id
-        _notify(emission, decided, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), ordinal)
+        _notify(emission, made, AgentDiagnostic(kind=shadow.KIND, shadow_difference=difference), shadow.KIND, ordinal)
     return decided
 
 
-def _call_attention(emission: Emission, recorded: Envelope, decision: Decision) -> None:
+def _call_attention(emission: Emission, decided: Made, decision: Decision) -> None:
     """Record what a refusal, or a call for a person, is noticed by."""
     reason_code = decision.reason_code
     if reason_code == reasons.REJECTION_LIMIT:
-        _notify(emission, recorded, AgentDiagnostic(kind="NeedsHumanReview"))
+        _notify(emission, decided, _NEEDS_HUMAN_REVIEW, "NeedsHumanReview")
     if reason_code != reasons.NO_FEASIBLE_PROPOSAL and decision.terminal:
-        _notify(emission, recorded, AgentDiagnostic(kind="NoFeasibleProposal"))
+        _notify(emission, decided, _NO_FEASIBLE_PROPOSAL, "NoFeasibleProposal")
     if _lacks_tier(decision, reason_code):
-        request_facts(emission, recorded)
+        request_facts(emission, decided)
 
 
-def request_facts(emission: Emission, decided: Envelope) -> None:
+def request_facts(emission: Emission, decided: Made) -> None:
     """Record that a decision lacks trusted evidence, for sensors and adapters to act on (seeds 002 §4.8)."""
-    decision = decided.decision
-    asked = FactCollection(decision_id=decision.decision_id, fact_requirements=decision.retry_hint.fact_requirements)
-    _notify(emission, decided, AgentDiagnostic(kind="FactCollectionRequested", fact_collection=asked))
+    asked = FactCollection(decision_id=decided.event_id, fact_requirements=decided.envelope.decision.retry_hint.fact_requirements)
+    kind = "FactCollectionRequested"
+    _notify(emission, decided, AgentDiagnostic(kind=kind, fact_collection=asked), kind)
 
 
 def first_decision_id(proposal: Envelope) -> str:
@@ -75,11 +77,11 @@ def _lacks_tier(decision: Decision, reason_code: str) -> bool:
     )
 
 
-def _notify(emission: Emission, decision: Envelope, diagnostic: AgentDiagnostic, ordinal: int = 0) -> None:
+def _notify(emission: Emission, decided: Made, diagnostic: AgentDiagnostic, kind: str, ordinal: int = 0) -> None:
     emission.diagnose(
         diagnostic,
-        event_id=derived_event_id(decision.event_id, decision.sequence_number, diagnostic.kind, ordinal),
-        causation_id=decision.event_id,
-        trace_id=decision.trace_id,
-        subject=decision.subject,
+        event_id=derived_event_id(decided.event_id, decided.sequence_number, kind, ordinal),
+        causation_id=decided.event_id,
+        trace_id=decided.trace_id,
+        subject=decided.subject,
     )

@@ -150,16 +150,19 @@ def _rests_on(governed: list[Governed]) -> bytes:
     for piece, policy_ids in _distinct(governed):
         candidate = piece.candidate
         if candidate is None:
-            named += absent(piece.declared.key, piece.subject, policy_ids)
+            named = named + absent(piece.declared.key, piece.subject, policy_ids)
         else:
-            named += pinned(candidate.pin, piece.fresh_until_ms, policy_ids)
+            named = named + pinned(candidate.pin, piece.fresh_until_ms, policy_ids)
     return named
 
 
-def _distinct(governed: list[Governed]) -> list[tuple[Piece, Sequence[str]]]:
+_ALL: Final[list[str]] = []
+
+
+def _distinct(governed: list[Governed]) -> list[tuple[Piece, list[str]]]:
     """Return each piece of evidence once, as it is fresh for the shortest, with the policy_ids of who sees it; none: all do."""
     if len(governed) == 1 and governed[0].action.keys_differ:
-        return [(piece, ()) for piece in governed[0].evidence.pieces]
+        return [(piece, _ALL) for piece in governed[0].evidence.pieces]
     found: dict[tuple[str, str, str], Piece] = {}
     seen_by: dict[tuple[str, str, str], list[str]] = {}
     for view in governed:
@@ -174,4 +177,4 @@ def _distinct(governed: list[Governed]) -> list[tuple[Piece, Sequence[str]]]:
             if policy_id not in policy_ids:
                 policy_ids.append(policy_id)
     everybody = len(governed)
-    return [(piece, seen_by[identity] if len(seen_by[identity]) < everybody else ()) for identity, piece in found.items()]
+    return [(piece, seen_by[identity] if len(seen_by[identity]) < everybody else _ALL) for identity, piece in found.items()]

@@ -19,20 +19,19 @@ from gavel_rules.made import Made
 from gavel_rules.projected_evidence import EvidenceProjection
 from gavel_rules.reasons import DUPLICATE_PROPOSAL, INVALID_PARAMS, NO_ACTIVE_POLICY, NO_FEASIBLE_PROPOSAL, VERSION_MISMATCH
 from gavel_rules.records import (
-    APPROVED,
     AWAITING_FACTS,
     EXECUTING,
     NO_REJECTIONS,
     UNDER_REVIEW,
     Departed,
-    Kept,
     LiveDecision,
     OpenContest,
     Rejections,
     Review,
     Trace,
+    approved,
 )
-from gavel_rules.stages import RefusalClass, refusal_class
+from gavel_rules.stages import STAGES, RefusalClass
 from gavel_rules.tables import action_on, waiting_key
 
 
@@ -128,8 +127,7 @@ class DecisionProjection(EvidenceProjection):
             due_ms = milliseconds(decision.valid_until)
         number = self.head
         conflict_key = decision.conflict_key
-        live = LiveDecision(decision_id, number, Kept(made.envelope), Kept(proposal), conflict_key, APPROVED, number, due_ms)
-        self._enliven(live, made.subject)
+        self._enliven(approved(decision_id, number, made.envelope, proposal, conflict_key, due_ms), made.subject)
         self._schedule(self._timers, (due_ms, number, decision_id))
         self._put(self.holds, conflict_key, decision_id)
 
@@ -325,13 +323,13 @@ def _is_of_the_proposal(reason_code: str) -> bool:
     judged yet. Above all, versions are no part of the fingerprint, and who mends them does what he was told. Nor does a repetition:
     it is what was refused already, or what competes, which nobody has refused.
     """
-    if reason_code in _UNJUDGED:
-        return False
-    of_class = refusal_class(reason_code)
-    return of_class is RefusalClass.EVIDENCE or of_class is RefusalClass.POLICY
+    return reason_code not in _NOT_OF_THE_PROPOSAL
 
 
 _UNJUDGED: Final = frozenset({NO_ACTIVE_POLICY, INVALID_PARAMS, VERSION_MISMATCH, DUPLICATE_PROPOSAL})
+_NOT_OF_THE_PROPOSAL: Final = _UNJUDGED | {
+    code for stage in STAGES for code in stage.reason_codes if stage.refusal_class in (None, RefusalClass.CONFLICT)
+}
 
 
 def _without(attempts: tuple[int, ...], attempt: int) -> tuple[int, ...]:

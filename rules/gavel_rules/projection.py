@@ -48,7 +48,7 @@ class State(DecisionProjection):
         trace_id = made.trace_id
         trace = self.traces.get(trace_id)
         if trace is not None and trace.last_event_ms != recorded_at_ms:
-            self._put_trace(trace_id, trace._replace(last_event_ms=recorded_at_ms))
+            self._put_trace(trace_id, trace.at(recorded_at_ms))
         _APPLY[made.payload](self, made)
 
     def _apply_fact(self, made: Made) -> None:

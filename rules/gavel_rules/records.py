@@ -1,5 +1,7 @@
 """What the state is made of: immutable records, so that undoing a change is putting the old record back.
 
+What most decisions make is a plain object: compiled, tuples with names cost more.
+
 They say what is and do nothing; `projection.State` alone puts others in their place.
 """
 
@@ -25,7 +27,7 @@ UNDER_REVIEW: Final = 4
 
 
 class Candidate:
-    """The latest value that one source, at one tier, has stated for a key of a subject. No tuple: compiled, those cost more.
+    """The latest value that one source, at one tier, has stated for a key of a subject.
 
     `claimed_at_ms` orders values of one source, by its own clock. `stated_at_ms` orders those of several: the same, but never later
     than it was recorded, so that nobody speaks for longer because his clock is ahead. `aged_from_ms` is where the age counts
@@ -204,6 +206,19 @@ class LiveDecision(NamedTuple):
         return self.status == execution_pb2.EXECUTION_STATUS_SUCCESS
 
 
+# What is the same in all live decisions whose work has not begun.
+_NOT_BEGUN: Final = tuple(LiveDecision._field_defaults.values())[1:]
+
+
+def approved(
+    decision_id: str, sequence_number: int, decision: Envelope, proposal: Envelope, conflict_key: str, timer_due_ms: int
+) -> LiveDecision:
+    """Return an approval whose work has not begun."""
+    # Without the class's own way of filling in two dozen defaults, which takes as long as all else that an approval does to the state.
+    own = (decision_id, sequence_number, Kept(decision), Kept(proposal), conflict_key, APPROVED, sequence_number, timer_due_ms)
+    return tuple.__new__(LiveDecision, own + _NOT_BEGUN)
+
+
 class Departed(NamedTuple):
     """A decision as it ended, with attempts that had not reported: what they have done is still to be heard, for a while."""
 
@@ -245,39 +260,59 @@ class ToolEvidence(NamedTuple):
     sequence_number: int
 
 
-class Rejections(NamedTuple):
-    """How many rejections in a row a trace has had, by class (`stages.RefusalClass`)."""
+class Rejections:
+    """How many rejections in a row a trace has had, by class (`stages.RefusalClass`), and all of them."""
 
-    evidence: int = 0
-    policy: int = 0
-    conflict: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.evidence + self.policy + self.conflict
+    def __init__(self, evidence: int, policy: int, conflict: int) -> None:
+        self.evidence: Final = evidence
+        self.policy: Final = policy
+        self.conflict: Final = conflict
+        self.total: Final = evidence + policy + conflict
 
 
-NO_REJECTIONS: Final = Rejections()
+NO_REJECTIONS: Final = Rejections(0, 0, 0)
 
 
-class Trace(NamedTuple):
+class Trace:
     """What is remembered of a trace while it is alive."""
 
-    rejections: Rejections
-    last_event_ms: int
-    review: str = ""  # decision_id of its open review
-    refused: str = ""  # `fingerprint` of the last proposal that it was refused, for the proposal's own sake: evidence or policy
+    def __init__(self, rejections: Rejections, last_event_ms: int, review: str = "", refused: str = "") -> None:
+        self.rejections: Final = rejections
+        self.last_event_ms: Final = last_event_ms
+        self.review: Final = review  # decision_id of its open review
+        # `fingerprint` of the last proposal that it was refused, for the proposal's own sake: evidence or policy
+        self.refused: Final = refused
+
+    def at(self, last_event_ms: int) -> Trace:
+        """Return the same trace after one more event."""
+        return Trace(self.rejections, last_event_ms, self.review, self.refused)
+
+    def plain(self) -> list[object]:
+        """Return everything in it, as JSON has it."""
+        rejections = self.rejections
+        return [[rejections.evidence, rejections.policy, rejections.conflict], self.last_event_ms, self.review, self.refused]
 
 
-class Ended(NamedTuple):
+class Ended:
     """Why a trace may not propose an action on a subject any more."""
 
-    decision_id: str
-    sequence_number: int
-    rests_on: tuple[tuple[str, str], ...]  # (key, subject) of every fact that the rules had declared
-    digests: tuple[str, ...]  # of the rule sets that were consulted
-    by_person: bool  # what a person has rejected is never lifted
+    def __init__(
+        self,
+        decision_id: str,
+        sequence_number: int,
+        rests_on: list[tuple[str, str]],  # (key, subject) of every fact that the rules had declared
+        digests: list[str],  # of the rule sets that were consulted
+        by_person: bool,  # what a person has rejected is never lifted
+    ) -> None:
+        self.decision_id: Final = decision_id
+        self.sequence_number: Final = sequence_number
+        self.rests_on: Final = rests_on
+        self.digests: Final = digests
+        self.by_person: Final = by_person
+
+    def plain(self) -> list[object]:
+        """Return everything in it, as JSON has it."""
+        return [self.decision_id, self.sequence_number, self.rests_on, self.digests, self.by_person]
 
 
 class DeployedRuleSet(NamedTuple):

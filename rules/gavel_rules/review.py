@@ -22,6 +22,7 @@ from gavel_rules.events import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_P
 from gavel_rules.evidence import citations_of
 from gavel_rules.execution import emit_later
 from gavel_rules.first_decisions import request_facts
+from gavel_rules.made import read
 from gavel_rules.proposed import Proposed
 from gavel_rules.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision, Review
 
@@ -98,7 +99,7 @@ def _approve(emission: Emission, review: Review, live: LiveDecision | None, said
         note_rejections(decision, state.rejections(said.trace_id, emission.now_ms))
     answer = _conclude(emission, review, said, decision)
     if decision.reason_code == reasons.INSUFFICIENT_EVIDENCE_TIER:
-        request_facts(emission, answer.envelope)
+        request_facts(emission, read(answer.envelope))
     return answer
 
 

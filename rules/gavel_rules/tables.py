@@ -111,7 +111,7 @@ class Tables(Journal):
             return True
         if _has_lapsed(self.traces[trace_id], now_ms):
             return False
-        if governing and ended.digests != tuple([action.digest for action in governing]):
+        if governing and ended.digests != [action.digest for action in governing]:
             return False
         return not any(
             candidate.sequence_number > ended.sequence_number
@@ -274,8 +274,8 @@ class Tables(Journal):
             "grants": self.grants,
             "departed": {key: [_plain_tuple(value.live), value.ended_at_ms] for key, value in self.departed.items()},
             "reviews": {key: _plain_tuple(value) for key, value in self.reviews.items()},
-            "ended": self.ended,
-            "traces": self.traces,
+            "ended": {trace_id: {what: ended.plain() for what, ended in of_trace.items()} for trace_id, of_trace in self.ended.items()},
+            "traces": {trace_id: trace.plain() for trace_id, trace in self.traces.items()},
             "tool_calls": self.tool_calls,
             "tool_results": self.tool_results,
             "readings": self.readings,
