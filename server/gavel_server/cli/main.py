@@ -14,6 +14,7 @@ from gavel_server.cli import options
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, OutputClosedError
 
 PROGRAM: Final = "gavel"
+STANDARD_ERROR: Final = 2  # the last of the three descriptors that every process has
 
 app = typer.Typer(
     name=PROGRAM,
@@ -47,6 +48,7 @@ def _root(
 
 def main() -> NoReturn:
     """Run the command of this process's arguments and exit with its status."""
+    _occupy_standard_descriptors()
     if sys.stderr is None:
         # Closed by the caller. What is said to it must not land in stdout.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
@@ -59,6 +61,16 @@ def main() -> NoReturn:
             # A terminal or a pipe that cannot show a character gets its escape rather than a failure.
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
+
+
+def _occupy_standard_descriptors() -> None:
+    """Let nothing that is opened later be standard input, output or error, where the caller has closed these.
+
+    Libraries and child processes take the first three descriptors to be that; the event loop ends the process if one is its own.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def run(arguments: Sequence[str]) -> int:

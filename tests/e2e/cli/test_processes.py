@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,11 +31,11 @@ async def send(context: ExecutionContext) -> HandlerResult:
 
 
 @contextmanager
-def running(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def running(*arguments: str | Path, program: Sequence[str] = (GAVEL,), **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run `gavel` until the test is done with it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
     process = subprocess.Popen(
-        [GAVEL, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | environment
+        [*program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | environment
     )
     try:
         yield process
@@ -57,10 +57,15 @@ def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_and_stop(tmp_path: Path, number: signal.Signals) -> None:
-    """A server says on stdout that it is ready, and where, and nothing else; a signal ends it in order, exit status 0."""
-    with running("serve", "--listen", "127.0.0.1:0", "--data", tmp_path / "data") as process:
+@pytest.mark.parametrize(
+    ("number", "program"), [(signal.SIGTERM, [GAVEL]), (signal.SIGINT, ["/bin/sh", "-c", f"exec '{GAVEL}' \"$@\" <&-", "sh"])]
+)
+def test_serve_and_stop(tmp_path: Path, number: signal.Signals, program: list[str]) -> None:
+    """A server says on stdout that it is ready, and where, and nothing else; a signal ends it in order, exit status 0.
+
+    It needs no standard input.
+    """
+    with running("serve", "--listen", "127.0.0.1:0", "--data", tmp_path / "data", program=program) as process:
         line = first_line(process)
         assert line.startswith("gavel: ready on 127.0.0.1:")
         assert 0 == gavel("status", "--server", line.removeprefix("gavel: ready on ")).returncode
