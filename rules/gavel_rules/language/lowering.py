@@ -28,10 +28,6 @@ from gavel_rules.values import INTEGER_MAX
 CONJUNCTIONS_MAX: Final = 16
 CONDITIONS_PER_CONJUNCTION_MAX: Final = 24  # of the engine's; a comparison of two slots takes two
 LITERAL_LENGTH_MAX: Final = 4096
-FRACTIONS_KEPT_MAX: Final = 4_096
-_WHOLE_MAX: Final = float(INTEGER_MAX)
-# Numbers that are no integers, as they were written: estimates and prices come again, and writing one takes several times as long.
-_fractions: Final[dict[float, str]] = {}
 
 NUMBER: Final = "n"
 TEXT: Final = "s"
@@ -239,21 +235,10 @@ def _literal(constant: Constant, kind: str) -> str | None:
 
 
 def number_json(number: int | float) -> str:
-    """Return a finite number as JSON that the network compares exactly: without a fraction wherever it has none."""
-    if isinstance(number, int):
-        return str(number)
-    if -_WHOLE_MAX <= number <= _WHOLE_MAX:
-        whole = int(number)
-        if float(whole) == number:
-            return str(whole)
-    text = _fractions.get(number)
-    if text is None:
-        text = repr(number)
-        if "e" in text and "." not in text:
-            text = text.replace("e", ".0e")  # the network's parser wants a fraction before an exponent
-        if len(_fractions) == FRACTIONS_KEPT_MAX:
-            _fractions.clear()
-        _fractions[number] = text
+    """Return a finite number as JSON that the network's parser takes: an exponent needs a fraction before it. An integer has none."""
+    text = repr(number)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
     return text
 
 

@@ -37,10 +37,12 @@ from gavel_rules.language.lowering import (
     text_json,
 )
 from gavel_rules.language.vocabulary import PRESENCE_MAPS
+from gavel_rules.values import INTEGER_MAX
 
 CHAINS_MAX: Final = 1_000
 SLOTS_MAX: Final = 200
 HANDLE_DEATHS_MAX: Final = 16
+FRACTIONS_KEPT_MAX: Final = 4_096
 
 # The sum of branches on every path from the root stays under 60: 2 kinds, at most 17 supergroups, 12 groups in each, and 28
 # within a group. A conjunction is at most 24 conditions long and each further one branches once more, so at least five fit
@@ -127,7 +129,7 @@ class Document:
             value = values.get(name)
             if value is not None:
                 parts.append(field)
-                parts.append(number_json(value))  # type: ignore[arg-type]
+                parts.append(_written(value))  # type: ignore[arg-type]
         for name, field in self._texts:
             value = values.get(name)
             if value is not None:
@@ -146,6 +148,28 @@ class Document:
                 parts.append(if_true if answer else if_false)
         parts.append("}")
         return "".join(parts)
+
+
+# Numbers that have a fraction, as they were written: estimates and prices come again, and writing one takes several times as long.
+_fractions: Final[dict[float, str]] = {}
+_WHOLE_MAX: Final = float(INTEGER_MAX)
+
+
+def _written(number: int | float) -> str:
+    """Return a finite number as the engine's JSON. It compares numbers as such, so one without a fraction may be an integer."""
+    if isinstance(number, int):
+        return str(number)
+    if -_WHOLE_MAX <= number <= _WHOLE_MAX:
+        whole = int(number)
+        if float(whole) == number:
+            return str(whole)
+    text = _fractions.get(number)
+    if text is None:
+        text = number_json(number)
+        if len(_fractions) == FRACTIONS_KEPT_MAX:
+            _fractions.clear()
+        _fractions[number] = text
+    return text
 
 
 def _is_there(present: object, steps: list[str]) -> bool:
