@@ -26,6 +26,7 @@ AWAITING_FACTS: Final = 3
 UNDER_REVIEW: Final = 4
 
 
+@mypyc_attr(acyclic=True)
 class Candidate:
     """The latest value that one source, at one tier, has stated for a key of a subject.
 
@@ -260,6 +261,7 @@ class ToolEvidence(NamedTuple):
     sequence_number: int
 
 
+@mypyc_attr(acyclic=True)
 class Rejections:
     """How many rejections in a row a trace has had, by class (`stages.RefusalClass`), and all of them."""
 
@@ -273,6 +275,7 @@ class Rejections:
 NO_REJECTIONS: Final = Rejections(0, 0, 0)
 
 
+@mypyc_attr(acyclic=True)
 class Trace:
     """What is remembered of a trace while it is alive."""
 
@@ -293,6 +296,7 @@ class Trace:
         return [[rejections.evidence, rejections.policy, rejections.conflict], self.last_event_ms, self.review, self.refused]
 
 
+@mypyc_attr(acyclic=True)
 class Ended:
     """Why a trace may not propose an action on a subject any more."""
 
