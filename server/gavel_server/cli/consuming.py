@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
+from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, PRODUCER_ID
 
 from gavel_server.cli.errors import EXIT_FAILURE, CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, named_log
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from gavel_client.handlers import Handlers
+
+# Gavel's own producer id; gavel_rules.events has it, and is too much to import for a name.
+GAVEL_ID: Final = "gavel"
 
 # How long what a handler has left behind, once it has been reported, may hold up the end of the process.
 LEAVE_SECONDS_MAX: Final = 5.0
@@ -33,12 +37,31 @@ Data = Annotated[
 ]
 
 
+def _producer_id(value: str) -> str:
+    """Refuse what the server would refuse with every decision."""
+    if not re.fullmatch(PRODUCER_ID, value):
+        raise typer.BadParameter(f"{value!r} is no producer's id: it has 1 to 128 characters of A-Z, a-z, 0-9 and . _ : @ / -")
+    if value == GAVEL_ID:
+        raise typer.BadParameter(f"{value} is the server's own id; choose another")
+    return value
+
+
+def _group(value: str) -> str:
+    if not value.strip():
+        raise typer.BadParameter("it is empty; the same name for the same handlers, or leave it out")
+    return value
+
+
+ExecutorId = Annotated[str, typer.Option("--id", callback=_producer_id, metavar="NAME", help="The executor's stable name in the log.")]
+Group = Annotated[str, typer.Option("--group", callback=_group, metavar="NAME", help="The consumer group; the same for the same handlers.")]
+
+
 def executor(
     module: Annotated[
         str, typer.Argument(metavar="MODULE", help="A module or a .py file with a gavel_client.handlers.Handlers; MODULE:NAME picks one.")
     ],
-    producer_id: Annotated[str, typer.Option("--id", metavar="NAME", help="The executor's stable name in the log.")] = "gavel-executor",
-    group: Annotated[str, typer.Option(metavar="NAME", help="The consumer group; the same for the same handlers.")] = "executors",
+    producer_id: ExecutorId = "gavel-executor",
+    group: Group = "executors",
     concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Decisions carried out at the same time, at most.")] = 8,
     lease_ms: Annotated[
         int, typer.Option(min=LEASE_MS_MIN, max=LEASE_MS_MAX, metavar="MS", help="How long nobody else may take over an attempt.")

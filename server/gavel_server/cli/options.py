@@ -34,6 +34,9 @@ _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
 _ADDRESS: Final = re.compile(r"unix:.+|(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 PORT_MAX: Final = 65_535
 
+# As gavel_server.admission has it.
+_BUS: Final = re.compile(r"[a-z0-9-]{1,63}")
+
 # What an int64 of the contract holds: sequence numbers and versions.
 COUNTABLE_MAX: Final = 2**63 - 1
 
@@ -60,6 +63,13 @@ def server_address(value: str | None) -> str | None:
     return value
 
 
+def bus_name(value: str) -> str:
+    """Refuse what no bus is called; the empty name is the default bus's. Consumers would wait for it for ever, and nobody would say why."""
+    if not _BUS.fullmatch(value or BUS_DEFAULT):
+        raise typer.BadParameter(f"{value!r} is no name of a bus: it has 1 to 63 characters of a-z, 0-9 and -")
+    return value or BUS_DEFAULT
+
+
 def countable(value: int | None) -> int | None:
     """Refuse a number that no field of the contract can hold."""
     if value is not None and value > COUNTABLE_MAX:
@@ -70,7 +80,7 @@ def countable(value: int | None) -> int | None:
 Server = Annotated[
     str, typer.Option("--server", envvar="GAVEL_SERVER", callback=server_address, metavar="HOST:PORT", help="The server, or unix:PATH.")
 ]
-Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", metavar="NAME", help="The bus.")]
+Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", callback=bus_name, metavar="NAME", help="The bus.")]
 Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON of the response, for machines.")]
 JsonReport = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of a failure.")]

@@ -72,6 +72,12 @@ NOBODY = "127.0.0.1:9"
         ["executor", "nowhere.py"],
         ["executor", "json"],
         ["executor", "json:dumps"],
+        ["executor", "json", "--id", "a b"],
+        ["executor", "json", "--id", ""],
+        ["executor", "json", "--id", "gavel"],
+        ["executor", "json", "--group", " "],
+        ["fdr", "--bus", "A B"],
+        ["status", "--bus", "x" * 64],
     ],
 )
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
