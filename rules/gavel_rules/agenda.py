@@ -41,8 +41,9 @@ class Agenda:
         if chunk[-1] < item:
             chunk.append(item)
         else:
-            index = bisect_left(chunks, item, key=_last)
-            chunk = chunks[index]
+            if item < chunk[0]:
+                index = bisect_left(chunks, item, key=_last)
+                chunk = chunks[index]
             insort(chunk, item)
         if len(chunk) > _CHUNK_LENGTH_MAX:
             half = _CHUNK_LENGTH_MAX // 2

@@ -152,7 +152,7 @@ def _begin(decision: Decision, asked: Proposed, now_ms: int, actions: tuple[Comp
         said = said + action.consulted
     merge(decision, said)
     decision.action_type = asked.action_type
-    _copy(decision.params, asked.proposal.params)
+    _copy(decision.params, asked.struct)
 
 
 @lru_cache(MOMENTS_KEPT_MAX)

@@ -17,6 +17,6 @@ _serialize: Final = Struct.SerializeToString
 
 def fingerprint(asked: Proposed) -> str:
     """Return the SHA-256 of what a proposal is, as hex digits. The order of its citations does not matter."""
-    params = _serialize(asked.proposal.params, deterministic=True)
+    params = _serialize(asked.struct, deterministic=True)
     # As Python writes such a tuple: no two that differ are written alike, and with `ascii` every version of Python writes the same.
     return sha256(ascii((asked.action_type, asked.subject, sorted(set(asked.citations)), params)).encode()).hexdigest()

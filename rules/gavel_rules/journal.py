@@ -74,8 +74,9 @@ class Journal:
         table[key] = value
 
     def _drop(self, table: dict[Any, Any], key: object) -> None:
-        old = table.pop(key, _MISSING)
+        old = table.get(key, _MISSING)
         if old is not _MISSING:
+            del table[key]
             self._journal.append((table, key, old))
 
     def _schedule(self, agenda: Agenda, item: Item) -> None:

@@ -15,6 +15,7 @@ from gavel.v1.proposal_pb2 import Proposal
 from mypy_extensions import mypyc_attr
 
 from gavel_rules.proposed import Proposed
+from gavel_rules.records import Kept
 
 _has_field: Final = Proposal.HasField
 
@@ -46,6 +47,19 @@ class Made:
         self.subject: Final = subject
         self.outcome: Final = outcome
         self._asked = asked
+        self._kept: Kept | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """The event, for the state to keep."""
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = Kept(self.envelope)
+        return kept
+
+    def pack(self, content: bytes) -> None:
+        """Tell the event's bytes, as the log has them: what the state keeps of it, or will, is these."""
+        self.kept.pack(content)
 
     @property
     def asked(self) -> Proposed:

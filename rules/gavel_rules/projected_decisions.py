@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from gavel.v1 import execution_pb2
 from gavel.v1.decision_pb2 import Decision
-from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import derivation
 from gavel_rules.events import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, milliseconds
@@ -24,12 +23,14 @@ from gavel_rules.records import (
     NO_REJECTIONS,
     UNDER_REVIEW,
     Departed,
+    Kept,
     LiveDecision,
     OpenContest,
     Rejections,
     Review,
     Trace,
     approved,
+    packed,
 )
 from gavel_rules.stages import STAGES, RefusalClass
 from gavel_rules.tables import action_on, waiting_key
@@ -92,7 +93,7 @@ class DecisionProjection(EvidenceProjection):
         if contest is not None:
             self._leave_contest(contest, proposal)
         if made.outcome == OUTCOME_APPROVED:
-            self._approve(made, decision, proposal.envelope)
+            self._approve(made, decision, proposal.kept)
             self._count(made.trace_id, NO_REJECTIONS, "", "")
         else:
             self._refuse(made, decision, proposal)
@@ -118,7 +119,7 @@ class DecisionProjection(EvidenceProjection):
             self._end(made, decision, by_person=False)
         self._count(made.trace_id, rejections, review, refused)
 
-    def _approve(self, made: Made, decision: Decision, proposal: Envelope) -> None:
+    def _approve(self, made: Made, decision: Decision, proposal: Kept) -> None:
         decision_id = made.event_id
         if decision.compensates_decision_id:
             # It does not expire; but if nobody begins it, a person is told of what lies half done.
@@ -127,19 +128,9 @@ class DecisionProjection(EvidenceProjection):
             due_ms = milliseconds(decision.valid_until)
         number = self.head
         conflict_key = decision.conflict_key
-        self._enliven(approved(decision_id, number, made.envelope, proposal, conflict_key, due_ms), made.subject)
+        self._enliven(approved(decision_id, number, made.kept, proposal, conflict_key, due_ms), made.subject)
         self._schedule(self._timers, (due_ms, number, decision_id))
         self._put(self.holds, conflict_key, decision_id)
-
-    def pack(self, decision_id: str, decision: bytes, proposal: bytes = b"") -> None:
-        """Keep a decision, if it lives, and its proposal as the bytes that the log has of them. It changes nothing that can be seen.
-
-        Without the bytes of the proposal they are made anew.
-        """
-        live = self.decisions.get(decision_id)
-        if live is not None:
-            live.kept_decision.pack(decision)
-            live.kept_proposal.pack(proposal or live.kept_proposal.content)
 
     def _enliven(self, live: LiveDecision, subject: str) -> None:
         self._put(self.decisions, live.decision_id, live)
@@ -157,7 +148,7 @@ class DecisionProjection(EvidenceProjection):
             return
         if decision.compensates_decision_id:
             self._move(live, made, compensation=made.event_id)
-            self._approve(made, decision, live.proposal)  # and the key is the compensation's
+            self._approve(made, decision, live.kept_proposal)  # and the key is the compensation's
         elif made.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
             self._move(live, made, phase=UNDER_REVIEW, running=False, timer_due_ms=0, review=made.event_id)
             review = Review(made.event_id, made.sequence_number, made.envelope, live.decision_id, live.proposal)
@@ -178,7 +169,7 @@ class DecisionProjection(EvidenceProjection):
         if review.approved_decision_id:
             self._resolve_execution(made, decision, self.decisions[review.approved_decision_id])
         elif made.outcome == OUTCOME_APPROVED:
-            self._approve(made, decision, review.proposal)
+            self._approve(made, decision, packed(review.proposal))
         elif decision.terminal:
             self._end(made, decision, by_person=True)
 

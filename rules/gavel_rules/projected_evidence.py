@@ -113,11 +113,7 @@ class EvidenceProjection(Tables):
 
     def _end(self, made: Made, decision: Decision, by_person: bool) -> None:
         """Note that the action on the subject is hopeless for the trace, as the decision says."""
-        # Slices are lists: walking through a repeated field itself ends with an exception, which takes as long as two items do.
-        rests_on = [(pin.key, pin.subject) for pin in decision.pinned_facts[:]]
-        rests_on += [(absent.key, absent.subject) for absent in decision.absent_facts[:]]
-        digests = [rule_set.digest for rule_set in decision.active_rule_sets[:]]
-        ended = Ended(made.event_id, self.head, rests_on, digests, by_person)
+        ended = Ended(made.kept, made.event_id, self.head, by_person)
         of_trace = self._inner(self.ended, made.trace_id)
         self._put(of_trace, action_on(decision.action_type, made.subject), ended)
         if len(of_trace) > TRACE_ENDINGS_MAX:

@@ -32,9 +32,11 @@ from gavel_rules.values import value_to_python
 class State(DecisionProjection):
     """The decider's state of one bus at its head. Changed by `apply` and `advance` alone."""
 
-    def apply(self, envelope: Envelope) -> None:
-        """Move the state by one event. The event is the log's next; it is kept and must not be changed afterwards."""
-        self.advance(read(envelope), milliseconds(envelope.recorded_at))
+    def apply(self, envelope: Envelope) -> Made:
+        """Move the state by one event, and return it, read. It is the log's next; it is kept and must not be changed afterwards."""
+        made = read(envelope)
+        self.advance(made, milliseconds(envelope.recorded_at))
+        return made
 
     def advance(self, made: Made, recorded_at_ms: int) -> None:
         """Do what `apply` does, for whoever has just made the event."""

@@ -51,7 +51,9 @@ class Proposed:
         self.header: Final = Header(envelope) if header is None else header
         self.subject: Final = self.header.subject
         self.action_type: Final = proposal.action_type
-        self.params: Final = struct_to_dict(proposal.params)
+        struct = proposal.params
+        self.struct: Final = struct  # the params as they were sent
+        self.params: Final = struct_to_dict(struct)
         self.proposal: Final = proposal
         self.risk: Final = proposal.risk
         self.cost: Final = proposal.cost

@@ -113,7 +113,8 @@ class Candidate:
 class Kept:
     """An event that the state keeps: the message, or the log's bytes of it, which take a quarter of the memory.
 
-    Most approvals wait untouched until their work begins, so they wait as bytes (`pack`); the message of one that is worked on stays.
+    Most decisions wait untouched, approvals until their work begins, so they wait as bytes (`pack`); the message of one that is worked on
+    stays.
     """
 
     __slots__ = ("_content", "_message")
@@ -148,6 +149,13 @@ class Kept:
     def read(self) -> Envelope:
         """Return the event, for whoever only looks at it: packed, it stays so."""
         return self._message if self._message is not None else Envelope.FromString(self._content)
+
+
+def packed(message: Envelope) -> Kept:
+    """Return an event that has been worked on and waits again."""
+    kept = Kept(message)
+    kept.pack(kept.content)
+    return kept
 
 
 class LiveDecision(NamedTuple):
@@ -211,12 +219,10 @@ class LiveDecision(NamedTuple):
 _NOT_BEGUN: Final = tuple(LiveDecision._field_defaults.values())[1:]
 
 
-def approved(
-    decision_id: str, sequence_number: int, decision: Envelope, proposal: Envelope, conflict_key: str, timer_due_ms: int
-) -> LiveDecision:
+def approved(decision_id: str, sequence_number: int, decision: Kept, proposal: Kept, conflict_key: str, timer_due_ms: int) -> LiveDecision:
     """Return an approval whose work has not begun."""
     # Without the class's own way of filling in two dozen defaults, which takes as long as all else that an approval does to the state.
-    own = (decision_id, sequence_number, Kept(decision), Kept(proposal), conflict_key, APPROVED, sequence_number, timer_due_ms)
+    own = (decision_id, sequence_number, decision, proposal, conflict_key, APPROVED, sequence_number, timer_due_ms)
     return tuple.__new__(LiveDecision, own + _NOT_BEGUN)
 
 
@@ -298,21 +304,25 @@ class Trace:
 
 @mypyc_attr(acyclic=True)
 class Ended:
-    """Why a trace may not propose an action on a subject any more."""
+    """Why a trace may not propose an action on a subject any more: the decision that says so, read when it is asked for."""
 
-    def __init__(
-        self,
-        decision_id: str,
-        sequence_number: int,
-        rests_on: list[tuple[str, str]],  # (key, subject) of every fact that the rules had declared
-        digests: list[str],  # of the rule sets that were consulted
-        by_person: bool,  # what a person has rejected is never lifted
-    ) -> None:
+    def __init__(self, decision: Kept, decision_id: str, sequence_number: int, by_person: bool) -> None:
+        self._decision: Final = decision
         self.decision_id: Final = decision_id
         self.sequence_number: Final = sequence_number
-        self.rests_on: Final = rests_on
-        self.digests: Final = digests
-        self.by_person: Final = by_person
+        self.by_person: Final = by_person  # what a person has rejected is never lifted
+
+    @property
+    def rests_on(self) -> list[tuple[str, str]]:
+        """(key, subject) of every fact that the rules had declared."""
+        decision = self._decision.read().decision
+        pinned = [(pin.key, pin.subject) for pin in decision.pinned_facts]
+        return pinned + [(absent.key, absent.subject) for absent in decision.absent_facts]
+
+    @property
+    def digests(self) -> list[str]:
+        """Of the rule sets that were consulted."""
+        return [rule_set.digest for rule_set in self._decision.read().decision.active_rule_sets]
 
     def plain(self) -> list[object]:
         """Return everything in it, as JSON has it."""

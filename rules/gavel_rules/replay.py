@@ -50,7 +50,6 @@ from gavel_rules.errors import GavelRulesError
 from gavel_rules.events import (
     ARBITER_VERSION,
     CATEGORIES_OF_PRODUCER,
-    DECISION,
     GAVEL,
     PAYLOAD_OF_CATEGORY,
     SYSTEM_PRODUCER,
@@ -58,6 +57,7 @@ from gavel_rules.events import (
 )
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.language.ruleset import CompiledRuleSet, DocumentError, compile_rule_set
+from gavel_rules.made import Made
 from gavel_rules.projection import State
 
 
@@ -179,7 +179,7 @@ class Recomputation:
         self._engine = engine
         self._compare_from = compare_from
         self._compiled = compiled
-        self._expected: deque[Envelope] = deque()
+        self._expected: deque[Made] = deque()
         self._cited: dict[int, Cited] = {}
         self._input: Envelope | None = None
         self.events = 0
@@ -191,15 +191,15 @@ class Recomputation:
         recorded = decode(sequence_number, envelope_bytes)
         if sequence_number < self._compare_from or (not self.events and not self._expected and _is_made(recorded)):
             # What a commit made from an input before `compare_from` cannot be compared without that input.
-            self.state.apply(recorded)
+            made = self.state.apply(recorded)
             self.state.commit()
         else:
             if not self._expected:
                 self._predict(recorded)
-            self._compare(recorded, self._expected.popleft())
+            made = self._expected.popleft()
+            self._compare(recorded, made.envelope)
             self._tally(recorded)
-        if recorded.event_category == DECISION:
-            self.state.pack(recorded.event_id, envelope_bytes)
+        made.pack(envelope_bytes)
         citation = cited(recorded)
         if citation.keys:
             self._cited[sequence_number] = citation
@@ -208,7 +208,7 @@ class Recomputation:
     def finish(self, *, at_head: bool) -> None:
         """Check that nothing is missing at the end. A log that was cut off on purpose may end inside a commit."""
         if self._expected and at_head:
-            missing = self._expected[0]
+            missing = self._expected[0].envelope
             raise self._diverged(missing, "missing-event", f"event {missing.sequence_number} should follow, but the log ends", [])
 
     def _predict(self, recorded: Envelope) -> None:
@@ -218,7 +218,7 @@ class Recomputation:
         timers = handle(self.state, Tick(1, _unjudged(recorded)), now_ms=now_ms, engine=self._engine)
         if timers.events:
             self._input = timers.events[0]
-            self._expected.extend(timers.events)
+            self._expected.extend(timers.made)
             return
         try:
             command, references = self._command(recorded, now_ms)
@@ -232,10 +232,10 @@ class Recomputation:
             )
         self._input = recorded
         handled = handle(self.state, command, references, now_ms, self._engine)
-        if not handled.events:
+        if not handled.made:
             reason = handled.answer.message if isinstance(handled.answer, Fault) else "it would append nothing"
             raise self._diverged(recorded, "refused-event", f"event {recorded.sequence_number} would be refused today: {reason}", [])
-        self._expected.extend(handled.events)
+        self._expected.extend(handled.made)
 
     def _command(self, recorded: Envelope, now_ms: int) -> tuple[Command | None, References]:
         """Return the command that made an input event, or None if no command makes such an event."""

@@ -65,7 +65,7 @@ class Impact:
                 self._simulate(recorded)
             case "decision" if not recorded.decision.previous_decision_id:
                 changed = self._difference(recorded)
-        self.state.apply(recorded)
+        self.state.apply(recorded).pack(envelope_bytes)
         self.state.commit()
         citation = cited(recorded)
         if citation.keys:

@@ -211,6 +211,7 @@ class Planning:
             envelope = made.envelope
             # Deterministic: a decision made again from the same log has the same bytes, maps included.
             content = _serialize(envelope, deterministic=True)
+            made.pack(content)
             chain_hash = chain(chain_hash, content)
             payload = made.payload
             work: Work = ""
@@ -219,7 +220,6 @@ class Planning:
                     entries[-1].decision_sequence_number = made.sequence_number
                 if made.outcome == OUTCOME_APPROVED:
                     work = "decisions"
-                    self._state.pack(made.event_id, content, entries[-1].envelope if previous == "proposal" else b"")
                 else:
                     self._watched.append(envelope)
             elif payload == "execution":

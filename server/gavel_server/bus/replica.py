@@ -146,14 +146,13 @@ class Replica:
         mark = self.state.mark()
         try:
             envelope = Envelope.FromString(record.envelope)
-            self.state.apply(envelope)
+            made = self.state.apply(envelope)
         except Exception as error:
             self.state.undo(mark)
             _LOG.exception("event.not_applied", bus=self.bus, sequence_number=record.sequence_number)
             raise LogCorruptError(f"bus {self.bus}: this build cannot apply event {record.sequence_number}; run gavel replay") from error
         self.state.commit()
-        if envelope.event_category == DECISION:
-            self.state.pack(envelope.event_id, record.envelope)
+        made.pack(record.envelope)
         self.lookup.note(envelope)
         self.head = Head(record.sequence_number, chain_hash)
         if self.waiting and envelope.event_category == DECISION:

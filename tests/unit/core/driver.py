@@ -50,6 +50,7 @@ from gavel_rules.events import timestamp
 from gavel_rules.evidence import Cited, cited
 from gavel_rules.first_decisions import first_decision_id
 from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
+from gavel_rules.made import Made
 from gavel_rules.projection import State
 from gavel_rules.replay import Integrity, Recomputation
 from gavel_rules.values import python_to_value
@@ -154,8 +155,8 @@ class Core:
         self.commands.append((copied(command), self.now_ms))
         handled = handle(self.state, command, self.references(command), self.now_ms, engine)
         self.state.commit()
-        for event in handled.events:
-            self._keep(event)
+        for made in handled.made:
+            self._keep(made)
         return handled.answer
 
     def references(self, command: Command) -> References:
@@ -341,12 +342,12 @@ class Core:
         assert len(self.records) == recomputation.events
         return recomputation
 
-    def _keep(self, event: Envelope) -> None:
+    def _keep(self, made: Made) -> None:
+        event = made.envelope
         stored = event.SerializeToString(deterministic=True)
         self._chain_hash = chain(self._chain_hash, stored)
         self.records.append(Record(event.sequence_number, stored, self._chain_hash))
-        if event.HasField("decision"):
-            self.state.pack(event.event_id, stored)
+        made.pack(stored)
         self.events.append(Envelope.FromString(stored))
         self.by_id[event.event_id] = self.events[-1]
         citation = cited(event)
