@@ -27,7 +27,6 @@ from gavel_rules.events import (
     MOMENTS_KEPT_MAX,
     OUTCOME_APPROVED,
     OUTCOME_NEEDS_HUMAN_REVIEW,
-    OUTCOME_REJECTED,
     set_timestamp,
     timestamp,
 )
@@ -61,9 +60,6 @@ Judge = Callable[[CompiledAction, Case], Verdict]
 _copy: Final = Struct.CopyFrom
 
 _EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
-
-# Refusals of stage 16 that are no word of the rules: nothing follows from them.
-_FAULTS: Final = frozenset({reasons.EVALUATION_ERROR, reasons.ENGINE_DISAGREEMENT})
 
 # Which stage a selection's state belongs to, in order.
 _EVIDENCE_STAGES: Final[Sequence[tuple[frozenset[FactRequirementState.ValueType], str]]] = (
@@ -259,11 +255,10 @@ def _judge_governed(
     if holder is not None:
         refuse_for_conflict(decision, state, holder, now_ms)
         return
-    _ask_rules(decision, state, asked, now_ms, judge, governed)
-    outcome = decision.outcome
-    if outcome == OUTCOME_APPROVED and _contend(decision, state, asked, now_ms, governed):
+    effect = _ask_rules(decision, state, asked, now_ms, judge, governed)
+    if effect == "approve" and _contend(decision, state, asked, now_ms, governed):
         bind(decision, now_ms, governed)
-    elif outcome == OUTCOME_REJECTED and decision.reason_code not in _FAULTS and not _feasible(state, governed):
+    elif effect == "reject" and not _feasible(state, governed):
         make_terminal(decision, governed)
 
 
@@ -385,7 +380,8 @@ def _changed_since(state: State, version: int, citations: list[Cited], pieces: l
     return holder is not None and state.decisions[holder].last_sequence_number > version
 
 
-def _ask_rules(decision: Decision, state: State, asked: Proposed, now_ms: int, judge: Judge, governed: list[Governed]) -> None:
+def _ask_rules(decision: Decision, state: State, asked: Proposed, now_ms: int, judge: Judge, governed: list[Governed]) -> str:
+    """Say in a decision what the rules say, and return the effect of that; "" where they could not be asked: nothing follows from it."""
     said = b""
     erring: list[tuple[str, str]] = []
     disagreed = False
@@ -413,7 +409,7 @@ def _ask_rules(decision: Decision, state: State, asked: Proposed, now_ms: int, j
     if deciding is not None and not erring and not disagreed:
         _, _, action, rule = deciding
         merge(decision, said + action.spoken[rule.id])
-        return
+        return rule.effect
     merge(decision, said)
     if erring:
         refuse(decision, reasons.EVALUATION_ERROR, RetryHint())
@@ -425,6 +421,8 @@ def _ask_rules(decision: Decision, state: State, asked: Proposed, now_ms: int, j
         refuse(decision, reasons.ENGINE_DISAGREEMENT, RetryHint())
     else:
         refuse(decision, reasons.NO_RULE_MATCHED, RetryHint(retryable=True))
+        return "reject"
+    return ""
 
 
 def _contend(decision: Decision, state: State, asked: Proposed, now_ms: int, governed: list[Governed]) -> bool:

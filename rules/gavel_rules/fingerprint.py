@@ -11,12 +11,19 @@ from typing import Final
 from google.protobuf.struct_pb2 import Struct
 
 from gavel_rules.proposed import Proposed
+from gavel_rules.serialized import varint
 
 _serialize: Final = Struct.SerializeToString
 
 
 def fingerprint(asked: Proposed) -> str:
     """Return the SHA-256 of what a proposal is, as hex digits. The order of its citations does not matter."""
-    params = _serialize(asked.struct, deterministic=True)
-    # As Python writes such a tuple: no two that differ are written alike, and with `ascii` every version of Python writes the same.
-    return sha256(ascii((asked.action_type, asked.subject, sorted(set(asked.citations)), params)).encode()).hexdigest()
+    said = _framed(asked.action_type.encode()) + _framed(asked.subject.encode()) + _framed(_serialize(asked.struct, deterministic=True))
+    for sequence_number, event_id in sorted(set(asked.citations)):
+        said = said + _framed(f"{sequence_number} {event_id}".encode())
+    return sha256(said).hexdigest()
+
+
+def _framed(content: bytes) -> bytes:
+    """Return something with its length before it, so that nothing else that follows one another reads the same."""
+    return varint(len(content)) + content

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.common_pb2 import EventReference, VersionBinding
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules import reasons
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.limits import TRACE_LAPSE_MS
@@ -137,16 +137,29 @@ def test_what_makes_a_trace_forget(core: Core, forgets: str) -> None:
     core.prove()
 
 
-@given(
-    subject=st.text(st.characters(exclude_categories=["Cs"])),
-    cited=st.sets(st.tuples(st.integers(0, 2**63 - 1), st.text("0a-")), max_size=3),
-)
-def test_what_is_hashed(subject: str, cited: set[tuple[int, str]]) -> None:
-    """The fingerprint, which states keep, is the hash of a tuple as Python writes it in ASCII, whatever it holds."""
-    envelope = Envelope(subject=subject)
-    envelope.proposal.action_type = "refund.create"
-    envelope.proposal.params.update({"note": subject})
-    envelope.proposal.based_on_events.extend(EventReference(sequence_number=number, event_id=event_id) for number, event_id in cited)
-    params = envelope.proposal.params.SerializeToString(deterministic=True)
-    text = ascii(("refund.create", subject, sorted(cited), params))
-    assert hashlib.sha256(text.encode()).hexdigest() == fingerprint(Proposed(envelope))
+TEXTS = st.text("1 é\n", max_size=3)
+SAID = st.tuples(TEXTS, TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=2), st.lists(st.tuples(st.integers(-1, 11), TEXTS), max_size=3))
+
+
+@given(SAID, SAID)
+def test_what_makes_a_proposal_another(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    """Fingerprints are equal if action, subject, params and the set of what is cited are, and only then, whatever these hold."""
+
+    def proposed(said: tuple[Any, ...]) -> Proposed:
+        action_type, subject, params, cited = said
+        envelope = Envelope(subject=subject)
+        envelope.proposal.action_type = action_type
+        envelope.proposal.params.update(params)
+        envelope.proposal.based_on_events.extend(EventReference(sequence_number=number, event_id=event_id) for number, event_id in cited)
+        return Proposed(envelope)
+
+    same = (*one[:3], set(one[3])) == (*other[:3], set(other[3]))
+    assert same == (fingerprint(proposed(one)) == fingerprint(proposed(other)))
+    assert fingerprint(proposed(one)) == fingerprint(proposed((*one[:3], [*reversed(one[3]), *one[3]])))
+
+
+@pytest.mark.parametrize(("one", "other"), [(("1", "1"), ("11", "")), (("", "11"), ("1", "1")), (("1 1", ""), ("1", "1 "))])
+def test_where_texts_end_is_known(one: tuple[str, str], other: tuple[str, str]) -> None:
+    """Texts that read the same behind one another are not the same if they end elsewhere."""
+    envelopes = [Envelope(subject=subject, proposal=Proposal(action_type=action_type)) for action_type, subject in (one, other)]
+    assert fingerprint(Proposed(envelopes[0])) != fingerprint(Proposed(envelopes[1]))
