@@ -3,17 +3,20 @@ package main
 import (
 	"context"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 )
 
-// Limits of messages: gavel_server/transport.py says why.
+// Limits of messages and pings: gavel_server/transport.py says why.
 const (
 	receiveBytesMax = 16 << 20
 	sendBytesMax    = 64 << 20
+	pingsApartMin   = 10 * time.Second
 )
 
 // More metadata costs a caller his connection. What is less, and too much for the server, is that call's error.
@@ -47,6 +50,7 @@ func newServer(calls *calls, inner *grpc.ClientConn, stopping <-chan struct{}) *
 		grpc.InitialWindowSize(windowBytes),
 		grpc.InitialConnWindowSize(connectionWindowBytes),
 		grpc.NumStreamWorkers(workers),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingsApartMin, PermitWithoutStream: true}),
 	)
 	hot := grpc.ServiceDesc{ServiceName: arbitration, HandlerType: (*any)(nil)}
 	for kind, name := range unaryMethods {

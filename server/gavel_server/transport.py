@@ -14,6 +14,9 @@ SEND_BYTES_MAX: Final = 64 * 1024 * 1024
 # reach the sequencer, which says why a call is refused and when to come back.
 PENDING_CALLS_MAX: Final = 50_000
 STOP_GRACE_SECONDS: Final = 5.0
+# How often a caller may ask whether the connection is alive, also while no call is under way: subscribers behind a load balancer have
+# to. gRPC's own limit, five minutes, is longer than such a thing keeps a silent connection.
+PINGS_APART_MS_MIN: Final = 10_000
 UNIX: Final = "unix:"
 PROBE_SECONDS: Final = 1.0
 
@@ -27,6 +30,8 @@ def make_server() -> grpc.aio.Server:
             ("grpc.so_reuseport", 0),
             ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
             ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
+            ("grpc.http2.min_ping_interval_without_data_ms", PINGS_APART_MS_MIN),
+            ("grpc.keepalive_permit_without_calls", 1),
         ]
     )
 
