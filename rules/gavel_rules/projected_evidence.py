@@ -13,12 +13,13 @@ from typing import Any, Final
 
 from gavel.v1 import fact_pb2
 from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events import OBSERVATION, milliseconds
 from gavel_rules.limits import TRACE_ENDINGS_MAX, TRACE_LAPSE_MS, TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.made import Made
 from gavel_rules.pins import pin
-from gavel_rules.records import NO_REJECTIONS, Candidate, Ended, Rejections, ToolEvidence, Trace
+from gavel_rules.records import NO_REJECTIONS, Candidate, Ended, Kept, Rejections, ToolEvidence, Trace, packed
 from gavel_rules.tables import Tables, action_on, read_key
 from gavel_rules.values import value_to_python
 
@@ -113,7 +114,7 @@ class EvidenceProjection(Tables):
 
     def _end(self, made: Made, decision: Decision, by_person: bool) -> None:
         """Note that the action on the subject is hopeless for the trace, as the decision says."""
-        ended = Ended(made.kept, made.event_id, self.head, by_person)
+        ended = Ended(_ending(made, decision), made.event_id, self.head, by_person)
         of_trace = self._inner(self.ended, made.trace_id)
         self._put(of_trace, action_on(decision.action_type, made.subject), ended)
         if len(of_trace) > TRACE_ENDINGS_MAX:
@@ -173,6 +174,23 @@ class EvidenceProjection(Tables):
             self._drop_trace(trace_id, trace)
             if trace.review:
                 self._put_trace(trace_id, Trace(NO_REJECTIONS, self.recorded_at_ms, trace.review))
+
+
+def _ending(made: Made, decision: Decision) -> Kept:
+    """Return the decision by which something ended, or where its agent had much to say what `Ended` reads in it."""
+    if decision.params.ByteSize() <= _ENDING_PARAMS_BYTES_MAX:
+        return made.kept
+    return packed(
+        Envelope(
+            decision=Decision(
+                active_rule_sets=decision.active_rule_sets, pinned_facts=decision.pinned_facts, absent_facts=decision.absent_facts
+            )
+        )
+    )
+
+
+# A trace may have TRACE_ENDINGS_MAX endings for a day, and params a megabyte.
+_ENDING_PARAMS_BYTES_MAX: Final = 1_024
 
 
 def _as_read(value: Any) -> str:

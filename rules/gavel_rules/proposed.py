@@ -29,7 +29,7 @@ class Header:
     def __init__(self, envelope: Envelope) -> None:
         producer = envelope.producer
         self.event_id = envelope.event_id
-        self.event_name: Final = envelope.event_name
+        self.event_name = envelope.event_name
         self.trace_id = envelope.trace_id
         self.causation_id: Final = envelope.causation_id
         self.subject: Final = envelope.subject

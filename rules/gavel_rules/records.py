@@ -307,7 +307,7 @@ class Ended:
     """Why a trace may not propose an action on a subject any more: the decision that says so, read when it is asked for."""
 
     def __init__(self, decision: Kept, decision_id: str, sequence_number: int, by_person: bool) -> None:
-        self._decision: Final = decision
+        self.decision: Final = decision
         self.decision_id: Final = decision_id
         self.sequence_number: Final = sequence_number
         self.by_person: Final = by_person  # what a person has rejected is never lifted
@@ -315,14 +315,14 @@ class Ended:
     @property
     def rests_on(self) -> list[tuple[str, str]]:
         """(key, subject) of every fact that the rules had declared."""
-        decision = self._decision.read().decision
+        decision = self.decision.read().decision
         pinned = [(pin.key, pin.subject) for pin in decision.pinned_facts]
         return pinned + [(absent.key, absent.subject) for absent in decision.absent_facts]
 
     @property
     def digests(self) -> list[str]:
         """Of the rule sets that were consulted."""
-        return [rule_set.digest for rule_set in self._decision.read().decision.active_rule_sets]
+        return [rule_set.digest for rule_set in self.decision.read().decision.active_rule_sets]
 
     def plain(self) -> list[object]:
         """Return everything in it, as JSON has it."""

@@ -1,6 +1,6 @@
 """What the present of a bus is made of, and what can be asked of it.
 
-Records (`records.py`) are immutable tuples: a change puts another record in place, which is what makes undoing (`journal.py`)
+Records (`records.py`) are never changed: a change puts another record in place, which is what makes undoing (`journal.py`)
 a matter of putting the old one back. Nothing iterates over a dict in an order that matters: undoing may reorder keys. Nothing
 changes here; how events change the tables is `projection`'s.
 """

@@ -419,7 +419,8 @@ def _fill(envelope: Envelope, header: Header, payload: str) -> bool:
     if not header.trace_id and not header.causation_id and payload != "execution":
         header.trace_id = envelope.trace_id = header.event_id
     if not header.event_name:
-        envelope.event_name = EXECUTION_NAME[envelope.execution.status] if payload == "execution" else EVENT_NAME_DEFAULT[payload]
+        name = EXECUTION_NAME[envelope.execution.status] if payload == "execution" else EVENT_NAME_DEFAULT[payload]
+        header.event_name = envelope.event_name = name
     if payload == "fact" and not envelope.fact.observed_from:
         fact = envelope.fact
         fact.observed_from = fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK if fact.decision_id else _IMPLIED_CHANNEL[header.producer_type]

@@ -166,7 +166,7 @@ def _written(number: int | float) -> str:
     text = _fractions.get(number)
     if text is None:
         text = number_json(number)
-        if len(_fractions) == FRACTIONS_KEPT_MAX:
+        if len(_fractions) >= FRACTIONS_KEPT_MAX:  # two threads may have filled it together
             _fractions.clear()
         _fractions[number] = text
     return text

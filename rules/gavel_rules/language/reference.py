@@ -20,10 +20,14 @@ from gavel_rules.errors import CaseError
 from gavel_rules.language.conditions import Environment
 from gavel_rules.language.lowering import Guard
 from gavel_rules.language.vocabulary import PRESENCE_MAPS
+from gavel_rules.values import size_of
 
 LIST_LENGTH_MAX: Final = 40_000  # code points; the library takes 100,000
-# An arena keeps what its evaluations have made, below 1 KB each as a rule, until the next one takes its place.
+# An arena keeps what its evaluations have made, below 1 KB each as a rule, until the next one takes its place. Each program has one, and
+# an agent may send a megabyte: where a text is longer, or a value has more parts (`size_of`), the evaluation gets one of its own.
 ARENA_EVALUATIONS_MAX: Final = 16
+ARENA_TEXT_LENGTH_MAX: Final = 4_096
+ARENA_PARTS_MAX: Final = 256
 
 Values = dict[str, object]
 
@@ -46,11 +50,7 @@ class Program:
         try:
             if len(self._lists) == 1:
                 # By position: to find arguments by name costs the library as much as a condition. So does to find that no arena is given.
-                if not self._arena_left:
-                    self._arena = cel.Arena()
-                    self._arena_left = ARENA_EVALUATIONS_MAX
-                self._arena_left -= 1
-                answer = self._lists[0].eval(None, values, None, self._arena).plain_value()
+                answer = self._lists[0].eval(None, values, None, cel.Arena() if _are_large(values) else self._shared()).plain_value()
                 return answer if type(answer) is list else None
             activation = self._environment.activation(values)
             together: list[object] = []
@@ -62,6 +62,14 @@ class Program:
         except RuntimeError:  # among others: the limit of iterations, which no other operand absorbs
             return None
         return together
+
+    def _shared(self) -> Any:
+        """Return the arena that some evaluations share."""
+        if not self._arena_left:
+            self._arena = cel.Arena()
+            self._arena_left = ARENA_EVALUATIONS_MAX
+        self._arena_left -= 1
+        return self._arena
 
     def apart(self, values: Values) -> list[object]:
         """Return each expression's value by itself, None for one that errs; CaseError for values that the library cannot take."""
@@ -79,6 +87,17 @@ class Program:
         except RuntimeError:
             return None
         return answer[0] if type(answer) is list else None
+
+
+def _are_large(values: Values) -> bool:
+    """Whether an arena had better not keep what is made of these values."""
+    for value in values.values():
+        if isinstance(value, str):
+            if len(value) > ARENA_TEXT_LENGTH_MAX:
+                return True
+        elif isinstance(value, (list, dict)) and size_of(value) > ARENA_PARTS_MAX:
+            return True
+    return False
 
 
 def condition_source(source: str) -> str:

@@ -20,6 +20,7 @@ from gavel_rules.language.reference import Program, condition_source
 from gavel_rules.limits import SUBJECT
 
 _SUBJECT: Final = re.compile(SUBJECT)
+SUBJECT_LENGTH_MAX: Final = 64 + 1 + 256  # what SUBJECT takes at most
 SUBJECTS_KEPT_MAX: Final = 4_096
 _FACTS: Final = "facts."
 
@@ -51,8 +52,13 @@ class SubjectTemplate:
         return None if answers is None else answers[0]
 
 
-@lru_cache(SUBJECTS_KEPT_MAX)
 def _is_subject(text: str) -> bool:
+    # Its length is looked at first: of what agents send nothing long is kept.
+    return len(text) <= SUBJECT_LENGTH_MAX and _matches(text)
+
+
+@lru_cache(SUBJECTS_KEPT_MAX)
+def _matches(text: str) -> bool:
     return _SUBJECT.fullmatch(text) is not None
 
 

@@ -171,6 +171,22 @@ def test_the_oldest_hopeless_notes_are_forgotten() -> None:
     core.prove()
 
 
+def test_what_an_agent_says_at_length_is_not_kept() -> None:
+    """Of a refusal for good with long params only what can lift it is remembered, and that says the same as the whole of it."""
+    core = Core(document())
+    status = core.fact("order.status", "cancelled")
+    params = {"amount": 1, "note": "n" * 60_000}
+    for trace_id, sent in ((TRACE, params), ("trace-2", {"amount": 1})):
+        assert core.decide([status], params=sent, trace_id=trace_id).terminal
+    (long,), (short,) = (core.state.ended[trace_id].values() for trace_id in (TRACE, "trace-2"))
+    assert len(long.decision.content) < len(short.decision.content)
+    assert (short.rests_on, short.digests) == (long.rests_on, long.digests)
+    assert reasons.NO_FEASIBLE_PROPOSAL == core.decide([status], params=params).reason_code
+    status = core.fact("order.status", "delivered")
+    assert decision_pb2.OUTCOME_APPROVED == core.decide([status], params=params).outcome
+    core.prove()
+
+
 @pytest.mark.parametrize("tier", [1, 2, 3])
 def test_the_sources_of_a_key_are_bounded(tier: int) -> None:
     """One source too many is refused and forgets nobody; those that are known speak on, and so do all of the other tiers."""
