@@ -349,12 +349,11 @@ def citations_of(asked: Proposed, known: Mapping[int, Cited]) -> tuple[list[Cite
     found: list[Cited] = []
     unknown: list[Citation] = []
     for number, event_id in asked.citations:
-        if number in known:
-            event = known[number]
-            if event.event_id == event_id and event.keys:
-                found.append(event)
-                continue
-        unknown.append((number, event_id))
+        event = known.get(number)
+        if event is None or event.event_id != event_id or not event.keys:
+            unknown.append((number, event_id))
+        else:
+            found.append(event)
     return found, unknown
 
 
