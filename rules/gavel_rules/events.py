@@ -16,7 +16,6 @@ from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
 from google.protobuf.timestamp_pb2 import Timestamp
-from mypy_extensions import i64
 
 # The semantics of this core. Any change that alters an outcome or an emitted event raises it.
 ARBITER_VERSION: Final = 2
@@ -143,8 +142,7 @@ def uuid_problem(text: str) -> str:
 
 def milliseconds(timestamp: Timestamp) -> int:
     """Return a Timestamp as whole milliseconds since the epoch, rounded down."""
-    seconds: i64 = timestamp.seconds  # of 64 bits, since compiled code multiplies greater ints than 30 bits at many times the cost
-    return seconds * 1000 + timestamp.nanos // 1_000_000
+    return timestamp.seconds * 1000 + timestamp.nanos // 1_000_000
 
 
 def timestamp(at_ms: int) -> Timestamp:

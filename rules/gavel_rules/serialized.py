@@ -16,14 +16,16 @@ _LENGTH_DELIMITED: Final = 2
 
 
 def varint(number: int) -> bytes:
-    """Return a number that is not negative, as messages hold it."""
-    if number < 128:
+    """Return a number of up to 64 bits, as messages hold it."""
+    if 0 <= number < 128:
         return _BYTES[number]
+    if number < 0:
+        number += 1 << 64
     return _BYTES[number & 127 | 128] + varint(number >> 7)
 
 
 class Field:
-    """A field of the contract, which holds texts, messages, or numbers that are not negative."""
+    """A field of the contract, which holds texts, messages, or numbers that are no fractions."""
 
     def __init__(self, message: type[Message], name: str) -> None:
         descriptor = message.DESCRIPTOR.fields_by_name[name]
@@ -33,7 +35,7 @@ class Field:
 
     def number(self, value: int) -> bytes:
         """Return it with a number; or what stands before a content of so many bytes."""
-        return self._with_number[value] if value < 128 else self._tag + varint(value)
+        return self._with_number[value] if 0 <= value < 128 else self._tag + varint(value)
 
     def text(self, value: str) -> bytes:
         """Return it with a text."""
@@ -58,6 +60,8 @@ _FRACTIONS: Final = [_BYTES[_NANOS_TAG] + varint(milliseconds * 1_000_000) for m
 
 def _seconds(seconds: int) -> bytes:
     """Return the first field of a Timestamp."""
+    if not 0 <= seconds < 1 << 42:  # no time that a producer may give
+        return _BYTES[_SECONDS_TAG] + varint(seconds)
     # Six digits of seven bits, however few would do, of which all but the last say by their first bit that more
     # follow: so they are one number, which becomes bytes at once.
     digits = seconds & 0x7F | seconds << 1 & 0x7F00 | seconds << 2 & 0x7F0000 | seconds << 3 & 0x7F000000 | 0x80808080

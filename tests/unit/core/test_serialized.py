@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
-TIMES_MS = st.integers(0, TIME_MS_MAX)
+TIMES_MS = st.one_of(st.integers(0, TIME_MS_MAX), st.integers(-(2**62), 2**62))
 
 
-@given(TEXTS, st.integers(0, 2**63 - 1))
+@given(TEXTS, st.integers(-(2**63), 2**63 - 1))
 def test_texts_and_numbers_are_read_as_written(value: str, number: int) -> None:
     """Texts of any length and alphabet, and numbers, come out as they went in."""
     written = Field(PinnedFact, "subject").text(value) + Field(PinnedFact, "sequence_number").number(number)
