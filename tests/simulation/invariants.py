@@ -166,7 +166,7 @@ def _problems_of_approval(event: Envelope, proposal: Envelope, latest: dict[tupl
     if len(pins) != 1 or not fresh:
         yield f"approval {event.sequence_number} pins {len(pins)} statuses; {len(fresh)} were fresh"
         return
-    speaker = max(fresh, key=_claimed)
+    speaker = max(fresh, key=_stated)
     if pins[0].event_id != speaker.event_id:
         yield f"approval {event.sequence_number} pins event {pins[0].sequence_number}; the latest fresh one was {speaker.sequence_number}"
     if now_ms > pins[0].fresh_until.ToMilliseconds():
@@ -178,6 +178,11 @@ def _problems_of_approval(event: Envelope, proposal: Envelope, latest: dict[tupl
 
 def _claimed(event: Envelope) -> tuple[int, int]:
     return event.occurred_at.ToMilliseconds(), event.sequence_number
+
+
+def _stated(event: Envelope) -> tuple[int, int]:
+    """Return what orders the claims of several sources: nobody speaks for longer because his clock is ahead."""
+    return min(event.occurred_at.ToMilliseconds(), event.recorded_at.ToMilliseconds()), event.sequence_number
 
 
 def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:

@@ -140,7 +140,7 @@ def _mutated(literal: str) -> str:
     return str(int(literal) + 1) if literal.isdigit() else repr(round(float(literal) * 1.01, 6))
 
 
-@pytest.mark.parametrize(("before", "after", "rule_id"), mutations("refunds"))
+@pytest.mark.parametrize(("before", "after", "rule_id"), list(mutations("refunds")))
 def test_every_changed_literal_shows(before: str, after: str, rule_id: str) -> None:
     """Whatever literal of a shipped condition is changed, a case is found that tells the versions apart, with both engines agreeing."""
     older, newer = compile_rule_set(before), compile_rule_set(after)
