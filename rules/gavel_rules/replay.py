@@ -24,6 +24,7 @@ from google.protobuf import text_format
 from google.protobuf.json_format import Error as JsonFormatError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from gavel_rules import reasons
 from gavel_rules.chain import chain, genesis_hash
@@ -53,6 +54,7 @@ from gavel_rules.events import (
     GAVEL,
     PAYLOAD_OF_CATEGORY,
     SYSTEM_PRODUCER,
+    TIME_MS_MAX,
     milliseconds,
 )
 from gavel_rules.evidence import Cited, cited
@@ -136,6 +138,8 @@ class Integrity:
             return f"event {number}: BusOpened is the first event of a bus, and only that"
         if envelope.event_category not in CATEGORIES_OF_PRODUCER.get(envelope.producer.type, frozenset()):
             return f"event {number}: producer type {envelope.producer.type} may not publish a {payload}"
+        if not _is_time(envelope.recorded_at) or not _is_time(envelope.occurred_at):
+            return f"event {number} was recorded, or occurred, at what is no time between 1970 and 9999"
         if milliseconds(envelope.recorded_at) < self._recorded_at_ms:
             return f"event {number} was recorded before event {number - 1}"
         known_ms = self._recorded_at_ms_of.get(envelope.event_id.encode())
@@ -316,6 +320,11 @@ class Recomputation:
             self.decisions += 1
         elif recorded.fact.decision_id:
             self.derived_facts += 1
+
+
+def _is_time(value: Timestamp) -> bool:
+    """Whether a time is one that a bus records: admission takes no other from producers."""
+    return 0 <= value.seconds <= TIME_MS_MAX // 1000 and 0 <= value.nanos < 1_000_000_000
 
 
 def _is_made(recorded: Envelope) -> bool:

@@ -16,7 +16,7 @@ def _late(envelope: Envelope) -> None:
 
 
 def _fractional(envelope: Envelope) -> None:
-    envelope.occurred_at.nanos = -1
+    envelope.decision.evaluated_at.nanos = -1
 
 
 def _infinite(envelope: Envelope) -> None:
@@ -40,3 +40,30 @@ def test_what_json_cannot_say_still_diverges(forge: Callable[[Envelope], None]) 
     assert ("field-mismatch", number) == (divergence.kind, divergence.sequence_number)
     assert divergence.differences
     assert all(difference.recorded != difference.expected for difference in divergence.differences)
+
+
+@pytest.mark.parametrize("field", ["recorded_at", "occurred_at"])
+@pytest.mark.parametrize("seconds", [2**62, -(2**62), 2**63 // 1000 + 1, 2**43, 253_402_300_800, -1])
+def test_what_is_no_time_is_unlawful(field: str, seconds: int) -> None:
+    """No bus records a time that no Timestamp may name."""
+    core = Core(document())
+    core.fact("order.status", "delivered")
+    events = [Envelope.FromString(event.SerializeToString()) for event in core.events]
+    getattr(events[-1], field).seconds = seconds
+    with pytest.raises(DivergedError) as caught:
+        replayed(BUS, rechained(BUS, events))
+    divergence = caught.value.divergence
+    assert ("unlawful-event", len(events)) == (divergence.kind, divergence.sequence_number)
+
+
+@pytest.mark.parametrize("seconds", [2**62, 2**63 // 1000 + 1, 253_402_300_800])
+def test_a_claim_of_no_time_would_be_refused(seconds: int) -> None:
+    """An observation at a time that no Timestamp may name counts as one that is ahead of the clock."""
+    core = Core(document())
+    core.observe("order.score", 0.5, evidence=core.tool_result())
+    events = [Envelope.FromString(event.SerializeToString()) for event in core.events]
+    events[-1].observation.observed_at.seconds = seconds
+    with pytest.raises(DivergedError) as caught:
+        replayed(BUS, rechained(BUS, events))
+    divergence = caught.value.divergence
+    assert ("refused-event", len(events)) == (divergence.kind, divergence.sequence_number)
