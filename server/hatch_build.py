@@ -32,7 +32,6 @@ PACKAGES: Final = ("proto/gen/python/gavel", "rules/gavel_rules", "server/gavel_
 # Left out of these packages' hot path: `reasons`, which reads its own names; `limits`, which holds constants alone.
 MODULES: Final = {
     "rules/gavel_rules": (
-        "agenda",
         "arbitration",
         "authoring/impact",
         "budget",

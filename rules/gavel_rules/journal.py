@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from gavel_rules.agenda import Agenda, Item
+from sortedcontainers import SortedList
 
 
 class _Missing:
@@ -25,8 +25,8 @@ class Journal:
     """Something that changes by `_put`, `_drop`, `_set` and the like alone, and can go back."""
 
     def __init__(self) -> None:
-        # What to put back, in a form that costs little to write down: (table, key, old value) of a dict, (agenda, item,
-        # whether it was added), or an action.
+        # What to put back, in a form that costs little to write down: (table, key, old value) of a dict, (sorted
+        # list, item, whether it was added), or an action.
         self._journal: list[_Entry] = []
         self._forgotten = 0  # how many entries commits have dropped: positions count from the first ever
 
@@ -79,11 +79,11 @@ class Journal:
             del table[key]
             self._journal.append((table, key, old))
 
-    def _schedule(self, agenda: Agenda, item: Item) -> None:
+    def _schedule(self, agenda: SortedList, item: tuple[Any, ...]) -> None:
         agenda.add(item)
         self._journal.append((agenda, item, True))
 
-    def _unschedule(self, agenda: Agenda, item: Item) -> None:
+    def _unschedule(self, agenda: SortedList, item: tuple[Any, ...]) -> None:
         agenda.remove(item)
         self._journal.append((agenda, item, False))
 

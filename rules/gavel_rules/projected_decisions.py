@@ -299,8 +299,8 @@ class DecisionProjection(EvidenceProjection):
     def _forget_departed(self) -> None:
         """Drop decisions that ended too long ago for their attempts to report."""
         horizon_ms = self.recorded_at_ms - LATE_REPORT_MS_MAX
-        while self._departures and self._departures.first[0] < horizon_ms:
-            decision_id = self._departures.first[1]
+        while self._departures and self._departures[0][0] < horizon_ms:
+            decision_id = self._departures[0][1]
             departed = self.departed[decision_id]
             self._unschedule(self._departures, (departed.ended_at_ms, decision_id))
             self._drop(self.departed, decision_id)

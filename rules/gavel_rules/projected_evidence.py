@@ -168,8 +168,8 @@ class EvidenceProjection(Tables):
     def _forget_lapsed_traces(self) -> None:
         """Drop traces that have been silent for too long; one under review stays, without its tool evidence."""
         horizon_ms = self.recorded_at_ms - TRACE_LAPSE_MS
-        while self._lapses and self._lapses.first[0] < horizon_ms:
-            trace_id = self._lapses.first[1]
+        while self._lapses and self._lapses[0][0] < horizon_ms:
+            trace_id = self._lapses[0][1]
             trace = self.traces[trace_id]
             self._drop_trace(trace_id, trace)
             if trace.review:

@@ -50,19 +50,9 @@ class Field:
 
         Both fields of that are there, also where they are zero: so a Timestamp that has another time already takes this one.
         """
-        return self.message(_seconds(at_ms // 1000) + _FRACTIONS[at_ms % 1000])
+        return self.message(_SECONDS_TAG + varint(at_ms // 1000) + _FRACTIONS[at_ms % 1000])
 
 
-_SECONDS_TAG: Final = 1 << 3 | _VARINT
-_NANOS_TAG: Final = 2 << 3 | _VARINT
-_FRACTIONS: Final = [_BYTES[_NANOS_TAG] + varint(milliseconds * 1_000_000) for milliseconds in range(1000)]
-
-
-def _seconds(seconds: int) -> bytes:
-    """Return the first field of a Timestamp."""
-    if not 0 <= seconds < 1 << 42:  # no time that a producer may give
-        return _BYTES[_SECONDS_TAG] + varint(seconds)
-    # Six digits of seven bits, however few would do, of which all but the last say by their first bit that more
-    # follow: so they are one number, which becomes bytes at once.
-    digits = seconds & 0x7F | seconds << 1 & 0x7F00 | seconds << 2 & 0x7F0000 | seconds << 3 & 0x7F000000 | 0x80808080
-    return (_SECONDS_TAG | digits << 8 | (seconds >> 28 & 0x7F | 0x80) << 40 | seconds >> 35 << 48).to_bytes(7, "little")
+_SECONDS_TAG: Final = _BYTES[1 << 3 | _VARINT]
+_NANOS_TAG: Final = _BYTES[2 << 3 | _VARINT]
+_FRACTIONS: Final = [_NANOS_TAG + varint(milliseconds * 1_000_000) for milliseconds in range(1000)]

@@ -15,8 +15,8 @@ from typing import Any, Final
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.fact_pb2 import CrossCheck
 from google.protobuf.message import Message
+from sortedcontainers import SortedList
 
-from gavel_rules.agenda import Agenda
 from gavel_rules.fingerprint import fingerprint
 from gavel_rules.journal import Journal
 from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
@@ -83,9 +83,9 @@ class Tables(Journal):
         self.readings: dict[str, dict[str, str]] = {}  # by tool result: what was read in it, by subject and key
         self.contradicted: dict[str, str] = {}  # by tool result: a subject and key of which it was read to say two things
         # (due_ms, sequence_number, decision_id), or of a contest the number of its first proposal and its name
-        self._timers = Agenda()
-        self._lapses = Agenda()  # (last_event_ms, trace_id)
-        self._departures = Agenda()  # (ended_at_ms, decision_id)
+        self._timers: SortedList = SortedList()
+        self._lapses: SortedList = SortedList()  # (last_event_ms, trace_id)
+        self._departures: SortedList = SortedList()  # (ended_at_ms, decision_id)
 
     def rejections(self, trace_id: str, now_ms: int) -> Rejections:
         """Return how many rejections in a row the trace has had; none once it has been silent for TRACE_LAPSE_MS."""
@@ -191,22 +191,24 @@ class Tables(Journal):
 
     def next_timer_ms(self) -> int | None:
         """Return when the next timer is due, in milliseconds since the epoch."""
-        return self._timers.first[0] if self._timers else None
+        return self._timers[0][0] if self._timers else None
 
     def next_due(self, now_ms: int) -> LiveDecision | OpenContest | None:
         """Return the decision or the contest whose timer is due next, by (due, sequence number), if it is due by now."""
         if not self._timers:
             return None
-        due_ms, _, name = self._timers.first
+        due_ms, _, name = self._timers[0]
         return None if due_ms > now_ms else self.contests.get(name) or self.decisions[name]
 
     def due_count(self, now_ms: int) -> int:
         """Return how many timers are due by now; a contest counts as often as it has candidates, for each is decided."""
-        due = self._timers.until(now_ms)
-        if not self.contests:
-            return len(due)
-        contests = [self.contests.get(name) for _, _, name in due]
-        return len(due) + sum([len(contest.candidates) - 1 for contest in contests if contest is not None])
+        if not self._timers or self._timers[0][0] > now_ms:
+            return 0
+        count = int(self._timers.bisect_right((now_ms, 1 << 62, "")))
+        if self.contests:
+            due = (self.contests.get(name) for _, _, name in self._timers[:count])
+            count += sum(len(contest.candidates) - 1 for contest in due if contest is not None)
+        return count
 
     def contest_of(self, proposal_id: str) -> OpenContest | None:
         """Return the contest whose close a proposal waits for."""
@@ -280,9 +282,9 @@ class Tables(Journal):
             "tool_results": self.tool_results,
             "readings": self.readings,
             "contradicted": self.contradicted,
-            "timers": self._timers.items(),
-            "lapses": self._lapses.items(),
-            "departures": self._departures.items(),
+            "timers": list(self._timers),
+            "lapses": list(self._lapses),
+            "departures": list(self._departures),
         }
         text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
