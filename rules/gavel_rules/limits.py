@@ -26,6 +26,8 @@ CONDITIONS_QUOTED_MAX: Final = 32 * 1024
 DOTTED_NAME: Final = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
 # Whose fact, and what a proposal is about: "type/id", e.g. "order/123".
 SUBJECT: Final = r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}"
+# The name of a bus.
+BUS: Final = r"[a-z0-9-]{1,63}"
 # Who speaks, e.g. "orders-db".
 PRODUCER_ID: Final = r"[A-Za-z0-9._:@/-]{1,128}"
 

@@ -32,7 +32,7 @@ Violations = list[tuple[str, str]]
 
 PROPOSALS: Final = frozenset({"proposal"})
 
-BUS: Final = re.compile(r"[a-z0-9-]{1,63}\Z")
+BUS: Final = re.compile(limits.BUS + r"\Z")
 SUBJECT: Final = re.compile(limits.SUBJECT + r"\Z")
 _DOTTED_NAME: Final = re.compile(limits.DOTTED_NAME + r"\Z")
 EXECUTION_ID: Final = re.compile(r"exec_[0-9a-f]{12}\Z")

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from gavel_client.handlers import Handlers
 
-# Gavel's own producer id; gavel_rules.events has it, and is too much to import for a name.
-GAVEL_ID: Final = "gavel"
-
 # How long what a handler has left behind, once it has been reported, may hold up the end of the process.
 LEAVE_SECONDS_MAX: Final = 5.0
 
@@ -39,9 +36,11 @@ Data = Annotated[
 
 def _producer_id(value: str) -> str:
     """Refuse what the server would refuse with every decision."""
+    from gavel_rules.events import GAVEL
+
     if not re.fullmatch(PRODUCER_ID, value):
         raise typer.BadParameter(f"{value!r} is no producer's id: it has 1 to 128 characters of A-Z, a-z, 0-9 and . _ : @ / -")
-    if value == GAVEL_ID:
+    if value == GAVEL:
         raise typer.BadParameter(f"{value} is the server's own id; choose another")
     return value
 

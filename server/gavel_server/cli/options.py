@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from gavel_rules.limits import BUS
 
 from gavel_server.cli.documents import invalid_rule_set
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, InvalidInputError
@@ -33,9 +34,6 @@ _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
 # Of a server: unix:PATH, HOST:PORT or [IPV6]:PORT.
 _ADDRESS: Final = re.compile(r"unix:.+|(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 PORT_MAX: Final = 65_535
-
-# As gavel_server.admission has it.
-_BUS: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 # What an int64 of the contract holds: sequence numbers and versions.
 COUNTABLE_MAX: Final = 2**63 - 1
@@ -65,7 +63,7 @@ def server_address(value: str | None) -> str | None:
 
 def bus_name(value: str) -> str:
     """Refuse what no bus is called; the empty name is the default bus's. Consumers would wait for it for ever, and nobody would say why."""
-    if not _BUS.fullmatch(value or BUS_DEFAULT):
+    if not re.fullmatch(BUS, value or BUS_DEFAULT):
         raise typer.BadParameter(f"{value!r} is no name of a bus: it has 1 to 63 characters of a-z, 0-9 and -")
     return value or BUS_DEFAULT
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gavel_rules.chain import genesis_hash
-from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
 
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.packing import Argument, Command, flags_and_arguments
@@ -97,7 +97,7 @@ class RedisLog:
         `acknowledge_replicas`: replicas that must confirm each append within `timeout_ms` (GAVEL_ACK=replicas:N).
         Raises ValueError for a URL or a bus that cannot be, LogUnavailableError, LogCorruptError.
         """
-        if not re.fullmatch(r"[a-z0-9-]{1,63}", bus):
+        if not re.fullmatch(BUS, bus):
             raise ValueError(f"bus {bus!r} is not a name of 1..63 lower-case letters, digits and hyphens")
         reads = Wire(url, timeout_ms, READ_CONNECTIONS_MAX)
         log = cls(Wire(url, timeout_ms, 1), reads, bus, idempotency_window_ms, acknowledge_replicas, timeout_ms)
