@@ -1,17 +1,17 @@
-# Everything a developer or a user runs. `make demo` and `make test` need Python 3.11 or 3.12 with its headers, a C compiler and
-# make; the packages come, pinned and hashed, from requirements.lock. Nothing needs root. The native front is made where Go can be had; nothing
-# but `make front REQUIRED=1` insists on it.
+# The commands of developers and users. `make demo` and `make test` need Python 3.11 or 3.12 with its headers, a C compiler and make;
+# requirements.lock pins all packages by version and hash. Nothing needs root. The native front is built if Go is on PATH or can be
+# fetched; with REQUIRED=1 a missing front is an error.
 PYTHON ?= $(shell for candidate in python3.11 python3.12 python3; do \
 	$$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$candidate && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-# durable-rules ships as source, and its setup.py drops the interpreter's flags: without these it is built at -O0 and with undefined
-# signed overflow. The last one records them in the library, where tests/unit/test_packaging.py reads them. Such a wheel is never
-# taken from pip's cache (--no-cache-dir), which does not know with which flags it was built.
+# durable-rules ships as source, and its setup.py drops the interpreter's flags. Without these it is built at -O0 with undefined signed
+# overflow. The last one records them in the library, where tests/unit/test_packaging.py reads them. --no-cache-dir, because pip's cache
+# does not distinguish wheels by their flags.
 DURABLE_RULES_FLAGS := CPPFLAGS="-O2 -fwrapv -frecord-gcc-switches"
-# Puts the compiled tree before what is installed.
+# Puts the compiled tree before the installed packages.
 COMPILED := PYTHONPATH="$(CURDIR)/build/compiled$${PYTHONPATH:+:$$PYTHONPATH}"
 # Where `make proto` puts the generated code; .ci/contract generates elsewhere to compare.
 GENERATED ?= proto/gen/python
@@ -19,11 +19,15 @@ GENERATED ?= proto/gen/python
 BENCH ?=
 COMPILE ?= true
 UNIT_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 8 ? count + 1 : 8)))
-# How much of `make fuzz`, and further arguments of it.
+# Number of evaluations, and further arguments, of `make fuzz`.
 FUZZ_EVALUATIONS ?= 1000000
 FUZZ ?=
+# Further arguments of a campaign, e.g. CAMPAIGN="--seed 7".
+CAMPAIGN ?=
+# Python's allocator checks each block, and a crash prints where it happened.
+CHECKING := PYTHONMALLOC=debug PYTHONFAULTHANDLER=1
 GHZ_VERSION := v0.120.0
-# The native front, and what it is made of. REQUIRED=1: that it cannot be made is a failure.
+# The native front and its sources. REQUIRED=1: fail if the front cannot be built.
 FRONT := $(BIN)/gavel-front
 FRONT_SOURCES := $(wildcard server/front/*)
 REQUIRED ?=
@@ -41,29 +45,28 @@ demo: $(STAMP)
 serve: $(STAMP) front
 	$(BIN)/gavel serve
 
-# The same server, its hot path compiled: what an image runs. The first line of its log says which build it is.
+# The server with the compiled hot path, as in the image. The first line of its log names the build.
 serve-compiled: compiled front
 	$(COMPILED) $(BIN)/gavel serve
 
-# The hot path compiled by mypyc, as an importable tree in build/compiled; built again only when a source has changed.
+# Compiles the hot path with mypyc into build/compiled, an importable tree, if a source has changed.
 compiled: $(STAMP)
 	$(BIN)/python server/hatch_build.py
 
-# The program in Go that speaks gRPC for the server (docs/decisions/0029-a-native-front.md). Without Go, or a network to fetch it from,
-# this says so, and the server takes the front in Python.
+# Builds the native front, the Go program that speaks gRPC for the server (docs/decisions/0031-two-transports.md). If Go is missing and
+# cannot be fetched, it prints a line, and the server speaks gRPC itself.
 front: $(FRONT)
 
 $(FRONT): $(FRONT_SOURCES) | $(STAMP)
 	server/front/tool build "$(CURDIR)/$@"
 
-# The fast tests speak first; everything else under tests/ follows.
-# Unit tests mostly compute: a process for each processor, and one for while others wait. The rest wait for servers: four, whatever
-# the machine.
+# The fast tests run first. Unit tests mostly compute, so they get one process per processor and one more, at most eight. The others
+# mostly wait for servers, so they get four on any machine.
 test: $(STAMP) front
 	$(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
 	$(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
 
-# The tests again, on the compiled build (tests/conftest.py makes sure that it is the one they run on), and what holds of both builds.
+# Runs the tests on the compiled build, which tests/conftest.py verifies, and the tests that compare both builds.
 test-compiled: compiled front
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
@@ -78,27 +81,41 @@ check: $(STAMP)
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-compiled
 
-# The two rule engines against each other, on random documents and cases; a seed of an earlier run does the same again:
-# FUZZ="--seed 123". The tests run a few thousand evaluations of it.
+# Compares the two rule engines on random documents and cases. FUZZ="--seed 123" repeats a run. `make test` includes a few thousand
+# evaluations.
 .PHONY: fuzz
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.run --evaluations $(FUZZ_EVALUATIONS) $(FUZZ)
 
-# Needs Go when ghz (the load generator) is not there yet.
+# Needs Go to build ghz, the load generator, the first time.
 bench: $(STAMP) compiled front build/ghz
 	$(BIN)/python -m tests.load.bench --ghz build/ghz $(BENCH)
 
-# What takes minutes: 2,000 versions deployed and put in force on one server, and 200,000 evaluations and 2,000 rule sets of the engines
-# alone, with memory that must stay where it is.
+# Takes minutes: 200,000 evaluations and 2,000 rule sets on the engines alone, and 2,000 versions deployed and activated on one server.
+# Memory must stay bounded.
 soak: $(STAMP)
 	$(BIN)/python -m tests.load.endurance
 	$(BIN)/python -m tests.load.redeployments --cycles 2000
 
+# Campaigns against the compiled build. `make test-compiled` has a short form of each (tests/compiled).
+# Redis fails 200 times under load; 20 minutes.
+.PHONY: outages hostile sanitize
+outages: compiled front
+	$(CHECKING) $(COMPILED) $(BIN)/python -m tests.campaigns.outages $(CAMPAIGN)
+
+# Hostile and greedy callers beside a well-behaved one; 10 minutes.
+hostile: compiled front
+	$(COMPILED) $(BIN)/python -m tests.campaigns.hostile $(CAMPAIGN)
+
+# Random input to the compiled core under Python's checking allocator; 10 minutes.
+sanitize: compiled
+	$(COMPILED) $(BIN)/python -m tests.campaigns.sanitize $(CAMPAIGN)
+
 build/ghz:
-	@command -v go >/dev/null || { echo "gavel: make bench needs ghz, and building ghz needs Go: install Go, or put a ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }
+	@command -v go >/dev/null || { echo "gavel: make bench needs Go to build ghz; install Go, or put ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }
 	GOBIN="$(CURDIR)/build" go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)
 
-# The googleapis protos (google/rpc/status.proto) come with googleapis-common-protos.
+# Generates the Python code of the contract. googleapis-common-protos contains google/rpc/status.proto.
 PROTOC = PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto -I"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 proto: $(STAMP)
 	rm -rf $(GENERATED)/gavel && mkdir -p $(GENERATED)/gavel/v1
@@ -106,51 +123,52 @@ proto: $(STAMP)
 	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto
 	$(PROTOC) --grpc_python_out=$(GENERATED) --mypy_grpc_out=quiet:$(GENERATED) proto/gavel/v1/*_service.proto
 
-# What editors check rule sets and their tests by, made from the models that the compiler reads them with.
+# Generates the JSON Schemas with which editors check rule sets and their tests, from the compiler's own models.
 schemas: $(STAMP)
 	mkdir -p rules/gavel_rules/schemas
 	for name in rule-set test; do \
-		$(BIN)/python -c "from gavel_rules.authoring.editor_schemas import generated_schema as made; print(made('$$name'), end='')" \
+		$(BIN)/python -c "from gavel_rules.authoring.json_schemas import generate_schema; print(generate_schema('$$name'), end='')" \
 			> rules/gavel_rules/schemas/$$name.json || exit 1; done
 
-# The container image gavel:latest, with whichever builder works here.
+# Builds the container image gavel:latest with docker, or with buildah if docker does not run.
 image:
 	if docker info >/dev/null 2>&1; then docker build $(IMAGE_FLAGS) --tag gavel:latest .; \
 	elif command -v buildah >/dev/null; then buildah build --format docker $(IMAGE_FLAGS) --tag gavel:latest .; \
-	else echo "gavel: make image needs a running docker, or buildah" >&2; exit 1; fi
+	else echo "gavel: make image needs a running docker, or buildah; start or install one" >&2; exit 1; fi
 
-# Every locked package and Gavel itself as wheels, Gavel's hot path compiled; the image installs from them. COMPILE=false makes
-# Gavel's wheel one of Python alone, for every platform.
+# Builds wheels of every locked package and of Gavel, from which the image installs. Gavel's hot path is compiled; COMPILE=false makes
+# a wheel of Python alone, for every platform.
 wheels: $(STAMP) front
 	rm -rf build/wheels
 	$(DURABLE_RULES_FLAGS) $(PIP) wheel --no-cache-dir --require-hashes --use-pep517 --no-build-isolation --requirement requirements.lock --wheel-dir build/wheels
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=$(COMPILE) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
 
-# Rewrites the lock file from pyproject.toml. Needs uv; only for those who change dependencies.
+# Rewrites the lock file from pyproject.toml, after a change of dependencies. Needs uv.
 lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --extra dev pyproject.toml --output-file requirements.lock
 
-# What a machine may lack, said before anything is fetched.
+# Checks for Python, venv, the C compiler and the headers before anything is fetched.
 define PREREQUISITES
 import importlib.util, os, shlex, subprocess, sys, sysconfig
 if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-    sys.exit("gavel: Python 3.11 or 3.12 is needed, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11")
+    sys.exit("gavel: Python " + sys.version.split()[0] + " is not supported; use Python 3.11 or 3.12: make PYTHON=python3.11")
 if importlib.util.find_spec("ensurepip") is None:
-    sys.exit("gavel: this Python has no venv module; install it (Debian, Ubuntu: python3-venv)")
+    sys.exit("gavel: " + sys.executable + " has no venv module; install it (Debian, Ubuntu: python3-venv)")
 compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 command = [*compiler, "-I" + sysconfig.get_path("include"), "-fsyntax-only", "-x", "c", "-"]
 try:
-    said = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True)
+    compilation = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True)
 except FileNotFoundError:
-    sys.exit("gavel: the C compiler " + compiler[0] + " is not there; install it (Debian, Ubuntu: gcc), or name another one: make CC=clang")
-if said.returncode:
-    sys.exit("gavel: C code cannot be built for this Python; install its headers (Debian, Ubuntu: python3-dev). The compiler says: " + said.stderr)
+    sys.exit("gavel: C compiler " + compiler[0] + " not found; install it (Debian, Ubuntu: gcc) or use another one: make CC=clang")
+if compilation.returncode:
+    sys.exit("gavel: " + compiler[0] + " cannot compile against Python.h; install the headers (Debian, Ubuntu: python3-dev). Its output: " + compilation.stderr)
 endef
 export PREREQUISITES
 
-# The wheels, durable-rules' build tools among them, go first: it then builds without isolation, and nothing is fetched unpinned.
+# The wheels, durable-rules' build tools included, are installed first. durable-rules then builds without isolation and fetches nothing
+# unpinned.
 $(STAMP): requirements.lock pyproject.toml
-	@test -n "$(PYTHON)" || { echo "gavel: Python 3.11 or 3.12 is needed and not on PATH; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "gavel: no Python 3.11 or 3.12 on PATH; install one or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c "$$PREREQUISITES"
 	$(PYTHON) -m venv --clear $(VENV)
 	awk '/^[a-z]/ { keep = !/^durable-rules==/ } keep' requirements.lock > $(VENV)/wheels.txt

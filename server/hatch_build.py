@@ -1,13 +1,12 @@
-"""Gavel's hot path as machine code: what mypyc compiles, and how a tree or a wheel of it is built.
+"""The compiled build: which modules mypyc compiles, and how an importable tree or a wheel of them is built.
 
-The source is ordinary Python and stays so: whatever runs compiled also runs interpreted, with the same events and the same bytes, and
-the tests run on both (`make test-compiled`). What is compiled is the path of a command through the core and the planner; what compiles
-rule sets, serves, reads and prints is not, for nothing waits for it. A module that mypyc cannot take as it is written is left out,
-never bent.
+The source stays ordinary Python: every compiled module also runs interpreted, with the same events and the same bytes, and the tests run on
+both (`make test-compiled`). Compiled are the modules that a command passes through on its way into the log. A module that mypyc cannot
+compile without a rewrite stays interpreted (docs/decisions/0019-compiled-core.md, docs/performance.md).
 
-Two users: `make compiled` (this file run as a program) builds an importable tree beside the source, and hatchling, which finds the
-hook below by pyproject.toml, puts the same libraries into a wheel when HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheels` does.
-Nothing is ever put into the source tree, where an old library would hide newer source.
+There are two users. `make compiled` runs this file as a program and gets an importable tree. hatchling finds the hook below by
+pyproject.toml, and puts the same libraries into a wheel if HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheels` sets it. Neither
+writes into the source tree, where an old library would hide newer source.
 """
 
 from __future__ import annotations
@@ -29,92 +28,107 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = ("proto/gen/python/gavel", "rules/gavel_rules", "server/gavel_server", "client/python/gavel_client")
-# Left out of these packages' hot path: `reasons`, which reads its own names; `limits`, which holds constants alone.
-MODULES: Final = {
+# The compiled modules of each package, as globs.
+COMPILED: Final = {
     "rules/gavel_rules": (
-        "arbitration",
-        "authoring/impact",
-        "budget",
-        "chain",
-        "commands",
-        "contest",
-        "decider",
-        "derivation",
-        "emission",
-        "endings",
-        "errors",
-        "events",
-        "evidence",
-        "execution",
-        "fingerprint",
-        "first_decisions",
-        "governed",
-        "grounds",
-        "journal",
-        "made",
-        "language/case",
-        "language/declarations",
-        "language/feasibility",
-        "language/lowering",
-        "language/network",
-        "language/reference",
-        "language/ruleset",
-        "language/schema",
-        "language/subjects",
-        "language/vocabulary",
-        "outcomes",
-        "pins",
-        "projected_decisions",
-        "projected_evidence",
-        "projection",
-        "proposed",
-        "publication",
-        "records",
-        "replay",
-        "serialized",
-        "shadow",
-        "stages",
-        "tables",
-        "values",
+        "*",
+        "arbitration/*",
+        "authoring/simulate",
+        "codec/*",
+        "events/*",
+        "execution/*",
+        "language/*",
+        "language/cel/vocabulary",
+        "language/document/params_schema",
+        "language/engines/*",
+        "replay/*",
+        "state/*",
     ),
     "server/gavel_server": (
-        "admission",
-        "authority",
-        "bus/gathering",
-        "bus/idempotency",
-        "bus/lookup",
-        "bus/planning",
-        "bus/preparation",
-        "bus/queue",
-        "framing",
-        "identifiers",
+        "bus/*",
+        "intake/*",
         "log/entries",
-        "log/packing",
-        "services/answering",
+        "log/redis/resp",
+        "fairness/callers",
+        "fairness/fair_queue",
+        "rpc/framing",
+        "rpc/wire",
+        "services/batch_answers",
     ),
+}
+# Modules that the globs match and that stay interpreted.
+INTERPRETED: Final = {
+    "rules/gavel_rules": {
+        # Constants alone.
+        "limits",
+        # Texts of messages, off the hot path.
+        "text",
+        # These compile or check rule sets; no command waits for them.
+        "language/action_checker",
+        "language/agreement",
+        "language/compensation",
+        "language/document_warnings",
+        "language/derivation_rules",
+        "language/explanation",
+        "language/expression_checker",
+        "language/report_expressions",
+        "language/rule_set_cache",
+    },
+    "server/gavel_server": {
+        # These wait for the log, the clock or other tasks, and compute little.
+        "bus/checkpoint",
+        "bus/confirmed_answers",
+        "bus/contest_waiters",
+        "bus/idempotency",
+        "bus/pending_append",
+        "bus/registry",
+        "bus/replica",
+        "bus/sequencer",
+        "bus/watcher",
+        # Requests of people, which are rare.
+        "intake/human_commands",
+    },
 }
 # One library for each package, `machine_code__mypyc`; calls within it are C calls.
 LIBRARY: Final = "machine_code"
 # -O3 was measured to be no faster, and takes longer to build.
 OPTIMIZATION: Final = "2"
 STAMP: Final = "compiled-from"
-# gavel_server/front/programs.py looks for it there.
+# gavel_server/front/programs.py looks for the front there.
 NATIVE_FRONT: Final = Path(sysconfig.get_path("scripts")) / "gavel-front"
 
 
+class CompileError(Exception):
+    """The modules cannot be compiled; the message says why."""
+
+
+def _modules(package: str) -> list[str]:
+    """Return a package's compiled modules, as sorted paths without a suffix. Raises CompileError for a stale glob or name."""
+    matched: set[str] = set()
+    for pattern in COMPILED[package]:
+        matches = {path.relative_to(ROOT / package).with_suffix("").as_posix() for path in (ROOT / package).glob(f"{pattern}.py")}
+        if not matches:
+            raise CompileError(f"no module of {package} matches {pattern}; correct COMPILED in {Path(__file__).name}")
+        matched |= matches
+    stale = INTERPRETED[package] - matched
+    if stale:
+        raise CompileError(f"{package} has no module {', '.join(sorted(stale))}; correct INTERPRETED in {Path(__file__).name}")
+    return sorted(module for module in matched - INTERPRETED[package] if not module.endswith("__init__"))
+
+
 def module_names() -> list[str]:
-    """The dotted names of what is compiled."""
-    return [f"{Path(package).name}.{module.replace('/', '.')}" for package, modules in MODULES.items() for module in modules]
+    """Return the dotted names of the compiled modules."""
+    return [f"{Path(package).name}.{module.replace('/', '.')}" for package in COMPILED for module in _modules(package)]
 
 
 def library_paths(directory: Path) -> set[Path]:
-    """Where the libraries of a whole build lie below a directory."""
-    names = [*module_names(), *(f"{Path(package).name}.{LIBRARY}__mypyc" for package in MODULES)]
+    """Return the paths that the libraries of a complete build have below a directory."""
+    names = [*module_names(), *(f"{Path(package).name}.{LIBRARY}__mypyc" for package in COMPILED)]
     return {directory / (name.replace(".", "/") + EXTENSION_SUFFIXES[0]) for name in names}
 
 
 def digest() -> str:
-    """Return a SHA-256 over everything that a compiled tree is made of: sources, this file, the interpreter and the compiler."""
+    """Return the SHA-256 of a compiled tree's inputs: sources, this file, the interpreter and the compiler."""
     content = hashlib.sha256(f"{sys.version}\n{version('mypy')}\n".encode())
     for path in sorted([Path(__file__), ROOT / "pyproject.toml", *(file for package in PACKAGES for file in _files(ROOT / package))]):
         content.update(f"{path.relative_to(ROOT)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
@@ -122,21 +136,17 @@ def digest() -> str:
 
 
 def is_current(tree: Path) -> bool:
-    """Return whether a compiled tree was built from the source as it is now."""
+    """Return whether a compiled tree was built from the present source."""
     stamp = tree / STAMP
     return stamp.is_file() and digest() == stamp.read_text()
 
 
-class CompileError(Exception):
-    """mypyc or the C compiler refused; the message is what they said."""
-
-
 def build_libraries(work: Path) -> Path:
-    """Compile the modules and return the directory of the libraries, laid out as packages. What `work` holds already is used again.
+    """Compile the modules and return the directory of the libraries, laid out as packages. Raises CompileError.
 
-    Raises CompileError.
+    Results that `work` holds from an earlier build are used again.
     """
-    # In a process of its own: setuptools changes the state of the whole interpreter.
+    # In a process of its own, since setuptools changes the state of the whole interpreter.
     compiled = subprocess.run(  # noqa: S603  # this very file
         [sys.executable, __file__, "--libraries", str(work)],
         cwd=ROOT,
@@ -151,7 +161,7 @@ def build_libraries(work: Path) -> Path:
 
 
 def build_tree(tree: Path, work: Path) -> None:
-    """Build an importable tree: the packages, with the libraries beside the source. It is in place as a whole or not at all."""
+    """Build an importable tree: the packages, with the libraries beside the source. It replaces `tree` as a whole or not at all."""
     stamp = digest()
     libraries = build_libraries(work)
     fresh = tree.with_name(f"{tree.name}.new")
@@ -165,12 +175,12 @@ def build_tree(tree: Path, work: Path) -> None:
 
 
 class CompiledBuildHook(BuildHookInterface[Any]):
-    """Puts the libraries into a wheel, and the native front, where `make front` has made it. An editable install stays interpreted."""
+    """Puts the libraries into a wheel, and the native front if `make front` has built it. An editable install stays interpreted."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before it gathers the files; `version` says which kind of wheel."""
+        """Compile, and name the files for the wheel. hatchling calls this first; `version` is the kind of wheel."""
         if version != "standard":
             return
         libraries = build_libraries(ROOT / "build/compiling")
@@ -183,7 +193,7 @@ class CompiledBuildHook(BuildHookInterface[Any]):
 
 
 def _files(directory: Path) -> Iterable[Path]:
-    """All files below, symbolic links followed, without what the interpreter leaves behind."""
+    """Yield all files below a directory, through symbolic links, without the interpreter's caches."""
     for parent, directories, names in os.walk(directory, followlinks=True):
         directories[:] = [name for name in directories if name != "__pycache__"]
         yield from (Path(parent, name) for name in names)
@@ -195,7 +205,7 @@ def _compile(work: Path) -> None:
     from setuptools import setup
 
     groups: list[tuple[list[str], str | None]] = [
-        ([f"{package}/{module}.py" for module in modules], f"{Path(package).name}.{LIBRARY}") for package, modules in MODULES.items()
+        ([f"{package}/{module}.py" for module in _modules(package)], f"{Path(package).name}.{LIBRARY}") for package in COMPILED
     ]
     options = ["--config-file", "pyproject.toml", "--cache-dir", str(work / "types")]
     extensions = mypycify(
@@ -213,27 +223,27 @@ def _compile(work: Path) -> None:
         script_args=["--quiet", "build_ext", "--parallel", str(os.cpu_count() or 1), *directories],
     )
     for path in set(_files(work / "libraries")) - library_paths(work / "libraries"):
-        path.unlink()  # of a module that is not compiled any more
+        path.unlink()  # left from an earlier list of modules
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the compiled tree unless it is there and current; 0, or 1 when the compilers refuse."""
+    """Build the compiled tree unless it is current. Return 0, or 1 if it cannot be compiled."""
     parser = argparse.ArgumentParser(description="Build Gavel with its hot path compiled.")
     parser.add_argument("--libraries", type=Path, metavar="WORK", help=argparse.SUPPRESS)
     parser.add_argument("--tree", type=Path, default=ROOT / "build/compiled", help="where to build the tree (default: build/compiled)")
-    parser.add_argument("--check", action="store_true", help="build nothing; fail unless the tree is there and current")
-    given = parser.parse_args(arguments)
-    if given.libraries is not None:
-        _compile(given.libraries.resolve())
+    parser.add_argument("--check", action="store_true", help="build nothing; fail unless the tree is current")
+    options = parser.parse_args(arguments)
+    if options.libraries is not None:
+        _compile(options.libraries.resolve())
         return 0
-    if is_current(given.tree):
+    if is_current(options.tree):
         return 0
-    if given.check:
-        print(f"gavel: {given.tree} is not built from this source; run make compiled", file=sys.stderr)
+    if options.check:
+        print(f"gavel: {options.tree} was not built from this source; run make compiled", file=sys.stderr)
         return 1
     print("gavel: compiling the hot path; this takes about a minute", file=sys.stderr)
     try:
-        build_tree(given.tree.resolve(), ROOT / "build/compiling")
+        build_tree(options.tree.resolve(), ROOT / "build/compiling")
     except CompileError as error:
         print(f"gavel: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Which build the tests run on, and fixtures that many share: a real Redis for the whole run, and a bus of one's own on it."""
+"""The check of the build under test, and fixtures for all tests: a real Redis for the whole run, and a bus of its own for a test."""
 
 from __future__ import annotations
 
@@ -9,47 +9,48 @@ import uuid
 from collections.abc import AsyncIterator
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
-from typing import Final
 
 import gavel_rules
 import pytest
 import pytest_asyncio
-from gavel_server.embedded import EmbeddedRedis
+from gavel_server.log.redis.embedded import EmbeddedRedis
 from hypothesis import HealthCheck, settings
 
-ROOT: Final = Path(__file__).parents[1]
+from tests.support.paths import ROOT
 
-# On a busy machine any example may take long to make and to run: that is no failure of what is tested.
+# No deadlines: on a busy machine an example may take long to generate and to run.
 settings.register_profile("gavel", settings(), max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gavel")
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to test another build than TEST_BUILD says: `compiled`, or `interpreted`, which is the default."""
+    """Refuse to test another build than TEST_BUILD names: `compiled`, or by default `interpreted`."""
     builder = runpy.run_path(str(ROOT / "server/hatch_build.py"))
-    wanted = os.environ.get("TEST_BUILD", "interpreted")
+    expected = os.environ.get("TEST_BUILD", "interpreted")
     loaded = {name: importlib.import_module(name).__spec__ for name in builder["module_names"]()}
     kinds = {"compiled" if isinstance(spec and spec.loader, ExtensionFileLoader) else "interpreted" for spec in loaded.values()}
-    if {wanted} != kinds:
-        pytest.exit(f"TEST_BUILD is {wanted}, and what is imported is {' and '.join(sorted(kinds))}; use make test-compiled", returncode=3)
-    if wanted == "compiled" and not builder["is_current"](Path(gavel_rules.__file__).parents[1]):
-        pytest.exit("the compiled tree was built from other source than there is now; use make test-compiled", returncode=3)
+    if {expected} != kinds:
+        pytest.exit(
+            f"TEST_BUILD is {expected}, and the imported build is {' and '.join(sorted(kinds))}; use make test-compiled", returncode=3
+        )
+    if expected == "compiled" and not builder["is_current"](Path(gavel_rules.__file__).parents[1]):
+        pytest.exit("the compiled tree was built from other source; use make test-compiled", returncode=3)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def redis_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedRedis]:
-    """A Redis for all tests, with the settings of the embedded default. Tests that stop or pause one start their own."""
+    """A Redis for all tests, with the settings of the embedded one. Tests that stop or pause a Redis start their own."""
     async with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as redis:
         yield redis
 
 
 @pytest.fixture
 def redis_url(redis_server: EmbeddedRedis) -> str:
-    """The URL of the Redis that all tests share; keep to a `bus` of your own on it."""
+    """The URL of the Redis that all tests share. A test uses a `bus` of its own on it."""
     return redis_server.url
 
 
 @pytest.fixture
 def bus() -> str:
-    """The name of a bus that nobody else uses."""
+    """The name of a bus that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"

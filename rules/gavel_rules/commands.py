@@ -1,9 +1,9 @@
-"""What can be asked of the decider, what it answers, and what the shell reads from the log for it beforehand.
+"""The commands of the decider, its answers, and the references that the shell reads from the log for a command.
 
-Commands are imperative and frozen by convention; their envelopes are the decider's to complete. An answer that is a
-`Fault` means that the command could not be carried out; a refusal by policy is a decision, not a fault.
+The decider completes the envelopes of commands; nothing else in a command changes. A `Fault` means that the command cannot be carried
+out. A refusal by policy is a decision, not a fault.
 
-What is made for every decision, `SubmitProposal`, `Recorded` and `Handled`, is a plain class: compiled, others cost more.
+`SubmitProposal`, `EventAnswer` and `Handled` are created for every decision and are plain classes: docs/performance.md#plain-classes.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
-from mypy_extensions import mypyc_attr
 
-from gavel_rules.evidence import Cited
-from gavel_rules.language.ruleset import CompiledRuleSet
-from gavel_rules.made import Made
-from gavel_rules.proposed import Proposed
+from gavel_rules.events.citation import CitedEvent
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.language.rule_set import CompiledRuleSet
 
 
 @dataclass(slots=True)
 class OpenBus:
-    """Begin a bus: its first event."""
+    """Open a bus with its first event."""
 
     event_id: str
     cross_check: CrossCheck
@@ -35,30 +34,18 @@ class OpenBus:
 
 @dataclass(slots=True)
 class ChangeCrossCheck:
-    """Change on which decisions both engines are asked."""
+    """Change which decisions both engines evaluate."""
 
     event_id: str
     cross_check: CrossCheck
 
 
-@mypyc_attr(acyclic=True)
 class SubmitProposal:
-    """Decide a proposal. `envelope` is validated and has its event_id, trace_id, name and producer."""
+    """Decide a proposal. It is validated and complete: event_id, trace_id, event_name and producer are set."""
 
-    def __init__(self, envelope: Envelope) -> None:
-        self.envelope: Final = envelope
-        self._asked: Proposed | None = None
-
-    @property
-    def asked(self) -> Proposed:
-        """The proposal as arbitration reads it. Read once: by admission, or else when it is first asked for."""
-        if self._asked is None:
-            self._asked = Proposed(self.envelope)
-        return self._asked
-
-    @asked.setter
-    def asked(self, asked: Proposed) -> None:
-        self._asked = asked
+    def __init__(self, proposal: ProposalView) -> None:
+        self.proposal: Final = proposal
+        self.envelope: Final = proposal.envelope
 
 
 @dataclass(slots=True)
@@ -70,7 +57,7 @@ class PublishEvent:
 
 @dataclass(slots=True)
 class BeginExecution:
-    """Start an attempt at an approved decision, or say why not."""
+    """Start an attempt at an approved decision, if it may start."""
 
     decision_id: str
     producer: Producer
@@ -79,7 +66,7 @@ class BeginExecution:
 
 @dataclass(slots=True)
 class RenewExecution:
-    """Keep a running attempt's lease, counted from now."""
+    """Extend the lease of a running attempt to `lease_ms` from now."""
 
     decision_id: str
     execution_id: str
@@ -89,28 +76,28 @@ class RenewExecution:
 
 @dataclass(slots=True)
 class ReportExecution:
-    """Record how an attempt ended. `envelope` is validated; subject and trace may be empty."""
+    """Record the report of an attempt. `envelope` is validated; its subject and trace_id may be empty."""
 
     envelope: Envelope
 
 
 @dataclass(slots=True)
 class ResolveReview:
-    """Record a person's verdict on an open review. `envelope` holds the FACT `review_resolved` and its event_id, no more."""
+    """Record a person's verdict on an open review. `envelope` has an event_id and the fact `review_resolved` alone."""
 
     envelope: Envelope
 
 
 @dataclass(slots=True)
 class RevokeDecision:
-    """End an approval that nobody has started. `envelope` holds the FACT `revocation_requested` and its event_id, no more."""
+    """Revoke an approval that has not started. `envelope` has an event_id and the fact `revocation_requested` alone."""
 
     envelope: Envelope
 
 
 @dataclass(slots=True)
 class DeployRuleSet:
-    """Record a rule set version."""
+    """Deploy a rule set version."""
 
     event_id: str
     rule_set: CompiledRuleSet
@@ -119,7 +106,7 @@ class DeployRuleSet:
 
 @dataclass(slots=True)
 class ActivateRuleSet:
-    """Put a deployed version in force, or let it watch. `expected_active_version` None: whatever is in force; 0: nothing is."""
+    """Activate a deployed version, or shadow it. `expected_active_version`: None accepts any, 0 requires that none is active."""
 
     event_id: str
     policy_id: str
@@ -130,7 +117,7 @@ class ActivateRuleSet:
 
 @dataclass(slots=True)
 class DeactivateRuleSet:
-    """Take a rule set out of force, or end its shadow."""
+    """Deactivate a rule set, or end its shadow."""
 
     event_id: str
     policy_id: str
@@ -140,10 +127,10 @@ class DeactivateRuleSet:
 
 @dataclass(slots=True)
 class Tick:
-    """Let time pass: emit timers that are due until they have made `limit` events. A contest closes whole.
+    """Fire the timers that are due, until they have made `limit` events. A contest closes as a whole.
 
-    `unjudged` are candidates of a contest, by event_id, that are left to a person unasked: a replay knows of those that could not
-    be judged when it closed.
+    `unjudged` holds the event_ids of candidates that are left to a person without evaluation: a replay passes those that could not be
+    judged when their contest closed.
     """
 
     limit: int
@@ -166,17 +153,17 @@ Command = (
     | Tick
 )
 
-# A tuple: a union would be made anew at every look.
+# docs/performance.md#isinstance-tuples
 _WITH_ENVELOPE: Final = (SubmitProposal, PublishEvent, ReportExecution, ResolveReview, RevokeDecision)
 
 
 def command_envelope(command: Command) -> Envelope | None:
-    """Return the envelope that a producer sent with a command, if it sent one."""
+    """Return the envelope that a producer sent with a command, or None."""
     return command.envelope if isinstance(command, _WITH_ENVELOPE) else None
 
 
 def decision_id_of(command: Command) -> str:
-    """Return the decision that a command is about, or ""."""
+    """Return the decision_id that a command names, or ""."""
     match command:
         case BeginExecution() | RenewExecution():
             return command.decision_id
@@ -191,61 +178,60 @@ def decision_id_of(command: Command) -> str:
 
 @dataclass(slots=True, frozen=True)
 class References:
-    """What the shell found in the log for a command.
+    """The events that the shell looks up in the log for a command.
 
-    `cited`: the events a proposal cites, by sequence number; of a review, its proposal. `decision`: the DECISION event that a
-    command names, if the log has one; `ending`: EXPIRED or REVOKED where it ended so, or, if it is alive and nobody has started
-    it, EXPIRED.
+    `cited_events` holds the events that the proposal cites, or the reviewed proposal, by sequence number. `decision` is the DECISION that
+    the command names, if the log has it. `end_reason` is EXPIRED or REVOKED if that decision ended in this way. It is also EXPIRED if the
+    decision is live and has not started: it may expire before the command is handled.
     """
 
-    cited: Mapping[int, Cited] = field(default_factory=dict)
+    cited_events: Mapping[int, CitedEvent] = field(default_factory=dict)
     decision: Envelope | None = None
-    ending: str = ""
+    end_reason: str = ""
 
 
 NO_REFERENCES = References()
 
 
 class Fault(NamedTuple):
-    """Why a command cannot be carried out. `violations` are (field, description)."""
+    """The reason why a command cannot be carried out. `violations` are (field, description)."""
 
     reason: ErrorReason.ValueType
     message: str
     violations: tuple[tuple[str, str], ...] = ()
-    retry_after_ms: int = 0  # 0: as usual for the reason
+    retry_after_ms: int = 0  # 0: the default of the reason
 
 
-class Waiting(NamedTuple):
-    """The proposal is recorded and competes; its decision comes when its contest closes."""
+class ContestEntry(NamedTuple):
+    """The proposal is recorded and waits for its contest; the decision comes when the contest closes."""
 
     envelope: Envelope
 
 
-@mypyc_attr(acyclic=True)
-class Recorded:
-    """The event that answers the command: a decision, or the event as recorded."""
+class EventAnswer:
+    """The recorded event that answers the command: the decision, else the producer's event."""
 
     def __init__(self, envelope: Envelope) -> None:
         self.envelope: Final = envelope
 
 
-class Started(NamedTuple):
-    """An attempt was leased. `decision` is the approved decision's event."""
+class LeasedAttempt(NamedTuple):
+    """The STARTED event of an attempt, and the event of the approved decision."""
 
     envelope: Envelope
     decision: Envelope
 
 
-class NotStarted(NamedTuple):
-    """An attempt may not start; a value, not an error."""
+class AttemptRefusal(NamedTuple):
+    """The reason why an attempt may not start."""
 
     reason_code: str
     message: str
     retry_after_ms: int = 0
 
 
-class RuleSetAt(NamedTuple):
-    """A rule set version and where the log has its deployment, activation or deactivation."""
+class RuleSetPosition(NamedTuple):
+    """A rule set version, with the sequence number of its deployment, activation or deactivation."""
 
     policy_id: str
     version: int
@@ -253,29 +239,29 @@ class RuleSetAt(NamedTuple):
     sequence_number: int
 
 
-class Nothing(NamedTuple):
-    """There was nothing to answer."""
+class NoAnswer(NamedTuple):
+    """The answer to a command that nobody waits for."""
 
 
-Answer = Recorded | Waiting | Started | NotStarted | RuleSetAt | Nothing | Fault
+Answer = EventAnswer | ContestEntry | LeasedAttempt | AttemptRefusal | RuleSetPosition | NoAnswer | Fault
 
 
 class Failure(NamedTuple):
-    """A proposal that could not be judged, and why: a bug, or an engine that broke. A person was called; operators should hear of it."""
+    """A proposal whose evaluation failed by a bug or a broken engine. It is left to a person; operators should be told."""
 
     proposal_id: str
-    error: Any  # an Exception; mypyc cannot compile that name here
+    error: Any  # an Exception, which mypyc cannot name in a NamedTuple
 
 
 class Handled:
-    """What a command came to: the events to append, in order, the answer once they are, and what went wrong on the way."""
+    """The outcome of a command: the events to append, in order, the answer once they are in the log, and failed evaluations."""
 
-    def __init__(self, made: list[Made], answer: Answer, failures: Sequence[Failure] = ()) -> None:
-        self.made: Final = made
+    def __init__(self, events: list[RecordedEvent], answer: Answer, failures: Sequence[Failure] = ()) -> None:
+        self.events: Final = events
         self.answer: Final = answer
         self.failures: Final = failures
 
     @property
-    def events(self) -> list[Envelope]:
-        """The events to append, in order."""
-        return [made.envelope for made in self.made]
+    def envelopes(self) -> list[Envelope]:
+        """The envelopes of the events."""
+        return [event.envelope for event in self.events]

@@ -1,9 +1,8 @@
-"""Facts from executions: derive(EXECUTION, DECISION, its rule set) -> facts (seeds 002 §4.7.3, §7.2).
+"""Facts derived from executions: derive(EXECUTION, DECISION, its rule set) -> facts (constitution §4.7.3, §7.2).
 
-Pure, versioned, and without any other input. The rules are one that is built in and those of the rule set that made the
-decision, whatever is in force now. The fact derivation reactor calls it and publishes what it returns; the server calls it
-again on append and refuses any difference; a replay does the same. A rule of a rule set that fails gives no fact: the built-in
-one is always there.
+A pure, versioned function without other inputs. One rule is built in; the others are those of the rule set that made the decision,
+whatever is active now. The fact derivation reactor publishes the result; the server derives the facts again on append and refuses any
+difference, and so does a replay. A rule that fails gives no fact; the built-in rule always gives one.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.fact_pb2 import Fact
 from google.protobuf.struct_pb2 import Value
 
-from gavel_rules.events import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION, derived_event_id
+from gavel_rules.events.ids import derived_event_id
+from gavel_rules.events.kinds import FACT, FACT_DERIVATION_REACTOR, SCHEMA_VERSION
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.report_expressions import STATUS_PREFIX
-from gavel_rules.language.ruleset import CompiledRuleSet
+from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.values import python_to_value
 
 STATUS_RULE_ID: Final = "gavel.execution-status"
@@ -31,9 +31,9 @@ STATUS_RULE_VERSION: Final = 1
 def derive(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> tuple[Envelope, ...]:
     """Return the facts that follow from a report of an execution, as envelopes ready to publish.
 
-    `execution` and `decision` are events of the log; the report is one of the decision's, and `rule_set` the one of the
-    decision's `rule_set_digest`, None where that is empty. STARTED derives nothing; every other status at least one fact, so
-    no execution leaves a gap (seeds 002 §7.2).
+    `execution` and `decision` are recorded events, and the report is one of the decision's. `rule_set` has the decision's
+    `rule_set_digest`; None if that is empty. STARTED derives nothing; every other status derives at least one fact, so that no execution
+    leaves a gap (constitution §7.2).
     """
     report = execution.execution
     if report.status == execution_pb2.EXECUTION_STATUS_STARTED:
@@ -49,28 +49,28 @@ def derive(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | 
     if rule_set is None or not rule_set.derivations:
         return (status,)
     facts = [status]
-    for rule in _rules(execution, decision, rule_set):
+    for rule in _applicable_rules(execution, decision, rule_set):
         value = rule.value(execution, decision)
         if value is not None:
             facts.append(_fact(execution, decision, key=rule.key, value=python_to_value(value), rule_id=rule.id, rule_version=rule.version))
     return tuple(facts)
 
 
-def failures(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> list[DerivationRule]:
-    """Return the rules of a rule set that give no fact although they are about this report. Arguments as for `derive`."""
+def failed_rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet | None) -> list[DerivationRule]:
+    """Return the rules that apply to a report and fail. Arguments as for `derive`."""
     if rule_set is None:
         return []
-    return [rule for rule in _rules(execution, decision, rule_set) if rule.value(execution, decision) is None]
+    return [rule for rule in _applicable_rules(execution, decision, rule_set) if rule.value(execution, decision) is None]
 
 
-def _rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet) -> Iterator[DerivationRule]:
+def _applicable_rules(execution: Envelope, decision: Envelope, rule_set: CompiledRuleSet) -> Iterator[DerivationRule]:
     for rule in rule_set.derivations:
         if rule.status == execution.execution.status and rule.action_type == decision.decision.action_type:
             yield rule
 
 
 def is_derived(fact: Fact) -> bool:
-    """Return whether a fact claims to be derived: whoever sets any of these fields must get all of them right."""
+    """Return whether a fact claims to be derived. A fact with any of these fields must have all of them right."""
     return bool(fact.decision_id or fact.execution_id or fact.derivation_rule_id or fact.derivation_rule_version)
 
 

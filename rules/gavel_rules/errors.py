@@ -1,4 +1,4 @@
-"""What the core raises. A refusal by policy is a value and never stands here."""
+"""The exceptions of the core. A refusal by policy is a value, not an exception."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class GavelRulesError(Exception):
 
 
 class CaseError(GavelRulesError):
-    """A case holds a value that its admission should have refused; the engines never see it."""
+    """A case holds a value that admission should have rejected. The engines do not see it."""
 
 
 class NetworkFaultError(GavelRulesError):
-    """The Rete engine broke its protocol. Its handle is dead; the next evaluation starts on a new one."""
+    """The Rete engine broke its protocol. Its handle is discarded; the next evaluation uses a new one."""

@@ -1,7 +1,7 @@
-"""Recording what producers say: facts, observations, tool events, diagnostics.
+"""Publication of producers' events: facts, observations, tool events, diagnostics.
 
-An observation's trust tier is fixed here and written into the event, so whoever reads it later needs no other event. A
-derived fact is derived again and refused if it differs.
+The trust tier of an observation is determined here and written into the event, so that readers need no other event. A derived fact is
+derived again, and refused if it differs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.commands import Fault, Recorded
+from gavel_rules.commands import EventAnswer, Fault
 from gavel_rules.derivation import derive, is_derived
-from gavel_rules.emission import Emission, ahead_fault
-from gavel_rules.events import milliseconds, set_timestamp
+from gavel_rules.events.timestamps import milliseconds, set_timestamp
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX, READINGS_PER_RESULT_MAX, SOURCES_PER_KEY_MAX, TRACE_TOOL_RESULTS_MAX
-from gavel_rules.projection import State
-from gavel_rules.records import ToolEvidence
+from gavel_rules.recorder import Recorder, ahead_fault
+from gavel_rules.state.records import ToolEvidence
+from gavel_rules.state.state import State
 
 _DERIVED_FIELDS: Final = (
     "event_id",
@@ -33,27 +33,27 @@ _DERIVED_FIELDS: Final = (
 )
 
 
-def publish(emission: Emission, envelope: Envelope) -> Recorded | Fault:
-    """Record a producer's event, or say why not."""
-    fault = emission.claim_fault(envelope)
+def publish(recorder: Recorder, envelope: Envelope) -> EventAnswer | Fault:
+    """Record a producer's event."""
+    fault = recorder.clock_fault(envelope)
     payload = str(envelope.WhichOneof("payload"))
     if fault is None:
         match payload:
             case "fact" if is_derived(envelope.fact):
-                fault = _derivation_fault(emission.state, envelope)
+                fault = _derivation_fault(recorder.state, envelope)
             case "fact":
-                fault = _sources_fault(emission.state, envelope.subject, envelope.fact.key, TRUST_TIER_1_SYSTEM_FACT, envelope.producer.id)
+                fault = _sources_fault(recorder.state, envelope.subject, envelope.fact.key, TRUST_TIER_1_SYSTEM_FACT, envelope.producer.id)
             case "observation":
-                fault = _complete_observation(emission, envelope) or _readings_fault(emission.state, envelope)
+                fault = _complete_observation(recorder, envelope) or _readings_fault(recorder.state, envelope)
             case "tool_result":
-                fault = _result_fault(emission, envelope.trace_id)
+                fault = _result_fault(recorder, envelope.trace_id)
     if fault is not None:
         return fault
-    return Recorded(emission.record(envelope, payload))
+    return EventAnswer(recorder.record(envelope, payload))
 
 
 def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
-    """Return why a derived fact is refused: the server derives it again from the same two events."""
+    """Return a fault if a derived fact is not what the same two events derive again."""
     live = state.decisions.get(envelope.fact.decision_id)
     execution = None
     if live is not None:
@@ -69,21 +69,21 @@ def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
     if differing:
         return Fault(
             error_pb2.ERROR_REASON_DERIVATION_MISMATCH,
-            f"the fact is not what execution {execution.event_id} derives; differing: {', '.join(differing)}",
+            f"the fact is not what execution {execution.event_id} derives; these fields differ: {', '.join(differing)}",
         )
     return None
 
 
-def _result_fault(emission: Emission, trace_id: str) -> Fault | None:
-    """Return a fault if the trace has as many tool results as can be remembered, and observations rest on all of them."""
-    if emission.state.has_room_for_result(trace_id, emission.now_ms):
+def _result_fault(recorder: Recorder, trace_id: str) -> Fault | None:
+    """Return a fault if the trace is at its limit of tool results that observations rest on."""
+    if recorder.state.has_room_for_result(trace_id, recorder.now_ms):
         return None
-    message = f"trace {trace_id} has {TRACE_TOOL_RESULTS_MAX} tool results that observations rest on; go on in a new trace"
+    message = f"trace {trace_id} has {TRACE_TOOL_RESULTS_MAX} tool results that observations rest on; continue in a new trace"
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
 
 
 def _readings_fault(state: State, envelope: Envelope) -> Fault | None:
-    """Return a fault if what an observation says could not be remembered, neither of its tool result nor of its source."""
+    """Return a fault if the observation exceeds the limit of readings of its tool result, or of sources of one of its keys."""
     observation = envelope.observation
     fields = sorted(observation.extracted_fields)
     if not state.has_room_for_readings(observation.evidence_ref, envelope.subject, fields):
@@ -97,30 +97,31 @@ def _readings_fault(state: State, envelope: Envelope) -> Fault | None:
 
 
 def _sources_fault(state: State, subject: str, key: str, trust_tier: int, source: str) -> Fault | None:
-    """Return a fault if as many sources as can be remembered have stated a key of a subject at a tier, and this one is none of them.
+    """Return a fault if a key of a subject has the greatest number of other sources at a tier.
 
-    None is forgotten for another one: what it said might have spoken against an approval.
+    No source is forgotten to make room for a new one: its evidence may rule out an approval.
     """
     if state.has_room_for_source(subject, key, trust_tier, source):
         return None
     message = (
-        f"{SOURCES_PER_KEY_MAX} other sources have stated {key} of {subject} at tier {trust_tier}, which is all there is room for; "
-        "state it as one of them, or have it stated at a better tier"
+        f"{SOURCES_PER_KEY_MAX} other sources have stated {key} of {subject} at tier {trust_tier}, which is the limit; "
+        "state it as one of them, or at a better tier"
     )
     return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
 
 
-def _complete_observation(emission: Emission, envelope: Envelope) -> Fault | None:
+def _complete_observation(recorder: Recorder, envelope: Envelope) -> Fault | None:
+    """Fill an observation's time and trust tier, or return a fault if its time is ahead of the bus's clock."""
     observation = envelope.observation
     if observation.HasField("observed_at"):
-        ahead_ms = milliseconds(observation.observed_at) - emission.now_ms
+        ahead_ms = milliseconds(observation.observed_at) - recorder.now_ms
         if ahead_ms > CLOCK_AHEAD_MS_MAX:
             return ahead_fault("envelope.observation.observed_at", ahead_ms)
     else:
-        set_timestamp(observation.observed_at, emission.now_ms)
-        emission.state.on_undo(lambda: observation.ClearField("observed_at"))
+        set_timestamp(observation.observed_at, recorder.now_ms)
+        recorder.state.on_undo(lambda: observation.ClearField("observed_at"))
     observation.ClearField("evidence_recorded_at")
-    evidence = _matching_evidence(emission, envelope)
+    evidence = _matching_evidence(recorder, envelope)
     if evidence is None:
         observation.trust_tier = common_pb2.TRUST_TIER_3_AGENT_INFERENCE
     else:
@@ -129,11 +130,11 @@ def _complete_observation(emission: Emission, envelope: Envelope) -> Fault | Non
     return None
 
 
-def _matching_evidence(emission: Emission, envelope: Envelope) -> ToolEvidence | None:
-    """Return the tool result that an observation rests on, if it is of its trace and matches in every respect."""
+def _matching_evidence(recorder: Recorder, envelope: Envelope) -> ToolEvidence | None:
+    """Return the tool result that an observation rests on, if it belongs to its trace and matches in every field."""
     observation = envelope.observation
-    state = emission.state
-    evidence = state.tool_evidence(envelope.trace_id, observation.evidence_ref, emission.now_ms)
+    state = recorder.state
+    evidence = state.tool_evidence(envelope.trace_id, observation.evidence_ref, recorder.now_ms)
     if (
         evidence is None
         or evidence.is_error

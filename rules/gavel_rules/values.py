@@ -1,8 +1,8 @@
-"""JSON values between the contract's protobuf form and Python, and the limits that every value from outside must keep.
+"""JSON values: conversion between protobuf and Python, and the limits of values from outside.
 
-Numbers stay floats, as the wire has them; only a declared type turns them into integers. A value that passes
-`value_problems` is safe for both rule engines: no NUL (CEL's Python binding cuts strings there), no lone surrogate, no
-infinite number, no depth that could exhaust a stack, no integer that a double cannot hold exactly.
+Numbers stay floats, as on the wire; only a declared type turns them into integers. A value without `problems` is safe for both rule
+engines: it has no NUL (CEL's Python binding cuts strings there), no lone surrogate, no infinite number, no depth that exhausts a
+stack, and no integer that a double cannot represent exactly.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ from typing import Final
 
 from google.protobuf.struct_pb2 import NULL_VALUE, Struct, Value
 
-from gavel_rules.limits import TEXT_BYTES_MAX
+from gavel_rules.limits import TEXT_BYTES_MAX, VIOLATIONS_MAX
 
-# Doubles, which is what a Struct holds, count exactly up to here.
+# Doubles, the numbers of a Struct, represent all integers up to here exactly.
 INTEGER_MAX: Final = 2**53
 VALUE_DEPTH_MAX: Final = 16
+# Characters of the path of a problem, after the first problem: a compensation records the first one.
+PATH_LENGTH_MAX: Final = 256
 
 
 def struct_to_dict(struct: Struct) -> dict[str, object]:
     """Return a Struct as a dict of Python values."""
     fields = struct.fields
-    # By key: `items` of such a map is a Python generator, at twice the cost.
+    # `items` of a protobuf map is a Python generator and takes twice the time.
     return {name: value_to_python(fields[name]) for name in fields}
 
 
 def value_to_python(value: Value) -> object:
     """Return a Value as Python: None, bool, float, str, list or dict. A Value without a kind is None."""
-    # Most are texts and numbers. Whatever a Value is not reads as empty: one that does not needs no asking which kind it is.
+    # Most values are strings and numbers. Fields of other kinds read as empty, so a field that is not empty tells the kind.
     text = value.string_value
     if text:
         return text
@@ -49,58 +51,110 @@ def value_to_python(value: Value) -> object:
 
 
 def python_to_value(value: object) -> Value:
-    """Return the Value of None, bool, int, float, str, list or dict; TypeError for anything else."""
+    """Return the Value of None, bool, int, float, str, list or dict. Raises TypeError for anything else."""
     answer = Value()
     _fill(answer, value)
     return answer
 
 
 def struct_problems(struct: Struct, path: str) -> list[tuple[str, str]]:
-    """Return (path, problem) of everything in a Struct that is over a limit; empty when it is fine."""
+    """Return (path, problem) for each limit that a Struct exceeds."""
     return problems(struct_to_dict(struct), path)
 
 
 def value_problems(value: Value, path: str) -> list[tuple[str, str]]:
-    """Return (path, problem) of everything in a Value that is over a limit; empty when it is fine."""
+    """Return (path, problem) for each limit that a Value exceeds."""
     return problems(value_to_python(value), path)
 
 
 def problems(value: object, path: str, depth: int = 0) -> list[tuple[str, str]]:
-    """Return (path, problem) of everything in a Python JSON value that is over a limit. `depth` counts its containers."""
-    if isinstance(value, str):
-        problem = text_problem(value)
-        return [(path, problem)] if problem else []
-    if isinstance(value, bool) or value is None:
-        return []
-    if isinstance(value, (int, float)):  # a union would be made anew at every look
-        problem = number_problem(value)
-        return [(path, problem)] if problem else []
-    if depth >= VALUE_DEPTH_MAX:
-        return [(path, f"is nested deeper than {VALUE_DEPTH_MAX} levels")]
+    """Return (path, problem) for each limit that a Python JSON value exceeds, at most VIOLATIONS_MAX.
+
+    `depth` counts the containers around the value. The first path is exact; further ones are cut to PATH_LENGTH_MAX characters.
+    """
     found: list[tuple[str, str]] = []
-    if isinstance(value, dict):
-        for name, item in value.items():
-            problem = text_problem(name)
-            if problem:
-                found.append((path, f"a key {problem}"))
-            # Most are texts and numbers: these need no path, unless something is wrong.
-            if isinstance(item, str):
-                problem = text_problem(item)
-            elif isinstance(item, float):
-                problem = number_problem(item)
-            else:
-                problem = ""
-                found.extend(problems(item, f"{path}.{name}", depth + 1))
-            if problem:
-                found.append((f"{path}.{name}", problem))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            found.extend(problems(item, f"{path}[{index}]", depth + 1))
+    _find_problems(value, _Place(None, path), depth, found)
     return found
 
 
+class _Place:
+    """The path of a value, joined only if the value has a problem: names may be long, and values many."""
+
+    def __init__(self, parent: _Place | None, name: str) -> None:
+        self.parent: Final = parent
+        self.name: Final = name
+
+    def path(self) -> str:
+        """Return the path as text."""
+        names: list[str] = []
+        place: _Place | None = self
+        while place is not None:
+            names.append(place.name)
+            place = place.parent
+        return "".join(reversed(names))
+
+
+def _find_problems(value: object, place: _Place, depth: int, found: list[tuple[str, str]]) -> None:
+    if isinstance(value, (dict, list)):  # docs/performance.md#isinstance-tuples
+        if depth >= VALUE_DEPTH_MAX:
+            _add_problem(place, f"is nested deeper than {VALUE_DEPTH_MAX} levels", found)
+        elif isinstance(value, dict):
+            _find_problems_of_dict(value, place, depth, found)
+        else:
+            _find_problems_of_list(value, place, depth, found)
+        return
+    problem = _scalar_problem(value)
+    if problem:
+        _add_problem(place, problem, found)
+
+
+def _find_problems_of_dict(value: dict[str, object], place: _Place, depth: int, found: list[tuple[str, str]]) -> None:
+    for name, item in value.items():
+        problem = text_problem(name)
+        if problem:
+            _add_problem(place, f"a key {problem}", found)
+        # Only containers need a place of their own.
+        if isinstance(item, (dict, list)):
+            _find_problems(item, _Place(place, f".{name}"), depth + 1, found)
+        else:
+            problem = _scalar_problem(item)
+            if problem:
+                _add_problem(_Place(place, f".{name}"), problem, found)
+        if len(found) >= VIOLATIONS_MAX:
+            return
+
+
+def _find_problems_of_list(value: list[object], place: _Place, depth: int, found: list[tuple[str, str]]) -> None:
+    for index, item in enumerate(value):
+        if isinstance(item, (dict, list)):
+            _find_problems(item, _Place(place, f"[{index}]"), depth + 1, found)
+        else:
+            problem = _scalar_problem(item)
+            if problem:
+                _add_problem(_Place(place, f"[{index}]"), problem, found)
+        if len(found) >= VIOLATIONS_MAX:
+            return
+
+
+def _scalar_problem(value: object) -> str:
+    if isinstance(value, str):
+        return text_problem(value)
+    if isinstance(value, bool) or value is None:
+        return ""
+    return number_problem(value) if isinstance(value, (int, float)) else ""
+
+
+def _add_problem(place: _Place, problem: str, found: list[tuple[str, str]]) -> None:
+    if len(found) >= VIOLATIONS_MAX:
+        return
+    path = place.path()
+    if found and len(path) > PATH_LENGTH_MAX:
+        path = path[:PATH_LENGTH_MAX] + "…"
+    found.append((path, problem))
+
+
 def text_problem(text: str) -> str:
-    """Return what is wrong with a string, or ""."""
+    """Return the problem of a string, or ""."""
     if "\0" in text:
         return "holds a NUL character"
     try:
@@ -111,7 +165,7 @@ def text_problem(text: str) -> str:
 
 
 def number_problem(number: int | float) -> str:
-    """Return what is wrong with a number, or "". An integer is judged as it is: as a float it would be rounded first."""
+    """Return the problem of a number, or "". Integers are checked before any conversion to float, which would round them."""
     if -INTEGER_MAX <= number <= INTEGER_MAX:
         return ""
     if number != number or number in (float("inf"), float("-inf")):
@@ -120,7 +174,7 @@ def number_problem(number: int | float) -> str:
 
 
 def size_of(value: object) -> int:
-    """Return how many parts a JSON value has, with 64 characters of text counted as one."""
+    """Return the number of parts of a JSON value; 64 characters of text count as one part."""
     if isinstance(value, str):
         return 1 + len(value) // 64
     if isinstance(value, list):

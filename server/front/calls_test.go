@@ -11,21 +11,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What goes through a whole front is tried by tests/integration/front; here is what takes 256 MiB or a pipe cut in pieces there.
+// tests/integration/front tests whole fronts. The tests here would take 256 MiB, or a pipe cut in pieces, there.
 
-// pipe returns calls on a link, and the server's end of it, which reads only when the test does.
+// pipe returns calls on a link, and the server's end of the link, which the test reads.
 func pipe(t *testing.T) (*calls, net.Conn) {
 	ours, theirs := net.Pipe()
 	t.Cleanup(func() { ours.Close(); theirs.Close() })
 	link := newLink(ours)
 	go link.write()
 	calls := newCalls(link)
-	go link.read(calls.answered)
+	calls.bytesMax = 1 << 20
+	go link.read(calls.deliver)
 	return calls, theirs
 }
 
-func requestOf(size int) request {
-	return make(request, headerBytes+size)
+func requestOf(size int) []byte {
+	return make([]byte, headerBytes+size)
 }
 
 // receive reads one frame at the server's end.
@@ -41,9 +42,9 @@ func receive(t *testing.T, server net.Conn) []byte {
 	return append(header, content...)
 }
 
-func mustAsk(t *testing.T, calls *calls, size int) (uint32, chan answer) {
+func mustSend(t *testing.T, calls *calls, size int) (uint32, chan answer) {
 	answers := make(chan answer, 1)
-	number, err := calls.ask(0, requestOf(size), answers)
+	number, err := calls.send(0, requestOf(size), answers)
 	if err != nil {
 		t.Fatalf("%d bytes have room, and: %v", size, err)
 	}
@@ -51,7 +52,7 @@ func mustAsk(t *testing.T, calls *calls, size int) (uint32, chan answer) {
 }
 
 func mustBeFull(t *testing.T, calls *calls, size int) {
-	_, err := calls.ask(0, requestOf(size), make(chan answer, 1))
+	_, err := calls.send(0, requestOf(size), make(chan answer, 1))
 	refusal := status.Convert(err)
 	if refusal.Code() != codes.ResourceExhausted || refusal.Message() != "1000 bytes of requests wait for decisions; try again" {
 		t.Fatalf("there is no room for %d bytes, and: %v", size, err)
@@ -64,44 +65,49 @@ func mustBeFull(t *testing.T, calls *calls, size int) {
 	}
 }
 
-// Requests up to the limit wait; one more byte is refused with a delay; what is answered or given up makes room.
-func TestLimitOfWhatIsUnderWay(t *testing.T) {
+// Requests up to the limit are sent, and one more byte is refused with a retry delay; answered and forgotten requests make room.
+func TestLimitOfPendingBytes(t *testing.T) {
 	calls, server := pipe(t)
 	calls.bytesMax = 1000
-	first, answers := mustAsk(t, calls, 900)
+	first, answers := mustSend(t, calls, 900)
 	receive(t, server)
 	waitUntilSent(calls)
-	second, _ := mustAsk(t, calls, 100)
+	second, _ := mustSend(t, calls, 100)
 	receive(t, server)
 	waitUntilSent(calls)
 	mustBeFull(t, calls, 1)
 	if !calls.forget(second) {
 		t.Fatal("the second call does not wait")
 	}
-	mustAsk(t, calls, 100)
+	if frame := receive(t, server); frame[8] != cancel || frame[4] != byte(second) {
+		t.Fatalf("the server hears %v, and not that the second call's caller has gone", frame)
+	}
+	waitUntilSent(calls)
+	mustSend(t, calls, 100)
 	receive(t, server)
 	waitUntilSent(calls)
 	mustBeFull(t, calls, 1)
-	if _, err := server.Write(frameOf(response, first, "done")); err != nil {
+	if _, err := server.Write(newFrame(response, first, "done")); err != nil {
 		t.Fatal(err)
 	}
 	if answer := <-answers; string(answer.content) != "done" {
-		t.Fatalf("the first call heard %q", answer.content)
+		t.Fatalf("the first call got %q", answer.content)
 	}
 	waitUntilSent(calls)
-	mustAsk(t, calls, 900)
+	mustSend(t, calls, 900)
 }
 
-// While the server reads nothing, requests whose callers have gone still count: they are still in memory.
-func TestCallersWhoGaveUpMakeNoRoomThatIsNotThere(t *testing.T) {
+// While the server reads nothing, requests of callers that have gone still count: they are still in memory.
+func TestForgottenRequestsCountUntilTheyAreSent(t *testing.T) {
 	calls, server := pipe(t)
 	calls.bytesMax = 1000
-	number, _ := mustAsk(t, calls, 1000-headerBytes)
+	number, _ := mustSend(t, calls, 1000-headerBytes)
 	calls.forget(number)
 	mustBeFull(t, calls, 1)
 	receive(t, server)
+	receive(t, server)
 	waitUntilSent(calls)
-	mustAsk(t, calls, 1000)
+	mustSend(t, calls, 1000)
 }
 
 func waitUntilSent(calls *calls) {
@@ -110,13 +116,13 @@ func waitUntilSent(calls *calls) {
 	}
 }
 
-// However the stream of bytes is cut, the frames that come out are those that went in; answers to nobody are dropped.
-func TestAnyCutOfTheBytesGivesTheSameFrames(t *testing.T) {
+// The same frames arrive however the stream of bytes is cut; answers to no call are dropped.
+func TestFramesArriveHoweverTheBytesAreCut(t *testing.T) {
 	calls, server := pipe(t)
-	number, answers := mustAsk(t, calls, 3)
-	sent := append(frameOf(response, 4711, "nobody"), frameOf(refused, number, "")...)
-	other, others := mustAsk(t, calls, 0)
-	sent = append(sent, frameOf(response, other, string(make([]byte, 70_000)))...)
+	number, answers := mustSend(t, calls, 3)
+	sent := append(newFrame(response, 4711, "nobody"), newFrame(refusal, number, "")...)
+	other, others := mustSend(t, calls, 0)
+	sent = append(sent, newFrame(response, other, string(make([]byte, 70_000)))...)
 	for range 2 {
 		receive(t, server)
 	}
@@ -127,10 +133,10 @@ func TestAnyCutOfTheBytesGivesTheSameFrames(t *testing.T) {
 		}
 		sent = sent[count:]
 	}
-	if answer := <-answers; answer.kind != refused || len(answer.content) != 0 {
-		t.Fatalf("the first call heard %v", answer)
+	if answer := <-answers; answer.kind != refusal || len(answer.content) != 0 {
+		t.Fatalf("the first call got %v", answer)
 	}
 	if answer := <-others; answer.kind != response || len(answer.content) != 70_000 {
-		t.Fatalf("the second call heard a frame of kind %d, %d bytes", answer.kind, len(answer.content))
+		t.Fatalf("the second call got a frame of kind %d, %d bytes", answer.kind, len(answer.content))
 	}
 }

@@ -1,73 +1,97 @@
 package main
 
 import (
-	"compress/zlib"
 	"fmt"
-	"io"
 
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/gzip" // callers may compress with it
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 )
 
-// request is a message of the hot path as the frame that it will be: the header's place is in front of it.
-type request []byte
+// In front of each message of gRPC: a byte that says whether it is compressed, and its length.
+const messageHeaderBytes = 1 + 4
 
-// content is a message of the hot path that is sent.
+// request is a message of a caller. `caller`, `limit` and `decompressions` are set before decoding; `size` is the length that counts.
+type request struct {
+	caller         *caller // the message becomes the frame that goes over the link; nil: it is held as it is
+	limit          int     // in bytes, compressed or not
+	decompressions chan struct{}
+
+	frame     []byte
+	message   rawMessage
+	size      int
+	wireBytes int            // as they came, with their header
+	refusal   *status.Status // why the message is not taken
+}
+
+// content is a response of the hot path.
 type content []byte
 
-// passed is a message that is passed on as it came, without a copy.
-type passed struct {
+// rawMessage is a message of a forwarded call, held without a copy.
+type rawMessage struct {
 	data mem.BufferSlice
 }
 
-// bytesCodec leaves messages as they are: what they mean is the server's affair.
+// bytesCodec leaves messages as they are: only the server knows what they mean.
 type bytesCodec struct{}
 
-// Name is that of protobuf, which callers say that they speak.
+// Name returns the name of protobuf, which callers say they speak.
 func (bytesCodec) Name() string { return "proto" }
 
-// Marshal gives away what a passed message holds.
+// Marshal gives away the data of a raw message.
 func (bytesCodec) Marshal(message any) (mem.BufferSlice, error) {
 	switch message := message.(type) {
 	case content:
 		return mem.BufferSlice{mem.SliceBuffer(message)}, nil
-	case *passed:
+	case *rawMessage:
 		return message.data, nil
 	}
-	return nil, fmt.Errorf("%T cannot be sent", message)
+	return nil, fmt.Errorf("a %T cannot be sent", message)
 }
 
-// Unmarshal fills in a request, or holds on to the data of a message that is passed on.
+// Unmarshal takes a caller's request, or keeps the data of a raw message.
 func (bytesCodec) Unmarshal(data mem.BufferSlice, message any) error {
 	switch message := message.(type) {
 	case *request:
-		*message = make([]byte, headerBytes+data.Len())
-		data.CopyTo((*message)[headerBytes:])
+		message.take(data)
 		return nil
-	case *passed:
+	case *rawMessage:
 		data.Ref()
 		message.data = data
 		return nil
 	}
-	return fmt.Errorf("%T cannot be received", message)
+	return fmt.Errorf("a %T cannot be received", message)
 }
 
-// deflate is the other compression that gRPC's own libraries speak, and grpc-go does not: zlib's format.
-type deflate struct{}
-
-func init() {
-	encoding.RegisterCompressor(deflate{})
-}
-
-func (deflate) Name() string { return "deflate" }
-
-func (deflate) Compress(to io.Writer) (io.WriteCloser, error) {
-	return zlib.NewWriter(to), nil
-}
-
-func (deflate) Decompress(from io.Reader) (io.Reader, error) {
-	return zlib.NewReader(from)
+// take takes the message, decompressed, or notes why it is refused: an error of decoding would be INTERNAL.
+func (request *request) take(data mem.BufferSlice) {
+	size := data.Len()
+	compression := compressionOf(data)
+	if compression != nil {
+		size -= compressionMarkBytes
+	}
+	request.size, request.wireBytes = size, size+messageHeaderBytes
+	if size > request.limit {
+		request.refusal = tooLarge(request.limit)
+		return
+	}
+	if compression != nil {
+		plain, refusal := compression.decompress(data, request.limit, request.decompressions)
+		if refusal != nil {
+			request.refusal = refusal
+			return
+		}
+		request.size = len(plain)
+		data = mem.BufferSlice{mem.SliceBuffer(plain)}
+	}
+	if request.caller == nil {
+		data.Ref()
+		request.message.data = data
+		return
+	}
+	frame, room := request.caller.newRequest(data.Len())
+	data.CopyTo(room)
+	request.frame = frame
 }
 
 var _ encoding.CodecV2 = bytesCodec{}

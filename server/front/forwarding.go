@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/base64"
 	"io"
+	"math"
 	"net"
 	"strings"
 	"time"
@@ -15,31 +15,27 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Its windows stay small: those that grow with the traffic let a stream that nobody reads fill this process.
+// Fixed and small: windows that grow with the traffic let a stream that nobody reads fill this process.
 const (
 	innerWindowBytes           = 64 << 10
 	innerConnectionWindowBytes = 1 << 20
 )
 
-// How much earlier than here a deadline may be over at the server.
-const clocksDiffer = 100 * time.Millisecond
+// How much earlier than here a deadline may pass at the server, by its clock.
+const clockDifferenceMax = 100 * time.Millisecond
 
-// What of a call's metadata, as HTTP/2 counts it, is passed on. C-based gRPC, which the server's own is, takes 16 KiB, with what gRPC
-// adds for every call; grpc-go would not send more to it, and call that an error of its own.
-const metadataBytesMax = 15 << 10
+// The shape of a forwarded call: a stream both ways, which every call fits into. At the server the call has its own shape.
+var anyShape = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
 
-// A call that is passed on has its own shape at the server; here all are streams both ways, which any of them fits into.
-var passedOn = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
-
-// newInner returns a channel to the server's own gRPC, on a unix socket.
-func newInner(address string) (*grpc.ClientConn, error) {
+// newInner returns a channel to the server's own gRPC, on its private unix socket.
+func newInner(address string, limits *limits) (*grpc.ClientConn, error) {
 	path := strings.TrimPrefix(address, unixPrefix)
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		connection, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err != nil {
 			return nil, err
 		}
-		return quickly(connection), nil
+		return newDirectConn(connection), nil
 	}
 	return grpc.NewClient(
 		"passthrough:///"+path,
@@ -52,118 +48,109 @@ func newInner(address string) (*grpc.ClientConn, error) {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(
 			grpc.ForceCodecV2(bytesCodec{}),
-			grpc.MaxCallRecvMsgSize(sendBytesMax),
-			grpc.MaxCallSendMsgSize(receiveBytesMax),
+			grpc.MaxCallRecvMsgSize(limits.SendBytes),
+			grpc.MaxCallSendMsgSize(math.MaxInt32),
 		),
 	)
 }
 
-// forwarding returns a handler that passes every call on, with its deadline and metadata, and answers as it was answered: metadata as
-// soon as the server sends it, messages, status and trailers. However one side ends a call, it ends for the other.
+// forwarding returns a handler that passes every call on to the server's own gRPC, with its deadline, its metadata and the caller's address,
+// and answers as the server does: metadata as soon as the server sends it, messages, status and trailers. However one side ends a call, it
+// ends for the other.
 func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 	return func(_ any, caller grpc.ServerStream) error {
-		method, _ := grpc.MethodFromServerStream(caller)
-		incoming, _ := metadata.FromIncomingContext(caller.Context())
-		given := ofCallers(incoming)
-		if size := metadataBytes(given); size > metadataBytesMax {
-			return status.Errorf(codes.ResourceExhausted, "received metadata size exceeds limit (%d vs. %d)", size, metadataBytesMax)
-		}
-		timed, cancelTimed := inTime(caller.Context())
-		defer cancelTimed()
-		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, given))
-		defer cancel()
-		server, err := inner.NewStream(ctx, passedOn, method)
+		call, err := begin(caller)
 		if err != nil {
 			return err
 		}
-		unread := make(chan error, 1)
-		go func() {
-			if err := passRequests(caller, server); err != nil {
-				unread <- err
-				cancel()
+		if err := call.checkMetadata(); err != nil {
+			return err
+		}
+		request := request{}
+		if !call.method.ClientStreaming {
+			// Nothing of a call reaches the server before its message is here.
+			if err := call.readRequest(caller, &request); err != nil {
+				return err
 			}
-		}()
-		err = passAnswers(server, caller)
-		caller.SetTrailer(ofCallers(server.Trailer()))
+		}
+		outgoing := ownMetadata(call.metadata)
+		outgoing.Set(peerKey, call.connection.peer)
+		timed, cancelTimed := withMargin(caller.Context())
+		defer cancelTimed()
+		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, outgoing))
+		defer cancel()
+		path, _ := grpc.MethodFromServerStream(caller)
+		server, err := inner.NewStream(ctx, anyShape, path)
+		if err != nil {
+			return err
+		}
+		unreadable := make(chan error, 1)
+		if call.method.ClientStreaming {
+			go func() {
+				if err := call.passRequests(caller, server); err != nil {
+					unreadable <- err
+					cancel()
+				}
+			}()
+		} else if server.SendMsg(&request.message) == nil {
+			server.CloseSend() // passResponses returns how the call ended
+		}
+		err = call.passResponses(server, caller)
+		caller.SetTrailer(ownMetadata(server.Trailer()))
 		select {
-		case why := <-unread:
-			return why
+		case err := <-unreadable:
+			return err
 		default:
-			return ended(caller.Context(), err)
+			return callerStatus(caller.Context(), err)
 		}
 	}
 }
 
-// ended returns how a call ended for the caller. The server looks at the deadline too, and cancels a call that is over; its clock may be
-// a little ahead.
-func ended(caller context.Context, err error) error {
+// callerStatus returns how a call ended for the caller. The server looks at the deadline too, and cancels a call that is over; its clock may
+// be a little ahead.
+func callerStatus(caller context.Context, err error) error {
 	deadline, has := caller.Deadline()
-	if has && status.Code(err) == codes.Canceled && time.Until(deadline) < clocksDiffer {
+	if has && status.Code(err) == codes.Canceled && time.Until(deadline) < clockDifferenceMax {
 		return status.FromContextError(context.DeadlineExceeded).Err()
 	}
 	return err
 }
 
-// passRequests passes on what the caller sends, until he has sent all, or the server wants no more. An error: it cannot be read.
-func passRequests(caller grpc.ServerStream, server grpc.ClientStream) error {
+// passRequests passes on the caller's messages until the caller has sent all, or the server wants no more. It returns an error if a message
+// cannot be read.
+func (call *call) passRequests(caller grpc.ServerStream, server grpc.ClientStream) error {
 	for {
-		var message passed
-		if err := caller.RecvMsg(&message); err == io.EOF {
+		call.readOn()
+		var request request
+		if err := call.read(caller, &request); err == io.EOF {
 			return server.CloseSend()
 		} else if err != nil {
 			return err
 		}
-		if err := server.SendMsg(&message); err != nil {
-			return nil // how the call ended is heard with the answers
+		if err := server.SendMsg(&request.message); err != nil {
+			return nil // passResponses returns how the call ended
 		}
+		call.settle(&request)
 	}
 }
 
-// passAnswers passes on what the server answers, and returns with what status it ended.
-func passAnswers(server grpc.ClientStream, caller grpc.ServerStream) error {
-	// Some methods send it before there is anything to answer: so a caller knows that it is subscribed.
+// passResponses passes on the server's messages, and returns the status with which the call ended.
+func (call *call) passResponses(server grpc.ClientStream, caller grpc.ServerStream) error {
+	// Some methods send headers before the first message: they tell a caller that it is subscribed.
 	if header, err := server.Header(); err == nil && header != nil {
-		if err := caller.SendHeader(ofCallers(header)); err != nil {
+		if err := caller.SendHeader(ownMetadata(header)); err != nil {
 			return err
 		}
 	}
 	for {
-		var message passed
+		var message rawMessage
 		if err := server.RecvMsg(&message); err == io.EOF {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		if err := caller.SendMsg(&message); err != nil {
+		if err := call.send(caller, &message, message.data.Len()); err != nil {
 			return err
 		}
 	}
-}
-
-// ofCallers returns metadata without what gRPC makes itself for every call.
-func ofCallers(given metadata.MD) metadata.MD {
-	kept := make(metadata.MD, len(given))
-	for key, values := range given {
-		switch {
-		case key == "user-agent", key == "te", key == "content-type", strings.HasPrefix(key, ":"), strings.HasPrefix(key, "grpc-"):
-		default:
-			kept[key] = values
-		}
-	}
-	return kept
-}
-
-// metadataBytes returns the size of metadata as HTTP/2 counts it: each field's name and value, and 32.
-func metadataBytes(given metadata.MD) int {
-	size := 0
-	for key, values := range given {
-		for _, value := range values {
-			length := len(value)
-			if strings.HasSuffix(key, "-bin") {
-				length = base64.RawStdEncoding.EncodedLen(length)
-			}
-			size += len(key) + length + 32
-		}
-	}
-	return size
 }

@@ -1,75 +1,63 @@
 package main
 
 import (
-	"context"
-	"strings"
-	"time"
+	"math"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/tap"
 )
 
-// Limits of messages and pings: gavel_server/transport.py says why.
-const (
-	receiveBytesMax = 16 << 20
-	sendBytesMax    = 64 << 20
-	pingsApartMin   = 10 * time.Second
-)
-
-// More metadata costs a caller his connection. What is less, and too much for the server, is that call's error.
-const headerListBytesMax = 1 << 20
-
-// What of a stream may come in before it is read; fixed, since finding the best size costs pings.
+// How many bytes of a stream and of a connection may arrive before they are read. Fixed, since probing for the best size costs pings.
 const (
 	windowBytes           = 256 << 10
 	connectionWindowBytes = 16 << 20
 )
 
-// Goroutines that answer calls one after the other, with a stack that has grown once; more calls at once have one each.
+// Goroutines that answer calls one after the other, on a stack that has grown once. More calls at once have one each.
 const workers = 64
 
 const arbitration = "gavel.v1.ArbitrationService"
 
-// The methods that go over the link, by kind of frame; link.py has them in the same order.
+// The methods that go over the link, by kind of frame: METHODS of frames.py, in the same order.
 var unaryMethods = []string{"SubmitProposal", "BatchSubmitProposals", "Preflight", "BatchPreflight"}
 
 const streamMethod = "StreamProposals"
 
-// newServer returns a server, without addresses, of the hot path's methods and of all others by way of `inner`.
-func newServer(calls *calls, inner *grpc.ClientConn, stopping <-chan struct{}) *grpc.Server {
+// newServer returns a server without addresses: the hot path's methods go over the link, all others to inner.
+//
+// Every method is a stream for grpc-go. Of a unary one it would read the message before it calls a handler, and answer UNKNOWN without a message.
+func newServer(calls *calls, inner *grpc.ClientConn, limits *limits, stopping <-chan struct{}) *grpc.Server {
 	server := grpc.NewServer(
 		grpc.ForceServerCodecV2(bytesCodec{}),
 		grpc.UnknownServiceHandler(forwarding(inner)),
-		grpc.InTapHandle(refuseNoMethods),
-		grpc.MaxRecvMsgSize(receiveBytesMax),
-		grpc.MaxSendMsgSize(sendBytesMax),
-		grpc.MaxHeaderListSize(headerListBytesMax),
+		grpc.InTapHandle(tapCall),
+		grpc.MaxRecvMsgSize(math.MaxInt32), // each method has its own limit
+		grpc.MaxSendMsgSize(limits.SendBytes),
+		grpc.MaxHeaderListSize(uint32(limits.HeaderListBytes)),
+		grpc.MaxConcurrentStreams(uint32(limits.ConnectionCalls)),
+		grpc.ConnectionTimeout(seconds(limits.RequestSeconds)),
+		grpc.ReadBufferSize(0), // a connection reads ahead itself
+		grpc.SharedWriteBuffer(true),
 		grpc.InitialWindowSize(windowBytes),
 		grpc.InitialConnWindowSize(connectionWindowBytes),
 		grpc.NumStreamWorkers(workers),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingsApartMin, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: seconds(limits.PingSecondsMin), PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionIdle: seconds(limits.IdleSeconds),
+			Time:              seconds(limits.KeepaliveSeconds),
+			Timeout:           seconds(limits.KeepaliveTimeoutSeconds),
+		}),
 	)
 	hot := grpc.ServiceDesc{ServiceName: arbitration, HandlerType: (*any)(nil)}
 	for kind, name := range unaryMethods {
-		hot.Methods = append(hot.Methods, grpc.MethodDesc{MethodName: name, Handler: calls.unary(byte(kind))})
+		hot.Streams = append(hot.Streams, grpc.StreamDesc{StreamName: name, Handler: calls.unary(byte(kind)), ClientStreams: true})
 	}
-	hot.Streams = []grpc.StreamDesc{{
+	hot.Streams = append(hot.Streams, grpc.StreamDesc{
 		StreamName:    streamMethod,
 		Handler:       calls.streaming(byte(len(unaryMethods)), stopping),
 		ServerStreams: true,
 		ClientStreams: true,
-	}}
+	})
 	server.RegisterService(&hot, struct{}{})
 	return server
-}
-
-// refuseNoMethods answers what names no service's method as the server would: grpc-go has words of its own for it.
-func refuseNoMethods(ctx context.Context, call *tap.Info) (context.Context, error) {
-	if strings.LastIndexByte(call.FullMethodName, '/') <= 0 {
-		return ctx, status.Error(codes.Unimplemented, "Method not found!")
-	}
-	return ctx, nil
 }

@@ -8,52 +8,18 @@ import (
 	"sync"
 )
 
-// A frame is a header (length of the content, number of the call, kind) and its content; server/gavel_server/front/link.py is the
-// other end, and says what each kind is for.
-const headerBytes = 4 + 4 + 1
-
-// Kinds of the server's frames.
-const (
-	response byte = 0
-	refused  byte = 1 // link.py: STATUS
-	serve    byte = 2
-	stop     byte = 3
-	ping     byte = 4
-)
-
-// Kinds of the front's frames that are no call.
-const (
-	pong    byte = 253
-	bound   byte = 254
-	unbound byte = 255
-)
-
-// What is gathered to be written at once; of a long queue, what is written is no longer counted as unsent.
+// How many bytes are gathered for one write. Of a long queue, bytes that are written are no longer counted as unsent.
 const writeBytes = 1 << 16
 
-// One read brings many small frames.
+// How many bytes one read may bring: many small frames.
 const readBytes = 1 << 18
 
-// frameOf returns a whole frame, for those that are no call.
-func frameOf(kind byte, number uint32, content string) []byte {
-	frame := append(make([]byte, headerBytes, headerBytes+len(content)), content...)
-	putHeader(frame, kind, number)
-	return frame
-}
-
-// putHeader fills in the header of a frame whose content is in its place.
-func putHeader(frame []byte, kind byte, number uint32) {
-	binary.LittleEndian.PutUint32(frame[0:], uint32(len(frame)-headerBytes))
-	binary.LittleEndian.PutUint32(frame[4:], number)
-	frame[8] = kind
-}
-
-// link is the front's end of the socket pair. Frames that are sent while a write is under way go out together with the next one.
+// link is the front's end of the socket pair. Frames that are sent while a write is under way go out together with the next write.
 type link struct {
 	end    net.Conn
 	wake   chan struct{}
 	mutex  sync.Mutex
-	queue  [][]byte // frames that wait for the writer
+	queue  [][]byte // frames for the writer
 	unsent int      // bytes of frames that the kernel has not taken yet
 }
 
@@ -61,7 +27,7 @@ func newLink(end net.Conn) *link {
 	return &link{end: end, wake: make(chan struct{}, 1)}
 }
 
-// send queues a frame, which is the link's from then on. It never waits.
+// send queues a frame, which the link owns from then on. It never waits.
 func (link *link) send(frame []byte) {
 	link.mutex.Lock()
 	link.queue = append(link.queue, frame)
@@ -76,14 +42,14 @@ func (link *link) send(frame []byte) {
 	}
 }
 
-// unsentBytes says how much waits for the server to read.
+// unsentBytes returns how many bytes the server has yet to read.
 func (link *link) unsentBytes() int {
 	link.mutex.Lock()
 	defer link.mutex.Unlock()
 	return link.unsent
 }
 
-// write sends what is queued, in order, until the other end has gone; `read` notices that too, and ends the process.
+// write sends queued frames, in order, until the other end has gone; read notices that too, and ends the process.
 func (link *link) write() {
 	var spare [][]byte
 	gathered := make([]byte, 0, writeBytes)
@@ -114,7 +80,7 @@ func (link *link) write() {
 	}
 }
 
-// writeOut writes some bytes, and says whether the other end is still there.
+// writeOut writes some bytes, and reports whether the other end is still there.
 func (link *link) writeOut(data []byte) bool {
 	if len(data) == 0 {
 		return true
@@ -126,8 +92,8 @@ func (link *link) writeOut(data []byte) bool {
 	return err == nil
 }
 
-// read hands on every frame, in order, until the other end hangs up. `received` must not wait; the content is its own.
-func (link *link) read(received func(kind byte, number uint32, content []byte)) {
+// read calls handle with every frame, in order, until the other end closes the socket. handle must not wait, and owns the content.
+func (link *link) read(handle func(kind byte, number uint32, content []byte)) {
 	reader := bufio.NewReaderSize(link.end, readBytes)
 	var header [headerBytes]byte
 	for {
@@ -138,6 +104,6 @@ func (link *link) read(received func(kind byte, number uint32, content []byte)) 
 		if _, err := io.ReadFull(reader, content); err != nil {
 			return
 		}
-		received(header[8], binary.LittleEndian.Uint32(header[4:]), content)
+		handle(header[8], binary.LittleEndian.Uint32(header[4:]), content)
 	}
 }

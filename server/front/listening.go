@@ -14,11 +14,11 @@ import (
 
 const unixPrefix = "unix:"
 
-// How long somebody who listens on a unix socket may take to show it.
+// How long a listener on a unix socket may take to accept a connection.
 const probeTime = time.Second
 
-// listenOn binds an address as gavel_server/transport.py does: HOST:PORT, [IPV6]:PORT or unix:PATH. It returns the address with the
-// port that was really taken.
+// listenOn binds an address as gavel_server/rpc/transport.py does: HOST:PORT, [IPV6]:PORT or unix:PATH. It returns the address with the
+// port that was taken.
 func listenOn(address string) ([]net.Listener, string, error) {
 	var listeners []net.Listener
 	var err error
@@ -28,12 +28,12 @@ func listenOn(address string) ([]net.Listener, string, error) {
 		listeners, address, err = listenOnTCP(address)
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("cannot listen on %s: is another server running there, or is it no address of this machine?", address)
+		return nil, "", fmt.Errorf("cannot listen on %s: another server may be running there, or this machine does not have the address", address)
 	}
 	return listeners, address, nil
 }
 
-// listenOnTCP binds every address that a name stands for, such as both of localhost, to one port: one of them is enough.
+// listenOnTCP binds every address of a name, such as both of localhost, to one port. It succeeds if one of them can be bound.
 func listenOnTCP(address string) ([]net.Listener, string, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -59,11 +59,11 @@ func listenOnTCP(address string) ([]net.Listener, string, error) {
 	return listeners, address[:strings.LastIndexByte(address, ':')+1] + port, nil
 }
 
-// listenOnUnix binds a path: a socket that is left over there is replaced, one that is served is somebody else's.
+// listenOnUnix binds a path. It replaces a socket that a killed server left there, and refuses one that a server listens on.
 func listenOnUnix(path string) ([]net.Listener, error) {
 	if probe, err := net.DialTimeout("unix", path, probeTime); err == nil {
 		probe.Close()
-		return nil, errors.New("it is served")
+		return nil, errors.New("another process listens there")
 	} else if os.IsTimeout(err) {
 		return nil, err
 	}
@@ -79,16 +79,22 @@ func listenOnUnix(path string) ([]net.Listener, error) {
 	return []net.Listener{listener}, nil
 }
 
-// quickListener makes connections of callers quick ones.
-type quickListener struct {
+// limitedListener accepts callers for whose connections there is room, and hangs up on others.
+type limitedListener struct {
 	net.Listener
+	connections *connections
 }
 
 // Accept waits for a caller.
-func (listener quickListener) Accept() (net.Conn, error) {
-	connection, err := listener.Listener.Accept()
-	if err != nil {
-		return nil, err
+func (listener limitedListener) Accept() (net.Conn, error) {
+	for {
+		newcomer, err := listener.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if connection := listener.connections.admit(newcomer); connection != nil {
+			return connection, nil
+		}
+		newcomer.Close()
 	}
-	return quickly(connection), nil
 }

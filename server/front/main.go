@@ -1,11 +1,10 @@
-// Gavel's native front: a process that speaks gRPC for the server, and knows nothing of what calls mean.
+// Gavel-front is Gavel's native front: a process that speaks gRPC for the server and decides nothing.
 //
-// The server starts it with an end of a socket pair. Calls of the hot path go over that link as frames (link.go, calls.go,
-// streaming.go), every other call is passed on to the server's own gRPC (forwarding.go). It is the front of
-// server/gavel_server/front once more, for machines that have Go when Gavel is built: callers cannot tell one from the other.
+// The server starts it with one end of a socket pair. Calls of the hot path go over that link as frames (frames.go, link.go, calls.go,
+// streaming.go), together with the caller's address, metadata and deadline. All other calls are forwarded to the server's own gRPC
+// (forwarding.go). Callers cannot tell it from a server without a front (docs/decisions/0031-two-transports.md).
 //
-// It ends when the link hangs up, which the kernel sees to however the server ends. It writes no log: what there is to say of its
-// life, the server says.
+// It ends when the link closes, which the kernel does however the server ends. It writes no log; the server logs what happens to it.
 package main
 
 import (
@@ -15,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"syscall"
@@ -24,36 +24,34 @@ import (
 	"google.golang.org/grpc/grpclog"
 )
 
-// What both ends of the link must agree on: arguments, frames, methods. The first argument and the frame UNBOUND stay as they are
-// for ever, so that a program that was built for another version can say so.
-const linkProtocol = "1"
+// The protocol of the link: PROTOCOL of frames.py, which says what it covers. The first argument and the frame UNBOUND never change, so that a
+// program of another protocol can say so.
+const linkProtocol = "3"
 
 // How long calls under way may take once the server says stop.
 const stopGrace = 5 * time.Second
 
-const ballastBytes = 32 << 20
-
 func main() {
-	// With one processor no goroutine wakes a thread to take over from another, which costs a third of a call. It can take many more
-	// calls than a server can answer.
+	// With one processor no goroutine wakes a thread to take over from another one, which costs a third of a call. One processor takes many
+	// more calls than a server can answer.
 	runtime.GOMAXPROCS(1)
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "gavel-front: `gavel serve` starts this; it is of no use by itself")
+		fmt.Fprintln(os.Stderr, "gavel-front: started by hand; run `gavel serve`, which starts it")
 		os.Exit(2)
 	}
-	// Where both are sent one, the front still has the last answers to hand out: the server ends it.
+	// Where server and front both get a signal, the front still has the last answers to send; the server ends it.
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT)
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	end, err := takeEnd(os.Args[2])
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "gavel-front: %s is no end of a link: %v\n", os.Args[2], err)
+		fmt.Fprintf(os.Stderr, "gavel-front: file descriptor %s is not a Unix socket: %v; run `gavel serve`, which starts gavel-front\n", os.Args[2], err)
 		os.Exit(2)
 	}
-	told := newTold()
-	server := newLink(quickly(end))
-	waiting := newCalls(server)
+	orders := newOrders()
+	server := newLink(newDirectConn(end))
+	calls := newCalls(server)
 	if os.Args[1] != linkProtocol || len(os.Args) != 5 {
-		end.Write(frameOf(unbound, 0, "gavel-front was built for another version of gavel; run make front"))
+		end.Write(newFrame(unbound, 0, "gavel-front was built for another version of gavel; run make front"))
 		return
 	}
 	go server.write()
@@ -61,43 +59,50 @@ func main() {
 		server.read(func(kind byte, number uint32, content []byte) {
 			switch kind {
 			case serve, stop:
-				told.hear(kind)
+				orders.take(kind, content)
 			case ping:
-				server.send(frameOf(pong, 0, ""))
+				server.send(newFrame(pong, 0, ""))
 			default:
-				waiting.answered(kind, number, content)
+				calls.deliver(kind, number, content)
 			}
 		})
-		// Without the server there is nothing to finish, and the address is free at once for the one that follows it.
+		// Without the server there is nothing to finish, and the address is free at once for the next server.
 		os.Exit(0)
 	}()
 	listeners, address, err := listenOn(os.Args[3])
 	if err != nil {
-		end.Write(frameOf(unbound, 0, err.Error()))
+		end.Write(newFrame(unbound, 0, err.Error()))
 		return
 	}
-	server.send(frameOf(bound, 0, address))
-	<-told.serve
-	// Nearly nothing lives longer than a call: memory that is never touched makes the collector wait for as much garbage.
-	ballast := make([]byte, ballastBytes)
-	inner, err := newInner(os.Args[4])
+	server.send(newFrame(bound, 0, address))
+	limits, err := decodeLimits(<-orders.serve)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "gavel-front: %s is no address: %v\n", os.Args[4], err)
+		fmt.Fprintf(os.Stderr, "gavel-front: the server's limits cannot be read: %v\n", err)
 		os.Exit(2)
 	}
-	if err := run(newServer(waiting, inner, told.stop), listeners, told.stop); err != nil {
+	calls.bytesMax = limits.BytesInFlight
+	debug.SetMemoryLimit(int64(limits.MemoryBytes))
+	ballast := make([]byte, ballastBytes)
+	inner, err := newInner(os.Args[4], &limits)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "gavel-front: %s is not an address: %v\n", os.Args[4], err)
+		os.Exit(2)
+	}
+	connections := newConnections(limits)
+	go connections.watch(orders.stop)
+	if err := run(newServer(calls, inner, &limits, orders.stop), connections, listeners, orders.stop); err != nil {
 		fmt.Fprintf(os.Stderr, "gavel-front: %v\n", err)
 		os.Exit(1)
 	}
 	runtime.KeepAlive(ballast)
 }
 
-// run answers calls until the server says stop; those under way then have a grace. An error: callers can no longer connect, and a front
-// that is started anew is worth more.
-func run(server *grpc.Server, listeners []net.Listener, stop <-chan struct{}) error {
+// run answers calls until the server says stop, then gives those under way stopGrace. It returns an error if callers can no longer connect:
+// the server starts a new front then.
+func run(server *grpc.Server, connections *connections, listeners []net.Listener, stop <-chan struct{}) error {
 	failed := make(chan error, len(listeners))
 	for _, listener := range listeners {
-		go func() { failed <- server.Serve(quickListener{listener}) }()
+		go func() { failed <- server.Serve(limitedListener{listener, connections}) }()
 	}
 	select {
 	case <-stop:
@@ -112,7 +117,7 @@ func run(server *grpc.Server, listeners []net.Listener, stop <-chan struct{}) er
 	return nil
 }
 
-// takeEnd returns the connection that an inherited descriptor is.
+// takeEnd returns the connection of an inherited descriptor.
 func takeEnd(descriptor string) (*net.UnixConn, error) {
 	number, err := strconv.Atoi(descriptor)
 	if err != nil {
@@ -131,20 +136,22 @@ func takeEnd(descriptor string) (*net.UnixConn, error) {
 	return end, nil
 }
 
-// told is what the server has told the front to do: each channel is closed when it has.
-type told struct {
-	serve, stop         chan struct{}
+// orders are the server's orders to the front: `serve` gets the limits, `stop` is closed.
+type orders struct {
+	serve               chan []byte
+	stop                chan struct{}
 	serveOnce, stopOnce sync.Once
 }
 
-func newTold() *told {
-	return &told{serve: make(chan struct{}), stop: make(chan struct{})}
+func newOrders() *orders {
+	return &orders{serve: make(chan []byte, 1), stop: make(chan struct{})}
 }
 
-func (told *told) hear(kind byte) {
+// take takes an order, of kind serve or stop.
+func (orders *orders) take(kind byte, content []byte) {
 	if kind == serve {
-		told.serveOnce.Do(func() { close(told.serve) })
+		orders.serveOnce.Do(func() { orders.serve <- content })
 	} else {
-		told.stopOnce.Do(func() { close(told.stop) })
+		orders.stopOnce.Do(func() { close(orders.stop) })
 	}
 }

@@ -10,34 +10,34 @@ import (
 
 var errAccept = errors.New("no more callers")
 
-// deaf is a listener that nobody can reach any more.
+// deaf is a listener that no caller can reach any more.
 type deaf struct {
 	net.Listener
 }
 
 func (deaf) Accept() (net.Conn, error) { return nil, errAccept }
 
-// A front whose callers can no longer connect ends, and says why.
-func TestAFrontThatCannotListenAnyMoreEnds(t *testing.T) {
+// run returns the error of a listener that can accept no more callers.
+func TestRunReturnsTheErrorOfAListener(t *testing.T) {
 	listeners, _, err := listenOn("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	never := make(chan struct{})
-	if err := run(grpc.NewServer(), []net.Listener{listeners[0], deaf{listeners[0]}}, never); !errors.Is(err, errAccept) {
-		t.Errorf("it ends with %v", err)
+	if err := run(grpc.NewServer(), newConnections(limitsOfTests()), []net.Listener{listeners[0], deaf{listeners[0]}}, never); !errors.Is(err, errAccept) {
+		t.Errorf("run returned %v", err)
 	}
 }
 
-// One that is told to stop ends without an error.
-func TestAFrontThatIsToldToStopEnds(t *testing.T) {
+// run returns no error once it is told to stop.
+func TestRunEndsWhenToldToStop(t *testing.T) {
 	listeners, _, err := listenOn("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := newTold()
-	told.hear(stop)
-	if err := run(grpc.NewServer(), listeners, told.stop); err != nil {
-		t.Errorf("it ends with %v", err)
+	orders := newOrders()
+	orders.take(stop, nil)
+	if err := run(grpc.NewServer(), newConnections(limitsOfTests()), listeners, orders.stop); err != nil {
+		t.Errorf("run returned %v", err)
 	}
 }

@@ -4,7 +4,7 @@ package main
 
 import "net"
 
-// quickly returns the connection as it is: what is gained on Linux was not measured elsewhere.
-func quickly(connection net.Conn) net.Conn {
+// newDirectConn returns the connection unchanged: the gain was measured on Linux only.
+func newDirectConn(connection net.Conn) net.Conn {
 	return connection
 }

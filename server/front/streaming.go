@@ -9,56 +9,68 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Of one stream: requests that were read and whose answers have not been sent. What else a caller sends waits with him.
+// How many requests of one stream may be read and unanswered. Flow control holds back what else a caller sends.
 const streamRequestsMax = 512
 
-// stream is one StreamProposals under way: each of its requests is asked by itself and answered as soon as its answer is there. It
-// ends when everything in it is answered, or with a status when no request of it could be any more (gavel_server/streaming.py).
+// stream is one StreamProposals under way: each of its requests is sent to the server by itself and answered as soon as its answer is there.
+// It ends when each request in it is answered, or with a status once no further request can be (gavel_server/rpc/streaming.py).
 type stream struct {
 	grpc.ServerStream
 	calls   *calls
+	call    *call
+	caller  caller
 	kind    byte
 	answers chan answer
 	room    chan struct{} // holds one for each request whose answer has not been sent
 
 	mutex   sync.Mutex
-	waiting map[uint32]struct{} // numbers of what was asked and is not answered
-	closed  bool                // nothing more is asked
+	pending map[uint32]*request // unanswered requests, by number
+	closed  bool                // no further request is sent
 }
 
-// streaming returns the handler of a method whose every request has its own answer. Once `stopping` is closed no more are read.
+// streaming returns the handler of a method that answers each request of a stream by itself. Once stopping is closed it reads no more.
 func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHandler {
-	return func(_ any, caller grpc.ServerStream) error {
+	return func(_ any, serverStream grpc.ServerStream) error {
+		call, err := begin(serverStream)
+		if err != nil {
+			return err
+		}
+		caller, err := newCaller(serverStream.Context(), call)
+		if err != nil {
+			return err
+		}
 		stream := stream{
-			ServerStream: caller,
+			ServerStream: serverStream,
 			calls:        calls,
+			call:         call,
+			caller:       caller,
 			kind:         kind,
 			answers:      make(chan answer, streamRequestsMax),
 			room:         make(chan struct{}, streamRequestsMax),
-			waiting:      map[uint32]struct{}{},
+			pending:      map[uint32]*request{},
 		}
 		defer stream.forget()
 		return stream.run(stopping)
 	}
 }
 
-// run hands out answers until there are no more, and returns how the stream ends.
+// run sends answers until there are no more, and returns how the stream ends.
 func (stream *stream) run(stopping <-chan struct{}) error {
 	read := make(chan error, 1)
 	go func() { read <- stream.read() }()
-	ctx, cancel := inTime(stream.Context())
+	ctx, cancel := withMargin(stream.Context())
 	defer cancel()
 	var refused, ending error
 	for reading := true; reading || stream.unanswered() > 0; {
 		select {
 		case answer := <-stream.answers:
-			stream.answered(answer.number)
+			stream.settle(answer.number)
 			if answer.kind == response {
-				if err := stream.SendMsg(content(answer.content)); err != nil {
+				if err := stream.call.send(stream.ServerStream, content(answer.content), len(answer.content)); err != nil {
 					return err
 				}
 			} else if refused == nil {
-				refused = refusal(answer.content)
+				refused = refusalError(answer.content)
 				stream.close()
 				reading = false
 			}
@@ -66,7 +78,7 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 		case ending = <-read:
 			reading, read, stopping = false, nil, nil
 		case <-stopping:
-			ending = failure(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; go on at another one")
+			ending = retriable(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; continue on another one").Err()
 			stream.close()
 			reading, read, stopping = false, nil, nil
 		case <-ctx.Done():
@@ -79,11 +91,12 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 	return ending
 }
 
-// read asks for the answer to every request, until the caller has sent all, or nothing more is asked. It returns why it cannot go on.
+// read sends every request to the server until the caller has sent all or the stream is closed. It returns an error if it cannot go on.
 func (stream *stream) read() error {
 	for {
-		var request request
-		if err := stream.RecvMsg(&request); err == io.EOF {
+		stream.call.readOn()
+		request := request{caller: &stream.caller}
+		if err := stream.call.read(stream.ServerStream, &request); err == io.EOF {
 			return nil
 		} else if err != nil {
 			return err
@@ -93,49 +106,57 @@ func (stream *stream) read() error {
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		}
-		if asked, err := stream.ask(request); !asked || err != nil {
+		if sent, err := stream.send(&request); !sent || err != nil {
 			return err
 		}
 	}
 }
 
-func (stream *stream) ask(request request) (bool, error) {
+// send sends a request to the server, and reports whether the stream was still open.
+func (stream *stream) send(request *request) (bool, error) {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
 	if stream.closed {
 		return false, nil
 	}
-	number, err := stream.calls.ask(stream.kind, request, stream.answers)
+	number, err := stream.calls.send(stream.kind, request.frame, stream.answers)
 	if err == nil {
-		stream.waiting[number] = struct{}{}
+		request.frame = nil // the link has it now
+		stream.pending[number] = request
 	}
 	return true, err
 }
 
-func (stream *stream) answered(number uint32) {
+// settle notes that a request is answered.
+func (stream *stream) settle(number uint32) {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
-	delete(stream.waiting, number)
+	if request, found := stream.pending[number]; found {
+		delete(stream.pending, number)
+		stream.call.settle(request)
+	}
 }
 
+// unanswered returns the number of pending requests.
 func (stream *stream) unanswered() int {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
-	return len(stream.waiting)
+	return len(stream.pending)
 }
 
+// close lets no further request be sent.
 func (stream *stream) close() {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
 	stream.closed = true
 }
 
-// forget drops what is under way: nobody listens any more.
+// forget drops the pending requests: the stream has ended.
 func (stream *stream) forget() {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
 	stream.closed = true
-	for number := range stream.waiting {
+	for number := range stream.pending {
 		stream.calls.forget(number)
 	}
 }

@@ -1,81 +1,91 @@
-"""The composition root: which parts a server is made of, in which order they start and stop.
+"""The composition root: creates the parts of a server, and starts and stops them in order.
 
-Nothing is opened at import. Stopping is the reverse of starting: no new commands, what is queued is committed and answered,
-streams end, then the log's store goes.
+Nothing is opened at import. A server stops in the reverse order of its start: it takes no new commands, commits and answers what is
+queued, ends the streams, and closes the log's store last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import grpc
 import structlog
 import uvloop
-from gavel.v1 import (
-    event_service_pb2_grpc,
-    execution_service_pb2_grpc,
-    projection_service_pb2_grpc,
-    replay_service_pb2_grpc,
-    rule_set_service_pb2_grpc,
-    tool_service_pb2_grpc,
-)
-from gavel_client.client import GavelClient
-from gavel_client.fdr import FactDerivationReactor
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from gavel_client.supervision import Supervisor
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection
 
-from gavel_server import metrics, telemetry
-from gavel_server.build import build
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
+from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.bus.watching import Watch
-from gavel_server.buses import BUS_DEFAULT, Buses
-from gavel_server.clock import GuardedClock
-from gavel_server.collector import collect_less
-from gavel_server.compiler import Compiler
+from gavel_server.bus.watcher import BusWatcher
 from gavel_server.config import Settings, is_local
-from gavel_server.embedded import EmbeddedRedis
-from gavel_server.errors import ServiceError
-from gavel_server.front.keeper import FrontKeeper
-from gavel_server.front.programs import chosen
-from gavel_server.log.redis import RedisLog, RedisTails
-from gavel_server.services.arbitration import Arbitration
-from gavel_server.services.boundary import Guard, Plain
-from gavel_server.services.event import EventServicer
-from gavel_server.services.execution import ExecutionServicer
-from gavel_server.services.projection import ProjectionServicer
-from gavel_server.services.replay import Replays, ReplayServicer
-from gavel_server.services.rule_set import RuleSetServicer
-from gavel_server.services.tool import ToolServicer
-from gavel_server.sockets import private_socket
-from gavel_server.surface import NAMES, SERVICES
-from gavel_server.transport import STOP_GRACE_SECONDS, UNIX, bind, make_server
+from gavel_server.errors import GavelServerError, ServiceError
+from gavel_server.front.programs import select_program
+from gavel_server.front.supervisor import FrontSupervisor
+from gavel_server.log import LogError, LogUnavailableError
+from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
+from gavel_server.log.redis.embedded import EmbeddedRedis
+from gavel_server.log.redis.log import RedisLog
+from gavel_server.log.redis.logs import RedisLogs
+from gavel_server.log.redis.supervision import restart_forever
+from gavel_server.process import logging, metrics
+from gavel_server.process.background import new_supervisor, report_forever
+from gavel_server.process.build import build
+from gavel_server.process.clock import GuardedClock
+from gavel_server.process.descriptors import raise_limit
+from gavel_server.process.engine_build import engine_build_problem, engine_build_remedy
+from gavel_server.process.garbage_collection import collect_less
+from gavel_server.process.signals import stop_signals
+from gavel_server.process.sockets import private_socket
+from gavel_server.reactors import Reactors
+from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
+from gavel_server.rpc.listener import Listener
+from gavel_server.rpc.plain_methods import Method
+from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTION, SERVICES
+from gavel_server.rpc.transport import STOP_GRACE_SECONDS, UNIX, bind
+from gavel_server.services.registration import register_services
 
-# gRPC cuts off what reaches a server that stops, with CANCELLED. So callers whose last answer has just gone out are still told
-# that it is shutting down; the pause that they are advised (RETRY_AFTER_MS_DEFAULT) is longer than this, and then it is gone.
+# A stopping gRPC server answers new calls CANCELLED. During this pause, callers that have just got their last answer still get
+# SHUTTING_DOWN. It is shorter than the retry delay that they get with it (RETRY_AFTER_MS_DEFAULT): when they retry, the server is gone.
 FAREWELL_SECONDS: Final = 0.15
-REDIS_RESTART_PAUSE_SECONDS: Final = 1.0
+
+# The pause of a starting server between two looks for its Redis.
+START_RETRY_SECONDS: Final = 0.5
+# The name under which grpc.health.v1 reports on the background tasks. The other names tell whether calls are answered.
+BACKGROUND_HEALTH: Final = "gavel.background"
 
 _LOG: Final = structlog.get_logger("gavel.server")
 
 
-class ServeError(Exception):
+class ServeError(GavelServerError):
     """The server cannot start; the message says why and what to do."""
 
 
 def run(settings: Settings, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` hears the address once the server answers. Raises ServeError, LogError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. `ready` is called with the address once the server answers. Raises ServeError, LogError."""
     uvloop.run(serve(settings, ready=ready))
 
 
 async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, on the running loop."""
-    telemetry.configure(level=settings.log_level, as_json=settings.log_json)
+    """Serve until SIGTERM, SIGINT or SIGHUP, on the running loop."""
+    log_lines = logging.Logging(level=settings.log_level, as_json=settings.log_json)
+    log_lines.start()
+    try:
+        await _serve_until_signal(settings, ready)
+    finally:
+        log_lines.close()
+
+
+async def _serve_until_signal(settings: Settings, ready: Callable[[str], None]) -> None:
+    problem = engine_build_problem()
+    if problem:
+        _LOG.warning("engine.build", problem=problem, remedy=engine_build_remedy())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
@@ -84,7 +94,7 @@ async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
         nonlocal starting
         stop.set()
         if starting is not None:
-            # A log takes its time to be read, and nobody has been let in yet: there is nothing to drain.
+            # The server may be reading a long log. It has no callers yet, so there is nothing to drain.
             starting.cancel()
             starting = None
 
@@ -93,11 +103,12 @@ async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
         starting = None
         ready(address)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, end)
     try:
-        async with _store(settings) as redis_url, _tails(redis_url) as tails:
-            await _serve_on(settings, redis_url, tails, stop, started)
+        supervisor = new_supervisor()
+        async with _store(settings, supervisor) as redis_url, _redis_logs(redis_url, settings) as redis_logs:
+            await _serve_on(settings, redis_url, redis_logs, supervisor, stop, started)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
@@ -105,112 +116,126 @@ async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _store(settings: Settings) -> AsyncIterator[str]:
-    """Give the URL of the Redis to use; the embedded one is started, kept running and stopped here."""
+async def _store(settings: Settings, supervisor: Supervisor) -> AsyncIterator[str]:
+    """Yield the URL of the Redis to use; start, supervise and stop the embedded one."""
     if settings.redis is not None:
         yield settings.redis
         return
-    async with EmbeddedRedis(settings.data) as redis:
-        keeper = asyncio.create_task(_keep_running(redis))
+    async with EmbeddedRedis(settings.data, memory_bytes_max=settings.redis_memory_bytes_max) as redis:
+        restarts = supervisor.start("embedded Redis", partial(restart_forever, redis), problem=redis.problem)
         try:
             yield redis.url
         finally:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
-
-
-async def _keep_running(redis: EmbeddedRedis) -> None:
-    """Start the embedded Redis again if it dies: its append-only file has every acknowledged event."""
-    loop = asyncio.get_running_loop()
-    while True:
-        began = loop.time()
-        returncode = await redis.wait()
-        # A disk without room is the likeliest reason, and Redis cannot write it into its own log then.
-        free_bytes = shutil.disk_usage(redis.data_directory).free
-        _LOG.error("redis.died", returncode=returncode, log=str(redis.log_path), disk_free_bytes=free_bytes)
-        if loop.time() - began < REDIS_RESTART_PAUSE_SECONDS:
-            await asyncio.sleep(REDIS_RESTART_PAUSE_SECONDS)
-        try:
-            await redis.ensure_running()
-        except Exception:  # noqa: BLE001  # keep trying; writes are refused meanwhile, with the reason
-            _LOG.exception("redis.restart_failed")
-            await asyncio.sleep(REDIS_RESTART_PAUSE_SECONDS)
+            restarts.cancel()
+            await asyncio.gather(restarts, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
-async def _tails(redis_url: str) -> AsyncIterator[RedisTails]:
-    tails = RedisTails(redis_url)
+async def _redis_logs(redis_url: str, settings: Settings) -> AsyncIterator[RedisLogs]:
+    redis_logs = RedisLogs(redis_url, accept_volatile=settings.accept_volatile)
     try:
-        yield tails
+        yield redis_logs
     finally:
-        await tails.close()
+        await redis_logs.close()
 
 
-async def _serve_on(settings: Settings, redis_url: str, tails: RedisTails, stop: asyncio.Event, ready: Callable[[str], None]) -> None:
+async def _serve_on(
+    settings: Settings,
+    redis_url: str,
+    redis_logs: RedisLogs,
+    supervisor: Supervisor,
+    stop: asyncio.Event,
+    ready: Callable[[str], None],
+) -> None:
+    descriptors_max = raise_limit()
     clock = GuardedClock()
     checkpoint = _checkpoint(settings)
-    reactors = _Reactors(redis_url) if settings.fdr else None
-    watch = Watch(tails)
+    reactors = Reactors(redis_url, supervisor) if settings.fdr else None
+    watch = BusWatcher(redis_logs, supervisor, accept_volatile=settings.accept_volatile)
 
     async def open_bus(name: str) -> Sequencer:
-        sequencer = await open_sequencer(settings, redis_url, name, clock, checkpoint, watch)
-        if reactors is not None:
-            sequencer.replica.on_execution = reactors.start(name)
-        return sequencer
+        return await open_sequencer(settings, redis_logs, name, clock, checkpoint, watch, opens=name == BUS_DEFAULT)
 
-    buses = Buses(open_bus)
-    server = make_server()
-    arbitration, states = _register(server, buses)
+    async def opened(sequencer: Sequencer) -> None:
+        await complete_opening(sequencer)
+        if reactors is not None:
+            sequencer.replica.on_execution = reactors.start(sequencer.bus)
+
+    async def closed(sequencer: Sequencer) -> None:
+        if reactors is not None:
+            await reactors.stop_bus(sequencer.bus)
+
+    buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed)
+    program = _front_program(settings)
+    listener = Listener(behind_front=program is not None)
+    interceptor = Interceptor(behind_front=program is not None)
+    methods = register_services(listener, interceptor, buses, supervisor)
+    states = _register_libraries(listener, interceptor)
     _serve_metrics(settings)
-    async with _listening(settings, server, arbitration) as listening:
+    async with _listening(settings, listener, program, methods, supervisor) as listening:
         if reactors is not None:
             reactors.target = listening.inner
-        await _open_default(buses)
-        await server.start()
+        await _open_default(buses, redis_logs)
+        await listener.start()
         for name in states.names:
             await states.servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        background = [
+            supervisor.start("health reports", partial(report_forever, supervisor, states.set_background)),
+            supervisor.start("gRPC listener", listener.watch_forever, problem=lambda: listener.problem),
+            supervisor.start("idle buses", buses.close_idle_forever),
+        ]
         if listening.front is not None:
             listening.front.serve()
         collect_less()
-        _say_ready(settings, listening)
+        _log_ready(settings, listening, descriptors_max)
         ready(listening.address)
         await stop.wait()
         _LOG.info("server.stopping")
+        for task in background:
+            task.cancel()
         await states.servicer.enter_graceful_shutdown()
         if reactors is not None:
             await reactors.stop()
         await buses.stop()
-        arbitration.close_streams()
+        interceptor.close_streams()
         await asyncio.sleep(FAREWELL_SECONDS)
-    await server.stop(STOP_GRACE_SECONDS)
+    await listener.stop(STOP_GRACE_SECONDS)
     for sequencer in buses.all():
         await sequencer.log.close()
     _LOG.info("server.stopped")
 
 
 class _Listening(NamedTuple):
-    """Where callers reach the server, where its own parts do, and the front between the two if there is one."""
+    """The address for callers, the address for the server's own parts, and the front in between if there is one."""
 
     address: str
     inner: str
-    front: FrontKeeper | None
+    front: FrontSupervisor | None
+
+
+def _front_program(settings: Settings) -> Path | None:
+    try:
+        return select_program(settings.front)
+    except OSError as error:
+        raise ServeError(str(error)) from error
 
 
 @contextlib.asynccontextmanager
-async def _listening(settings: Settings, server: grpc.aio.Server, arbitration: Arbitration) -> AsyncIterator[_Listening]:
-    """Bind the addresses; at the end no more callers are let in. Raises ServeError."""
-    try:
-        program = chosen(settings.front)
-    except OSError as error:
-        raise ServeError(str(error)) from error
+async def _listening(
+    settings: Settings, listener: Listener, program: Path | None, methods: Mapping[str, Method], supervisor: Supervisor
+) -> AsyncIterator[_Listening]:
+    """Bind the addresses; on exit, stop the front. Raises ServeError."""
     if program is None:
-        address = _bound(server, settings.listen)
+        address = _bound(listener.server, settings.listen)
+        listener.bind(address, lambda server: bind(server, address))
         yield _Listening(address, address, None)
         return
-    # Whoever reaches the socket speaks to the server itself.
-    with private_socket(lambda path: _bound(server, UNIX + path)) as own:
+    # A private socket: it bypasses the front, so only this user may reach it.
+    with private_socket(lambda path: _bound(listener.server, UNIX + path)) as own:
         inner = UNIX + own.path
-        front = FrontKeeper(program, arbitration.methods, settings.listen, inner, own.descriptors)
+        listener.bind(inner, lambda server: own.replace(lambda path: bind(server, UNIX + path)))
+        front = FrontSupervisor(program, methods, settings.listen, inner, own.descriptors, supervisor)
+        listener.on_rebuild = front.restart
         try:
             try:
                 address = await front.start()
@@ -228,28 +253,36 @@ def _bound(server: grpc.aio.Server, listen: str) -> str:
         raise ServeError(str(error)) from error
 
 
-def _say_ready(settings: Settings, listening: _Listening) -> None:
-    front = "none" if listening.front is None else listening.front.program
-    _LOG.info("server.ready", address=listening.address, embedded_redis=settings.redis is None, front=front, build=build())
-    who = "only this machine can reach the address" if is_local(settings.listen) else "whoever reaches the address may claim to be anybody"
+def _log_ready(settings: Settings, listening: _Listening, descriptors_max: int) -> None:
+    front = "none" if listening.front is None else "native"
+    _LOG.info(
+        "server.ready",
+        address=listening.address,
+        embedded_redis=settings.redis is None,
+        front=front,
+        build=build(),
+        descriptors_max=descriptors_max,
+    )
+    who = (
+        "only this machine can reach the address"
+        if is_local(settings.listen)
+        else "any caller that reaches the address can act as any producer"
+    )
     _LOG.warning("authentication.none", note=f"producers are taken from requests; {who}")
 
 
 async def open_sequencer(
     settings: Settings,
-    redis_url: str,
+    redis_logs: RedisLogs,
     bus: str,
     clock: GuardedClock,
     checkpoint: Checkpoint | None = None,
-    watch: Watch | None = None,
+    watch: BusWatcher | None = None,
+    *,
+    opens: bool = True,
 ) -> Sequencer:
-    """Connect to a bus's log and begin to serve it. Raises ServeError, ServiceError, LogError."""
-    log = await RedisLog.connect(
-        redis_url,
-        bus,
-        idempotency_window_ms=settings.idempotency_window_ms,
-        acknowledge_replicas=settings.ack_replicas,
-    )
+    """Start the sequencer of a bus on its log; `opens`: open the bus if it is new. Raises ServeError, ServiceError, LogError."""
+    log = await redis_logs.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledge_replicas=settings.ack_replicas)
     sequencer = Sequencer(
         log,
         clock,
@@ -260,40 +293,46 @@ async def open_sequencer(
     )
     try:
         await _check_durability(log, settings)
-        await log.ensure_groups()
-        await sequencer.start()
+        await sequencer.start(opens=opens)
     except BaseException:
         await log.close()
         raise
-    # What the bus was opened with stands in its first event; the setting only opens new ones.
-    log.idempotency_window_ms = sequencer.replica.state.idempotency_window_ms
     return sequencer
 
 
+async def complete_opening(sequencer: Sequencer) -> None:
+    """Do what a bus needs beside its sequencer, once it has its first event.
+
+    Consumer groups are created here. Reads need none, and executors create a missing one themselves, so a failure is only logged.
+    """
+    log = sequencer.log
+    if isinstance(log, RedisLog):
+        # The window is recorded in the bus's first event; the setting only applies to new buses.
+        log.idempotency_window_ms = sequencer.replica.state.idempotency_window_ms
+    try:
+        await log.ensure_groups()
+    except LogUnavailableError as error:
+        _LOG.warning("log.groups_missing", bus=log.bus, problem=str(error))
+
+
 class _Health(NamedTuple):
-    """The servicer that says who serves, and the names of those it is asked about; "" is the server as a whole."""
+    """The health servicer and the names that it reports on; "" is the whole server."""
 
     servicer: health.aio.HealthServicer
     names: list[str]
 
+    async def set_background(self, is_well: bool) -> None:
+        """Report whether all background tasks do their work, under the name BACKGROUND_HEALTH."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_well else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self.servicer.set(BACKGROUND_HEALTH, status)
 
-def _register(server: grpc.aio.Server, buses: Buses) -> tuple[Arbitration, _Health]:
-    guard = Guard(server)
-    compiler = Compiler()
-    replays = Replays()
-    arbitration = Arbitration(buses, compiler)
-    arbitration.register(server)
-    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventServicer(buses), guard)
-    execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionServicer(buses), guard)
-    rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses, compiler, replays), guard)
-    projection_service_pb2_grpc.add_ProjectionServiceServicer_to_server(ProjectionServicer(buses), guard)
-    replay_service_pb2_grpc.add_ReplayServiceServicer_to_server(ReplayServicer(buses, replays), guard)
-    tool_service_pb2_grpc.add_ToolServiceServicer_to_server(ToolServicer(), guard)
+
+def _register_libraries(server: HandlerRegistry, interceptor: Interceptor) -> _Health:
+    """Serve health and reflection."""
     servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, Plain(server))
-    reflected = reflection.aio.ReflectionServicer(NAMES)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, Plain(server))  # type: ignore[no-untyped-call]
-    return arbitration, _Health(servicer, ["", *(service.full_name for service in SERVICES)])
+    interceptor.register_library(server, HEALTH, servicer)
+    interceptor.register_library(server, REFLECTION, reflection.aio.ReflectionServicer(NAMES))
+    return _Health(servicer, ["", *(service.full_name for service in SERVICES)])
 
 
 def _serve_metrics(settings: Settings) -> None:
@@ -305,13 +344,24 @@ def _serve_metrics(settings: Settings) -> None:
         raise ServeError(f"cannot serve metrics on {settings.metrics}: {error.strerror}") from error
 
 
-async def _open_default(buses: Buses) -> None:
+async def _open_default(buses: BusRegistry, redis_logs: RedisLogs) -> None:
+    """Open the default bus, once Redis can be reached. Raises ServeError if the bus cannot be opened."""
+    problem = ""
     try:
-        await buses.get(BUS_DEFAULT)
-    except ServiceError as error:
-        raise ServeError(f"bus {BUS_DEFAULT} cannot be opened: {error.message}") from error
+        while True:
+            try:
+                await redis_logs.ping()
+                await buses.open(BUS_DEFAULT)
+                return
+            except (LogError, ServiceError) as error:
+                if not isinstance(error, LogUnreachableError) and not isinstance(error.__cause__, LogUnreachableError):
+                    raise ServeError(f"bus {BUS_DEFAULT} cannot be opened: {error}") from error
+                if str(error) != problem:
+                    problem = str(error)
+                    _LOG.warning("log.unavailable", problem=problem, note="the start goes on as soon as Redis answers")
+            await asyncio.sleep(START_RETRY_SECONDS)
     except asyncio.CancelledError:
-        # The start is given up: its log is read no further while the store goes.
+        # The start was cancelled: stop reading the log before the store closes.
         await buses.stop()
         raise
 
@@ -319,7 +369,7 @@ async def _open_default(buses: Buses) -> None:
 def _checkpoint(settings: Settings) -> Checkpoint:
     path = settings.checkpoint or settings.data / "checkpoint.json"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Checkpoint(path)
     except OSError as error:
         raise ServeError(f"cannot use {path} as the checkpoint of acknowledged events: {error.strerror}") from error
@@ -330,39 +380,6 @@ def _checkpoint(settings: Settings) -> Checkpoint:
 async def _check_durability(log: RedisLog, settings: Settings) -> None:
     reasons = await log.durability()
     if reasons and not settings.accept_volatile:
-        raise ServeError(
-            f"this Redis may lose acknowledged events: {'; '.join(reasons)}. Configure it otherwise, or accept it with --accept-volatile"
-        )
+        raise LogVolatileError(volatility_message(reasons))
     for reason in reasons:
         _LOG.warning("log.volatile", bus=log.bus, reason=reason)
-
-
-class _Reactors:
-    """The fact derivation reactors that run inside the server, one per bus, as clients of it."""
-
-    def __init__(self, redis_url: str) -> None:
-        self._redis_url = redis_url
-        self.target = ""
-        self._running: list[tuple[FactDerivationReactor, asyncio.Task[None], GavelClient]] = []
-
-    def start(self, bus: str) -> Callable[[], None]:
-        """Derive the facts of a bus from now on; return what to call whenever an execution has been recorded."""
-        news = asyncio.Event()
-        client = GavelClient(self.target, bus=bus)
-        reactor = FactDerivationReactor(client, self._redis_url, news=news)
-        self._running.append((reactor, asyncio.create_task(self._run(reactor, bus)), client))
-        return news.set
-
-    async def _run(self, reactor: FactDerivationReactor, bus: str) -> None:
-        try:
-            await reactor.run()
-        except Exception:  # noqa: BLE001  # nobody awaits the reactor: what it cannot heal must be said
-            _LOG.exception("reactor.stopped", bus=bus, consequence="no facts are derived and no conflict key is freed until a restart")
-
-    async def stop(self) -> None:
-        """Let those under way end."""
-        for reactor, _, _ in self._running:
-            reactor.stop()
-        await asyncio.gather(*(task for _, task, _ in self._running), return_exceptions=True)
-        for _, _, client in self._running:
-            await client.close()

@@ -1,8 +1,8 @@
-"""The settings of `gavel serve`, from three places: command line > environment `GAVEL_*` > TOML file (`--config`).
+"""The settings of `gavel serve`: command line > environment `GAVEL_*` > TOML file (`--config`).
 
-All of them say how one server runs, never what a log's decisions come to: what alters an outcome is an event, so the two
-settings that do (`cross_check`, `idempotency_window_days`) are only what a bus is opened with and change nothing about a bus
-that exists. A name that nobody knows is refused in the file; the environment may hold other programs' names.
+Settings describe how one server runs and never change a decision: everything that alters an outcome is an event. The two settings
+that do alter outcomes (`cross_check`, `idempotency_window_days`) apply only to a bus that the server opens, and are recorded in its
+first event. Unknown names are refused in the file; the environment may hold names of other programs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from gavel.v1.fact_pb2 import CrossCheck
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from gavel_server.front.programs import Choice
-from gavel_server.log.wire import check_url
+from gavel_server.errors import GavelServerError
+from gavel_server.front.programs import FrontSetting
+from gavel_server.log.redis.connection import check_url
+from gavel_server.process.memory import memory_bytes
 
 ENVIRONMENT_PREFIX: Final = "GAVEL_"
 LISTEN_DEFAULT: Final = "127.0.0.1:9090"
@@ -29,6 +31,8 @@ DATA_DEFAULT: Final = Path(".gavel")
 IDEMPOTENCY_WINDOW_DAYS_DEFAULT: Final = 7
 IDEMPOTENCY_WINDOW_DAYS_MAX: Final = 365
 REPLICAS_MAX: Final = 16
+# An empty Redis takes about 1 MiB.
+REDIS_MEMORY_MIB_MIN: Final = 16
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
 _UNIX: Final = "unix:"
@@ -37,37 +41,37 @@ _CROSS_CHECK: Final = re.compile(r"always|off|sample ([1-9][0-9]{0,8})")
 _ACK: Final = re.compile(r"replicas:([0-9]{1,2})")
 
 
-class SettingsError(Exception):
-    """Settings that cannot be used; the message names each with what to do, a line apiece."""
+class SettingsError(GavelServerError):
+    """Invalid settings; the message has one line for each, which says what to do."""
 
 
 def _checked_listen(listen: str) -> str:
     if listen.startswith(_UNIX):
         if len(listen) == len(_UNIX):
-            raise ValueError(f"{listen!r} names no path; {_LISTEN_FORMS}")
+            raise ValueError(f"{listen!r} has no path; {_LISTEN_FORMS}")
         return listen
     host, _, port = listen.rpartition(":")
     if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise ValueError(f"{listen!r} is no address; {_LISTEN_FORMS}")
+        raise ValueError(f"{listen!r} is not an address; {_LISTEN_FORMS}")
     return listen
 
 
 def _checked_metrics(listen: str | None) -> str | None:
     if listen is not None and listen.startswith(_UNIX):
-        raise ValueError(f"{listen!r} is no HOST:PORT, e.g. 127.0.0.1:9091")
+        raise ValueError(f"{listen!r} is not HOST:PORT, e.g. 127.0.0.1:9091")
     return None if listen is None else _checked_listen(listen)
 
 
 def _checked_cross_check(mode: str) -> str:
     if not _CROSS_CHECK.fullmatch(mode):
-        raise ValueError(f"{mode!r} is no cross-check mode; use always, off, or sample N (every N-th decision), e.g. sample 100")
+        raise ValueError(f"{mode!r} is not a cross-check mode; use always, off, or sample N (every N-th decision), e.g. sample 100")
     return mode
 
 
 def _checked_ack(ack: str) -> str:
     match = _ACK.fullmatch(ack)
     if match is None or int(match[1]) > REPLICAS_MAX:
-        raise ValueError(f"{ack!r} does not say who must confirm a write; use replicas:N, with N from 0 to {REPLICAS_MAX}")
+        raise ValueError(f"{ack!r} is not a number of replicas; use replicas:N, with N from 0 to {REPLICAS_MAX}")
     return ack
 
 
@@ -76,7 +80,7 @@ def _checked_redis(url: str | None) -> str | None:
 
 
 class Settings(BaseSettings):
-    """How a server runs. Make it with `load`; raises SettingsError there, pydantic's ValidationError when constructed.
+    """How a server runs. Create it with `load`, which raises SettingsError; the constructor raises pydantic's ValidationError.
 
     Each field is also an environment variable, `GAVEL_` and its name in capitals, and a key of the TOML file.
     """
@@ -86,46 +90,53 @@ class Settings(BaseSettings):
     listen: Annotated[str, AfterValidator(_checked_listen)] = LISTEN_DEFAULT
     """HOST:PORT, [IPV6]:PORT or unix:PATH. Port 0: a free one."""
     data: Path = DATA_DEFAULT
-    """Directory of the embedded Redis and of what this server keeps beside the log."""
+    """Directory of the embedded Redis and of this server's own files."""
     redis: Annotated[str | None, AfterValidator(_checked_redis)] = None
     """URL of a Redis or Valkey to use instead of the embedded one."""
+    redis_memory_mib: int | None = Field(None, ge=REDIS_MEMORY_MIB_MIN)
+    """Memory of the embedded Redis for its data, in MiB. None: half of the machine's. When it is used up, writes are refused."""
     accept_volatile: bool = False
-    """Serve although that Redis may lose acknowledged events."""
+    """Serve even if the Redis may lose acknowledged events."""
     ack: Annotated[str, AfterValidator(_checked_ack)] = "replicas:0"
-    """How many replicas must have a write before it is answered, as replicas:N."""
+    """How many replicas must confirm a write before it is answered, as replicas:N."""
     checkpoint: Path | None = None
-    """File of what was last acknowledged, kept outside Redis. None: in the data directory."""
-    front: Choice = "auto"
-    """Which process of its own speaks gRPC for this server: native, python or none. auto: the best that is there."""
+    """File of the last acknowledged events, outside Redis. None: in the data directory."""
+    front: FrontSetting = "auto"
+    """What speaks gRPC: native (a process of its own) or none (this process). auto: native if it is installed, on several processors."""
     fdr: bool = True
-    """Whether this server also derives facts from executions. Off: `gavel fdr` runs elsewhere."""
+    """Whether this server also derives facts from executions. False: `gavel fdr` does so elsewhere."""
     metrics: Annotated[str | None, AfterValidator(_checked_metrics)] = None
     """HOST:PORT to serve Prometheus metrics on, at /metrics. None: nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important log lines to write."""
+    """The lowest level of log lines to write."""
     log_json: bool = False
-    """Whether log lines are JSON, for machines."""
+    """Whether log lines are JSON."""
     cross_check: Annotated[str, AfterValidator(_checked_cross_check)] = "always"
-    """On which decisions of a bus that this server opens both engines are asked: always, off or sample N."""
+    """Which decisions of a new bus both engines evaluate: always, off or sample N."""
     idempotency_window_days: int = Field(IDEMPOTENCY_WINDOW_DAYS_DEFAULT, ge=1, le=IDEMPOTENCY_WINDOW_DAYS_MAX)
-    """How long a bus that this server opens remembers an event_id, in days."""
+    """How long a new bus remembers an event_id, in days."""
     allow_unauthenticated_network: bool = False
-    """Listen beyond this machine although whoever reaches the port may claim to be any producer."""
+    """Listen on addresses that other machines reach, although any caller can then act as any producer."""
     container: bool = False
-    """Whether a container is this server's own, as in the image. Its loopback reaches nobody outside; so, where nobody says where to
-    listen, it listens on all addresses, unless what it decides would be lost with the container. Who else reaches the port is
-    decided where it is published."""
+    """Whether the server runs in a container of its own, as in the image. Nothing outside reaches the loopback of a container.
+    Without a `listen` setting the server therefore listens on all addresses, unless its log would be lost with the container; the
+    published ports decide who reaches it."""
 
     @property
-    def is_shut_in(self) -> bool:
-        """Whether nobody outside its container reaches it, for nobody said where to listen or where decisions are kept: Redis or volume."""
-        kept = self.redis is not None or _is_on_volume(self.data)
-        return self.container and "listen" not in self.model_fields_set and not kept
+    def is_unreachable(self) -> bool:
+        """Whether nothing outside the container reaches the server: it has no `listen` setting, and its log would be lost with it."""
+        is_durable = self.redis is not None or _is_on_volume(self.data)
+        return self.container and "listen" not in self.model_fields_set and not is_durable
 
     @property
     def ack_replicas(self) -> int:
         """How many replicas must confirm each write."""
         return int(self.ack.removeprefix("replicas:"))
+
+    @property
+    def redis_memory_bytes_max(self) -> int:
+        """How much memory the data of the embedded Redis may take."""
+        return memory_bytes() // 2 if self.redis_memory_mib is None else self.redis_memory_mib * 1024 * 1024
 
     @property
     def idempotency_window_ms(self) -> int:
@@ -144,11 +155,16 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _stays_local(self) -> Settings:
-        """Without authentication the producer is whoever the request says: that is for this machine only."""
+        """Refuse addresses that other machines reach: without authentication any caller can act as any producer, or read the metrics."""
+        if self.metrics is not None and not (self.allow_unauthenticated_network or self.container or is_local(self.metrics)):
+            raise ValueError(
+                f"metrics is {self.metrics}, which other machines may reach, and no authentication is configured: any caller could read "
+                "the metrics. Serve them on 127.0.0.1, or, if the network is protected by other means, give --allow-unauthenticated-network"
+            )
         if not self.allow_unauthenticated_network and not is_local(self.listen):
             raise ValueError(
-                f"listen is {self.listen}, which other machines may reach, and no authentication is configured: anybody could claim "
-                "to be any producer. Listen on 127.0.0.1 or unix:PATH, or, where the network itself keeps strangers out, "
+                f"listen is {self.listen}, which other machines may reach, and no authentication is configured: any caller could act "
+                "as any producer. Listen on 127.0.0.1 or unix:PATH, or, if the network is protected by other means, "
                 "give --allow-unauthenticated-network"
             )
         return self
@@ -167,9 +183,9 @@ class Settings(BaseSettings):
 
 
 def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings; `given` is what the command line says, by field name.
+    """Return the settings; `given` holds those of the command line, by field name.
 
-    Raises SettingsError, which names every setting that is wrong.
+    Raises SettingsError, which names every invalid setting.
     """
 
     class Configured(Settings):
@@ -177,7 +193,7 @@ def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> 
 
     try:
         if config is not None and not config.is_file():
-            raise SettingsError(f"there is no settings file {config}; give another one with --config")
+            raise SettingsError(f"settings file {config} does not exist; give another one with --config")
         settings = Configured(**(given or {}))
     except ValidationError as error:
         raise SettingsError("\n".join(_sentence(problem, config) for problem in error.errors())) from None
@@ -185,19 +201,19 @@ def load(config: Path | None = None, given: Mapping[str, Any] | None = None) -> 
         raise SettingsError(f"{config} is not TOML: {error}") from None
     except OSError as error:
         raise SettingsError(f"cannot read {config}: {error.strerror}") from None
-    if not settings.container or settings.is_shut_in or "listen" in settings.model_fields_set:
+    if not settings.container or settings.is_unreachable or "listen" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"listen": LISTEN_IN_CONTAINER, "allow_unauthenticated_network": True})
 
 
 def _is_on_volume(path: Path) -> bool:
-    """Whether something is mounted at a path or above it, other than the root."""
+    """Return whether a file system other than the root is mounted at a path or above it."""
     path = path.resolve()
     return any(part.is_mount() for part in (path, *path.parents) if part != part.parent)
 
 
 def is_local(listen: str) -> bool:
-    """Whether only this machine reaches that address: loopback or a unix socket."""
+    """Return whether only this machine reaches an address: loopback or a Unix socket."""
     if listen.startswith(_UNIX):
         return True
     host = listen.rpartition(":")[0].strip("[]")
@@ -211,7 +227,7 @@ def _sentence(problem: Any, config: Path | None) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         known = ", ".join(sorted(Settings.model_fields))
-        return f"{config} sets {name}, which is no setting; there are: {known}"
+        return f"{config} sets {name}, which is not a setting; the settings are: {known}"
     why = problem["msg"].removeprefix("Value error, ")
     if not name:
         return str(why)

@@ -1,17 +1,21 @@
-"""The error table in one place: why a call failed, as gRPC status with details (AIP-193).
+"""The errors of calls, as gRPC status with details (AIP-193).
 
-Every error carries one ErrorInfo (domain "gavel"); bad input a BadRequest with every violation at once; what may be tried
-again a RetryInfo. A refusal by policy is a Decision and never comes here.
+Every error has one ErrorInfo (domain "gavel"). Invalid input adds a BadRequest with all violations, a retriable error a RetryInfo. A
+refusal by policy is a Decision, not an error.
 """
 
 from __future__ import annotations
 
+import hashlib
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 from gavel.v1 import error_pb2
 from gavel.v1.error_pb2 import ErrorReason
+from gavel_rules.limits import VIOLATIONS_MAX
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
@@ -19,7 +23,7 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 if TYPE_CHECKING:
-    # The front knows the error table and must not load the rules engines for it.
+    # For the type only: this module must not load the rules engines.
     from gavel_rules.commands import Fault
 
 DOMAIN: Final = "gavel"
@@ -42,6 +46,7 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_ACTIVATION_RACED: grpc.StatusCode.ABORTED,
     error_pb2.ERROR_REASON_ACTION_ALREADY_GOVERNED: grpc.StatusCode.FAILED_PRECONDITION,
     error_pb2.ERROR_REASON_RULE_SETS_DISAGREE: grpc.StatusCode.FAILED_PRECONDITION,
+    error_pb2.ERROR_REASON_BUS_REPLACED: grpc.StatusCode.FAILED_PRECONDITION,
     error_pb2.ERROR_REASON_WRONG_STATE: grpc.StatusCode.FAILED_PRECONDITION,
     error_pb2.ERROR_REASON_DERIVATION_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
     error_pb2.ERROR_REASON_QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -58,8 +63,12 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
 _RETRIABLE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 
-class ServiceError(Exception):
-    """A call failed: `reason` decides the code. `violations` are (field, description); `retry_after_ms` 0: the default."""
+class GavelServerError(Exception):
+    """The base of the server's errors. Those of the log derive from LogError, those of the command line from CommandError."""
+
+
+class ServiceError(GavelServerError):
+    """The error of a call. `reason` determines the code; `violations` are (field, description); `retry_after_ms` 0: the default."""
 
     def __init__(
         self, reason: ErrorReason.ValueType, message: str, violations: Sequence[tuple[str, str]] = (), retry_after_ms: int = 0
@@ -69,6 +78,14 @@ class ServiceError(Exception):
         self.message = message
         self.violations = tuple(violations)
         self.retry_after_ms = retry_after_ms
+
+    def copy(self) -> ServiceError:
+        """Return an equal error to raise, for an error that answers several calls.
+
+        Each `raise` lengthens the traceback of the exception that it raises. A traceback keeps the frames of its calls, and they keep the
+        requests.
+        """
+        return ServiceError(self.reason, self.message, self.violations, self.retry_after_ms)
 
     @property
     def code(self) -> grpc.StatusCode:
@@ -103,10 +120,10 @@ class ServiceError(Exception):
 
 
 def invalid(violations: Sequence[tuple[str, str]]) -> ServiceError:
-    """Return the error for malformed input; its message names the first violation and how many there are."""
+    """Return the error for malformed input; its message names the first violation and how many there are. It has VIOLATIONS_MAX at most."""
     field, description = violations[0]
     more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-    return ServiceError(error_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {description}{more}", violations)
+    return ServiceError(error_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {description}{more}", violations[:VIOLATIONS_MAX])
 
 
 def of_fault(fault: Fault) -> ServiceError:
@@ -115,13 +132,30 @@ def of_fault(fault: Fault) -> ServiceError:
 
 
 def internal(error_id: str) -> ServiceError:
-    """Return the error for a bug. The server's log has what is known of it under `error_id`; the caller hears no more."""
-    return ServiceError(error_pb2.ERROR_REASON_INTERNAL, f"internal error {error_id}: the server's log says more under this id")
+    """Return the error for a bug. The server's log has the traceback under `error_id`; the caller gets only the id."""
+    return ServiceError(error_pb2.ERROR_REASON_INTERNAL, f"internal error {error_id}: the server's log has details under this id")
 
 
 def not_implemented(what: str) -> ServiceError:
-    """Return the error for what belongs to a later release."""
+    """Return the error for a feature of a later release."""
     return ServiceError(error_pb2.ERROR_REASON_NOT_IMPLEMENTED, f"{what} is not available in this release")
+
+
+class Bug:
+    """An unexpected exception, for callers and log.
+
+    The id is a hash of the exception's place in the code and its type. An exception that occurs a thousand times a second therefore has one
+    id, and one line of the log has its traceback under that id.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        frames = [f"{PurePath(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+        self.where: Final = f"{frames[-1] if frames else 'unknown'} {type(error).__name__}"
+        self.error_id: Final = hashlib.sha256(" ".join([*frames, self.where]).encode()).hexdigest()[:32]
+
+    def service_error(self) -> ServiceError:
+        """Return the caller's error."""
+        return internal(self.error_id)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:

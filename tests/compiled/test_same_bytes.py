@@ -1,4 +1,4 @@
-"""The two builds decide alike, to the last byte: what one writes, the other writes too, and proves."""
+"""The two builds write the same bytes, and each replays the log of the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 SOURCE = ("proto/gen/python", "rules", "server", "client/python")
 IMPORTED_FROM = {"compiled": [ROOT / "build/compiled"], "interpreted": [ROOT / directory for directory in SOURCE]}
 OTHER = {"compiled": "interpreted", "interpreted": "compiled"}
@@ -21,13 +22,13 @@ def on(build: str, module: str, *arguments: object) -> Any:
     """Run a module of the tests as a program on this build and return the last line that it printed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, IMPORTED_FROM[build]))}
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout
-    return json.loads(said.splitlines()[-1])
+    output = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=100).stdout
+    return json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.parametrize("build", ["compiled", "interpreted"])
 def test_a_log_of_one_build_replays_on_the_other(build: str, tmp_path: Path) -> None:
-    """A log in which nearly everything happens is proved by the other build, which comes to the same state, and writes the same bytes."""
+    """The other build replays the log of the story to the same state, and writes the same bytes."""
     file, again = tmp_path / "log", tmp_path / "again"
     told = on(build, "tests.compiled.program", "tell", file)
     replayed = on(OTHER[build], "tests.compiled.program", "replay", file)
@@ -40,7 +41,7 @@ def test_a_log_of_one_build_replays_on_the_other(build: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("seed", [3, 7, 11])
 def test_a_simulated_world_is_the_same_on_both_builds(seed: int) -> None:
-    """Servers, faults, clocks and agents of one seed make one log, whichever build decides."""
+    """A seed of the simulation gives the same log on both builds."""
     interpreted, compiled = (on(build, "tests.simulation.run", seed) for build in ("interpreted", "compiled"))
     assert interpreted["events"] > 100
     assert interpreted == compiled

@@ -1,4 +1,4 @@
-"""The contract of EventLog, run on every implementation: whoever speaks to a log may rely on exactly this."""
+"""The contract of EventLog, run on every implementation. Users of a log rely on nothing else."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gavel_server.log import (
     genesis_hash,
 )
 from gavel_server.log.memory import MemoryLog
-from gavel_server.log.redis import RedisLog
+from gavel_server.log.redis.log import RedisLog
 
-from tests.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
-from tests.faults import FaultRates, FaultyLog
+from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
+from tests.support.faults import FaultRates, FaultyLog
 
 OpenLog = Callable[[], Awaitable[EventLog]]
 
 
 @pytest.fixture(params=["memory", "redis"])
 async def open_log(request: pytest.FixtureRequest, redis_url: str, bus: str) -> AsyncIterator[OpenLog]:
-    """Opens the log of one bus; every call gives another handle on it, as another server would have."""
+    """Open the log of one bus; every call returns another handle on it, as another server would have."""
     memory = MemoryLog(bus, clock=lambda: NOW_MS)
     opened: list[EventLog] = []
 
@@ -54,7 +54,7 @@ async def log(open_log: OpenLog) -> EventLog:
 
 
 async def test_empty_log(log: EventLog, bus: str) -> None:
-    """An empty log has number 0 and the hash that its bus's name gives, and holds nothing."""
+    """An empty log has number 0 and the genesis hash of its bus, and holds no event."""
     assert Head(0, genesis_hash(bus)) == await log.head()
     assert [] == await log.read(1, 100)
     assert {} == await log.read_many([1, 2])
@@ -62,7 +62,7 @@ async def test_empty_log(log: EventLog, bus: str) -> None:
 
 
 async def test_append_then_read(log: EventLog, bus: str) -> None:
-    """What was appended is read back byte for byte, in order, and the head is its last event."""
+    """Appended events are read back byte for byte, in order, and the head is the last event."""
     first = entries_after(empty_head(bus), 2)
     await log.append(empty_head(bus), first, NOW_MS, [])
     second = entries_after(head_of(first), 3)
@@ -87,7 +87,7 @@ async def test_append_then_read(log: EventLog, bus: str) -> None:
     ],
 )
 async def test_read_ranges(log: EventLog, bus: str, first: int, last: int, limit: int, expected: list[int]) -> None:
-    """A range includes both ends, ends where the log ends, and gives at most `limit` events."""
+    """A range includes both ends, stops at the end of the log, and returns at most `limit` events."""
     entries = entries_after(empty_head(bus), 5)
     await log.append(empty_head(bus), entries, NOW_MS, [])
     assert [entries[number - 1].sequence_number for number in expected] == [
@@ -105,45 +105,45 @@ async def test_read_many(log: EventLog, bus: str) -> None:
 
 
 async def test_stale_head_is_refused(log: EventLog, bus: str) -> None:
-    """An append that expects an older head changes nothing and learns the head as it is."""
+    """An append that expects an older head changes nothing; the error has the actual head."""
     entries = entries_after(empty_head(bus), 2)
     await log.append(empty_head(bus), entries, NOW_MS, [])
-    with pytest.raises(HeadMovedError) as refused:
+    with pytest.raises(HeadMovedError) as error_info:
         await log.append(empty_head(bus), entries_after(empty_head(bus), 1, "late"), NOW_MS, [])
-    assert head_of(entries) == refused.value.actual
+    assert head_of(entries) == error_info.value.actual
     assert records_of(entries) == await log.read(1, 10)
     assert {} == await log.find(["late-1"], NOW_MS)
 
 
 async def test_head_of_other_history_is_refused(log: EventLog, bus: str) -> None:
-    """The right number with another chain hash is another history: nothing is appended."""
+    """An expected head with the right number and another chain hash is refused: nothing is appended."""
     entries = entries_after(empty_head(bus), 1)
     await log.append(empty_head(bus), entries, NOW_MS, [])
     other = Head(1, chain(genesis_hash(bus), b"something else"))
-    with pytest.raises(HeadMovedError) as refused:
+    with pytest.raises(HeadMovedError) as error_info:
         await log.append(other, entries_after(other, 1), NOW_MS, [])
-    assert head_of(entries) == refused.value.actual
+    assert head_of(entries) == error_info.value.actual
 
 
 async def test_head_of_other_bus_is_refused(log: EventLog, bus: str) -> None:
     """An empty log of one bus is not the empty log of another."""
     other = empty_head("another")
-    with pytest.raises(HeadMovedError) as refused:
+    with pytest.raises(HeadMovedError) as error_info:
         await log.append(other, entries_after(other, 1), NOW_MS, [])
-    assert empty_head(bus) == refused.value.actual
+    assert empty_head(bus) == error_info.value.actual
 
 
 async def test_head_ahead_of_log_is_refused(log: EventLog, bus: str) -> None:
-    """An append that expects events which the log does not have (it lost them) changes nothing."""
+    """An append that expects a head ahead of the log, which lost events, changes nothing."""
     ahead = Head(7, b"7" * 32)
-    with pytest.raises(HeadMovedError) as refused:
+    with pytest.raises(HeadMovedError) as error_info:
         await log.append(ahead, entries_after(ahead, 1), NOW_MS, [])
-    assert empty_head(bus) == refused.value.actual
+    assert empty_head(bus) == error_info.value.actual
 
 
 @pytest.mark.parametrize("numbers", [[], [2], [1, 3], [2, 1], [1, 1]])
 async def test_gaps_are_refused(log: EventLog, bus: str, numbers: list[int]) -> None:
-    """Entries must follow the expected head one by one, or nothing is appended."""
+    """Entries must follow the expected head without gaps, or nothing is appended."""
     entries = [Entry(number, b"envelope", b"h" * 32, f"event-{number}", "") for number in numbers]
     with pytest.raises(ValueError, match=r"entry"):
         await log.append(empty_head(bus), entries, NOW_MS, [])
@@ -151,30 +151,30 @@ async def test_gaps_are_refused(log: EventLog, bus: str, numbers: list[int]) -> 
 
 
 async def test_find(log: EventLog, bus: str) -> None:
-    """An event_id tells where its event is and, where it was given, the event's first decision."""
+    """An event_id leads to its event and, if there is one, to its first decision."""
     plain = entries_after(empty_head(bus), 1, "plain")
     proposal = entries_after(head_of(plain), 1, "proposal", decision_sequence_number=3)
     await log.append(empty_head(bus), plain + proposal, NOW_MS, [])
-    found = await log.find(["proposal-2", "unknown", "plain-1"], NOW_MS)
-    assert {"plain-1": IdEntry(1, 0), "proposal-2": IdEntry(2, 3)} == found
+    actual = await log.find(["proposal-2", "unknown", "plain-1"], NOW_MS)
+    assert {"plain-1": IdEntry(1, 0), "proposal-2": IdEntry(2, 3)} == actual
 
 
-async def test_taken_id_refuses_all(log: EventLog, bus: str) -> None:
-    """If one checked event_id is known, nothing of the batch is appended, and the error says where the known ones stand."""
+async def test_known_event_id_refuses_the_whole_batch(log: EventLog, bus: str) -> None:
+    """If one idempotency key is known, nothing of the batch is appended; the error has the entries of the known ones."""
     first = entries_after(empty_head(bus), 2, "first", decision_sequence_number=2)
     await log.append(empty_head(bus), first, NOW_MS, ["first-1", "first-2"])
     second = entries_after(head_of(first), 3, "second")
-    with pytest.raises(EventIdTakenError) as refused:
+    with pytest.raises(EventIdTakenError) as error_info:
         await log.append(head_of(first), second, NOW_MS, ["second-3", "first-2", "second-4", "first-1"])
-    assert {"first-1": IdEntry(1, 2), "first-2": IdEntry(2, 2)} == refused.value.taken
+    assert {"first-1": IdEntry(1, 2), "first-2": IdEntry(2, 2)} == error_info.value.taken
     assert head_of(first) == await log.head()
     assert {} == await log.find(["second-3", "second-4"], NOW_MS)
     await log.append(head_of(first), second, NOW_MS, ["second-3", "second-4"])
     assert head_of(second) == await log.head()
 
 
-async def test_moved_head_speaks_before_taken_ids(log: EventLog, bus: str) -> None:
-    """A writer that is behind learns that first: what it checked may be its own event, already in the log."""
+async def test_stale_head_takes_precedence_over_known_ids(log: EventLog, bus: str) -> None:
+    """A writer that is behind gets HeadMovedError first, because a known event_id may be its own event, already in the log."""
     first = entries_after(empty_head(bus), 1)
     await log.append(empty_head(bus), first, NOW_MS, ["event-1"])
     with pytest.raises(HeadMovedError):
@@ -182,7 +182,7 @@ async def test_moved_head_speaks_before_taken_ids(log: EventLog, bus: str) -> No
 
 
 async def test_ids_are_known_for_the_window(log: EventLog, bus: str) -> None:
-    """An event_id is known for at least seven days, and forgotten when its day has left the window."""
+    """An event_id is known for at least seven days, and forgotten when its day leaves the window."""
     first = entries_after(empty_head(bus), 1, "old")
     await log.append(empty_head(bus), first, NOW_MS, ["old-1"])
     second = entries_after(head_of(first), 1, "new")
@@ -195,24 +195,24 @@ async def test_ids_are_known_for_the_window(log: EventLog, bus: str) -> None:
 
 
 async def test_large_batch(log: EventLog, bus: str) -> None:
-    """A batch of 2,000 entries with 2,000 checked ids goes in as one, and one of 2,000 with a taken id not at all."""
+    """A batch of 2,000 entries with 2,000 idempotency keys is appended whole; with one known key it is not appended at all."""
     first = entries_after(empty_head(bus), 2000)
     await log.append(empty_head(bus), first, NOW_MS, [entry.event_id for entry in first])
     assert head_of(first) == await log.head()
     records = records_of(first)
     assert records == [*await log.read(1, 1000), *await log.read(1001, 2000)]
     assert {record.sequence_number: record for record in records} == await log.read_many(range(1, 2001))
-    found = await log.find([entry.event_id for entry in first], NOW_MS)
-    assert {entry.event_id: IdEntry(entry.sequence_number, 0) for entry in first} == found
+    actual = await log.find([entry.event_id for entry in first], NOW_MS)
+    assert {entry.event_id: IdEntry(entry.sequence_number, 0) for entry in first} == actual
     second = entries_after(head_of(first), 2000, "second")
-    with pytest.raises(EventIdTakenError) as refused:
+    with pytest.raises(EventIdTakenError) as error_info:
         await log.append(head_of(first), second, NOW_MS, [*(entry.event_id for entry in second), "event-2000"])
-    assert {"event-2000": IdEntry(2000, 0)} == refused.value.taken
+    assert {"event-2000": IdEntry(2000, 0)} == error_info.value.taken
     assert head_of(first) == await log.head()
 
 
 async def test_large_envelope(log: EventLog, bus: str) -> None:
-    """An envelope of the contract's largest size comes back whole."""
+    """An envelope of the contract's largest size is read back whole."""
     envelope = random.Random(1).randbytes(1024 * 1024)
     entry = Entry(1, envelope, chain(genesis_hash(bus), envelope), "large", "")
     await log.append(empty_head(bus), [entry], NOW_MS, [])
@@ -220,7 +220,7 @@ async def test_large_envelope(log: EventLog, bus: str) -> None:
 
 
 async def test_concurrent_appends(open_log: OpenLog, bus: str) -> None:
-    """Of writers that expect the same head exactly one wins; the others learn the winner's head."""
+    """Of writers that expect the same head exactly one wins; the others get the winner's head."""
     logs = [await open_log() for _ in range(8)]
     batches = [entries_after(empty_head(bus), 3, f"writer-{index}") for index in range(len(logs))]
     attempts = [log.append(empty_head(bus), batch, NOW_MS, []) for log, batch in zip(logs, batches, strict=True)]
@@ -231,17 +231,17 @@ async def test_concurrent_appends(open_log: OpenLog, bus: str) -> None:
     assert records_of(winners[0]) == await logs[0].read(1, 10)
 
 
-async def test_contending_writers_leave_no_gap(open_log: OpenLog, bus: str) -> None:
-    """Writers that contend and start over from the head they are told build one gapless, chained log that has every batch."""
+async def test_competing_writers_leave_no_gap(open_log: OpenLog, bus: str) -> None:
+    """Writers that retry on the head of their error build one gapless, chained log with every batch."""
 
     async def write(log: EventLog, name: str) -> None:
         head = await log.head()
-        done = 0
-        while done < 10:
+        count = 0
+        while count < 10:
             try:
-                entries = entries_after(head, 2, f"{name}-{done}")
+                entries = entries_after(head, 2, f"{name}-{count}")
                 await log.append(head, entries, NOW_MS, [])
-                head, done = head_of(entries), done + 1
+                head, count = head_of(entries), count + 1
             except HeadMovedError as moved:
                 head = moved.actual
 
@@ -257,7 +257,7 @@ async def test_contending_writers_leave_no_gap(open_log: OpenLog, bus: str) -> N
     assert set(ids) == set(await logs[0].find(ids, NOW_MS))
 
 
-async def test_abandoned_call_harms_nothing(log: EventLog, bus: str) -> None:
+async def test_cancelled_call_leaves_the_log_usable(log: EventLog, bus: str) -> None:
     """A call that is cancelled leaves the log usable."""
     asking = asyncio.create_task(log.head())
     await asyncio.sleep(0)
@@ -267,14 +267,14 @@ async def test_abandoned_call_harms_nothing(log: EventLog, bus: str) -> None:
 
 
 async def test_clock_and_groups(log: EventLog) -> None:
-    """The log tells the time in milliseconds, and can be asked for groups any number of times."""
+    """The log returns the time in milliseconds, and creating the groups is idempotent."""
     assert await log.time_ms() > 1_700_000_000_000
     await log.ensure_groups()
     await log.ensure_groups()
 
 
-async def test_faults_are_settled_by_the_head(open_log: OpenLog, bus: str) -> None:
-    """Through lost requests, lost answers, refusals and rivals, a writer that asks the head appends each batch exactly once."""
+async def test_the_head_settles_unknown_outcomes(open_log: OpenLog, bus: str) -> None:
+    """Despite lost requests, lost replies, refusals and rivals, a writer that reads the head appends each batch exactly once."""
 
     async def rival(log: EventLog) -> None:
         head = await log.head()
@@ -282,17 +282,17 @@ async def test_faults_are_settled_by_the_head(open_log: OpenLog, bus: str) -> No
 
     rates = FaultRates(applied_but_unknown=0.15, lost_and_unknown=0.15, unavailable=0.1, head_moved=0.15)
     faulty = FaultyLog(await open_log(), random.Random(7), rates, rival)
-    head, done = await faulty.head(), 0
-    while done < 60:
-        entries = entries_after(head, 2, f"batch-{done}")
+    head, count = await faulty.head(), 0
+    while count < 60:
+        entries = entries_after(head, 2, f"batch-{count}")
         try:
             await faulty.append(head, entries, NOW_MS, [])
-            head, done = head_of(entries), done + 1
+            head, count = head_of(entries), count + 1
         except HeadMovedError as moved:
             head = moved.actual
         except OutcomeUnknownError:
             actual = await faulty.head()
-            done += actual == head_of(entries)
+            count += actual == head_of(entries)
             head = actual
         except LogUnavailableError:
             pass

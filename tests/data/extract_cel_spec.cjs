@@ -1,4 +1,4 @@
-// Extracts from npm's @bufbuild/cel-spec the conformance cases that tests/unit/rules_engine/test_cel_conformance.py runs:
+// Extracts from npm's @bufbuild/cel-spec the conformance cases that tests/unit/rules/language/cel/test_conformance.py runs:
 //   npm pack @bufbuild/cel-spec@0.6.1 && tar xzf bufbuild-cel-spec-0.6.1.tgz
 //   node tests/data/extract_cel_spec.cjs package > tests/data/cel_spec.json
 // Run by hand, when a newer version of the specification is wanted; the tests need neither node nor a network.

@@ -1,4 +1,4 @@
-"""Executors as processes of their own, with handlers of `handlers/`."""
+"""Executor processes with the handlers of `handlers/`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from gavel_client import GavelClient
 
 from tests.e2e import executor_process
-from tests.e2e.world import STOP_SECONDS_MAX, Server, until
+from tests.e2e.world import STOP_SECONDS_MAX, Server, poll
 
 HANDLERS = Path(__file__).with_name("handlers")
 LEASE_MS = 1_500
 MIN_IDLE_MS = 300
-LOOK_INTERVAL_MS = 200
+SCAN_INTERVAL_MS = 200
 
 
 @contextmanager
-def executor(
+def run_executor(
     handlers: str, server: Server, redis_url: str, bus: str, name: str, log: Path, *, lease_ms: int = LEASE_MS
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an executor with a module of handlers; end it, and expect it to end well unless it has ended before."""
-    arguments = [HANDLERS / f"{handlers}.py", server.address, redis_url, bus, name, lease_ms, MIN_IDLE_MS, LOOK_INTERVAL_MS]
+    """Run an executor with a module of handlers. If it still runs at the end, stop it; its exit status must be 0."""
+    arguments = [HANDLERS / f"{handlers}.py", server.address, redis_url, bus, name, lease_ms, MIN_IDLE_MS, SCAN_INTERVAL_MS]
     with log.open("ab") as errors:
         process = subprocess.Popen([sys.executable, executor_process.__file__, *map(str, arguments)], stderr=errors)
     try:
@@ -38,13 +38,13 @@ def executor(
         process.wait()
 
 
-async def nothing_is_left(client: GavelClient) -> None:
-    """Return once no decision is pending and no entry of a work queue is."""
+async def wait_until_idle(client: GavelClient) -> None:
+    """Return once no decision is pending and the work queues are empty."""
 
-    async def done() -> bool | None:
+    async def is_idle() -> bool | None:
         status = await client.get_status()
-        waiting = sum(consumer.lag + consumer.pending for consumer in status.consumers)
-        pending = (await client.list_pending_decisions()).decisions
-        return True if not waiting and not pending else None
+        entries = sum(consumer.lag + consumer.pending for consumer in status.consumers)
+        decisions = (await client.list_pending_decisions()).decisions
+        return True if not entries and not decisions else None
 
-    await until(done)
+    await poll(is_idle)

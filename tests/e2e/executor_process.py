@@ -1,7 +1,7 @@
-"""An executor as a process of its own that claims soon what another has left behind: `gavel executor` waits half a minute for that.
+"""An executor process like `gavel executor`, but with short intervals: it soon takes over entries and scans for lost ones.
 
-It also looks soon for what its queue has lost. Arguments: HANDLERS.py SERVER REDIS_URL BUS NAME LEASE_MS MIN_IDLE_MS LOOK_INTERVAL_MS.
-Ends well on SIGTERM.
+Arguments: HANDLERS.py SERVER REDIS_URL BUS NAME LEASE_MS MIN_IDLE_MS SCAN_INTERVAL_MS.
+Exits with 0 on SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import signal
 import sys
 
 from gavel_client import GavelClient
-from gavel_client.executor import Executor
-from gavel_server.cli.consuming import load_handlers
+from gavel_client.executor.executor import Executor
+from gavel_server.cli.commands.executor import load_handlers
 
 
 async def main(handlers: str, server: str, redis_url: str, bus: str, name: str, *milliseconds: str) -> None:
     """Carry out decisions until SIGTERM."""
     async with GavelClient(server, bus=bus) as client:
-        lease_ms, min_idle_ms, look_interval_ms = map(int, milliseconds)
+        lease_ms, min_idle_ms, scan_interval_ms = map(int, milliseconds)
         executor = Executor(
             client,
             redis_url,
@@ -26,7 +26,7 @@ async def main(handlers: str, server: str, redis_url: str, bus: str, name: str, 
             producer_id=name,
             lease_ms=lease_ms,
             min_idle_ms=min_idle_ms,
-            look_interval_ms=look_interval_ms,
+            scan_interval_ms=scan_interval_ms,
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, executor.stop)
         await executor.run()

@@ -1,4 +1,4 @@
-"""Runs of `gavel` as processes that are forked from one that has imported it (see `forking`)."""
+"""Runs of `gavel` as processes forked from one that has already imported it (see `forking`)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from typing import IO, Any, Final
 
 from tests.e2e import forking
 
-# Only a hanging program takes so long.
+# Only a program that hangs runs longer.
 RUN_SECONDS_MAX: Final = 100
 
 
 class Run:
-    """A run of `gavel`, used like a `subprocess.Popen`. `streams` are its standard input, output and errors."""
+    """A run of `gavel`, with the interface of `subprocess.Popen`. `streams` are its stdin, stdout and stderr."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[IO[Any]]) -> None:
         self.arguments = list(arguments)
         self.returncode: int | None = None
         request = {"arguments": self.arguments, "environment": dict(environment), "directory": str(Path.cwd())}
         descriptors = [stream.fileno() for stream in streams]
-        self._told, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._answers, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             socket.send_fds(forker(), [json.dumps(request).encode()], [*descriptors, there.fileno()])
-        self.pid = int(self._told.recv(64))
+        self.pid = int(self._answers.recv(64))
 
     def poll(self) -> int | None:
-        """Return the exit status if the run has ended; a signal that ended it is a negative number."""
-        return self._ended(0)
+        """Return the exit status if the run has ended, else None; a signal that ended it is a negative number."""
+        return self._wait(0)
 
     def wait(self, timeout: float) -> int:
         """Return the exit status once the run has ended. Raises TimeoutExpired."""
-        status = self._ended(timeout)
+        status = self._wait(timeout)
         if status is None:
             raise subprocess.TimeoutExpired(self.arguments, timeout)
         return status
@@ -56,33 +56,33 @@ class Run:
         """End the run with SIGKILL, if it has not ended."""
         self.send_signal(signal.SIGKILL)
 
-    def _ended(self, timeout: float) -> int | None:
-        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
-            told = self._told.recv(64)
-            assert told, "the process that forks runs of gavel has ended"
-            self.returncode = int(told)
-            self._told.close()
+    def _wait(self, timeout: float) -> int | None:
+        if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
+            answer = self._answers.recv(64)
+            assert answer, "the process that forks runs of gavel has ended"
+            self.returncode = int(answer)
+            self._answers.close()
         return self.returncode
 
 
-def run_to_its_end(arguments: Sequence[str | Path], environment: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run `gavel` with `text` as its standard input; return how it ended and what it said."""
-    with TemporaryFile("w+") as given, TemporaryFile("w+") as said, TemporaryFile("w+") as complained:
-        given.write(text)
-        given.seek(0)
-        run = Run([*map(str, arguments)], environment, (given, said, complained))
+def run_gavel(arguments: Sequence[str | Path], environment: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `gavel` to its end with `text` as stdin; return exit status and output."""
+    with TemporaryFile("w+") as stdin, TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        stdin.write(text)
+        stdin.seek(0)
+        run = Run([*map(str, arguments)], environment, (stdin, stdout, stderr))
         try:
             status = run.wait(RUN_SECONDS_MAX)
         finally:
             run.kill()
-        for stream in (said, complained):
+        for stream in (stdout, stderr):
             stream.seek(0)
-        return subprocess.CompletedProcess(["gavel", *arguments], status, said.read(), complained.read())
+        return subprocess.CompletedProcess(["gavel", *arguments], status, stdout.read(), stderr.read())
 
 
 @cache
 def forker() -> socket.socket:
-    """Return the way to the process that `forking` is; started with the first call, it ends when this process does."""
+    """Return the socket to the `forking` process. The first call starts it; it ends with this process."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         command = [sys.executable, "-P", forking.__file__, str(there.fileno())]

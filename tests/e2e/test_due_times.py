@@ -1,4 +1,4 @@
-"""Time that passes while nobody serves, and facts that change before anybody acts: on real servers, Redis and processes."""
+"""Due times that pass while no server runs, and facts that change before execution: on real servers, Redis and processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gavel.v1.execution_service_pb2 import BeginExecutionResponse
 from gavel_client import GavelClient
 
 from tests.e2e.cli.programs import gavel
-from tests.e2e.couriers import executor, nothing_is_left
+from tests.e2e.couriers import run_executor, wait_until_idle
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import COURIER, Server, approve, open_bus, prove, publish_status, rule_set, seen, serving
+from tests.e2e.world import COURIER, Server, approve, open_bus, prove, publish_status, rule_set, run_servers, wait_for_events
 
 Clients = tuple[GavelClient, GavelClient]
 
@@ -23,60 +23,60 @@ LEASE_MS = 1_000
 TAKEOVER_MS = 700
 
 
-async def begun_in_time(client: GavelClient) -> tuple[Envelope, BeginExecutionResponse]:
-    """Return an approval and its beginning. On a busy machine one may have expired before it is begun: then another one."""
+async def approve_and_begin(client: GavelClient) -> tuple[Envelope, BeginExecutionResponse]:
+    """Return an approval and its start. On a slow machine an approval may expire before; then try another."""
     for number in itertools.count():
         approval = await approve(client, f"parcel/abandoned-{number}")
-        begun = await client.begin_execution(approval.event_id, producer=COURIER, lease_ms=LEASE_MS)
-        if begun.HasField("started"):
-            return approval, begun
+        start = await client.begin_execution(approval.event_id, producer=COURIER, lease_ms=LEASE_MS)
+        if start.HasField("started"):
+            return approval, start
     raise AssertionError("not reached")
 
 
-async def test_what_fell_due_while_the_server_was_dead(tmp_path: Path) -> None:
-    """Killed before an approval expires and a lease lapses, a server that starts later ends the one and calls a person for the other.
+async def test_timers_due_while_the_server_was_down(tmp_path: Path) -> None:
+    """A server that was down when an approval expired and a lease lapsed ends the one and calls a person for the other.
 
-    Each is recorded no earlier than it was due, before whatever is decided then.
+    Each event is recorded no earlier than it was due, and before any decision of the same time.
     """
     server = Server(tmp_path / "gavel")
     document = rule_set(decision_ttl_ms=TTL_MS, human_takeover_after_ms=TAKEOVER_MS)
-    with serving(server):
+    with run_servers(server):
         async with server.client() as client:
             await open_bus(client, document)
-            abandoned, begun = await begun_in_time(client)
-            unstarted = await approve(client, "parcel/unstarted")
+            abandoned, start = await approve_and_begin(client)
+            pending = await approve(client, "parcel/unstarted")
         await asyncio.to_thread(server.kill)
         due_ms = {
-            abandoned.event_id: begun.started.lease_until.ToMilliseconds() + TAKEOVER_MS,
-            unstarted.event_id: unstarted.decision.valid_until.ToMilliseconds(),
+            abandoned.event_id: start.started.lease_until.ToMilliseconds() + TAKEOVER_MS,
+            pending.event_id: pending.decision.valid_until.ToMilliseconds(),
         }
         await asyncio.sleep(max(TTL_MS, LEASE_MS + TAKEOVER_MS) / 1000)
         await asyncio.to_thread(server.start)
         async with server.client() as client:
             first = await approve(client, "parcel/unstarted")
-            ends = await seen(client, lambda event: event.decision.previous_decision_id in due_ms, count=2)
-            assert {("EXECUTION_ABANDONED", abandoned.event_id), ("APPROVAL_EXPIRED", unstarted.event_id)} == {
+            ends = await wait_for_events(client, lambda event: event.decision.previous_decision_id in due_ms, count=2)
+            assert {("EXECUTION_ABANDONED", abandoned.event_id), ("APPROVAL_EXPIRED", pending.event_id)} == {
                 (event.decision.reason_code, event.decision.previous_decision_id) for event in ends
             }
             for event in ends:
                 assert event.recorded_at.ToMilliseconds() >= due_ms[event.decision.previous_decision_id]
                 assert event.sequence_number < first.sequence_number
             assert "UNDER_REVIEW" == (await client.begin_execution(abandoned.event_id, producer=COURIER)).refusal.reason_code
-            assert "EXPIRED" == (await client.begin_execution(unstarted.event_id, producer=COURIER)).refusal.reason_code
+            assert "EXPIRED" == (await client.begin_execution(pending.event_id, producer=COURIER)).refusal.reason_code
             await prove(client)
 
 
 async def test_a_fact_that_changes_before_an_executor_comes(
     pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path
 ) -> None:
-    """An executor process that takes up an approval whose fact has been superseded since does nothing, and the log says why."""
+    """An executor does not carry out an approval whose fact has been superseded, and the log has the reason."""
     first, second = clients
     approval = await approve(first, "parcel/1")
     (pin,) = approval.decision.pinned_facts
     later = (await publish_status(second, ["parcel/1"], "lost"))["parcel/1"]
-    with executor("sends", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
-        await seen(first, lambda event: event.fact.decision_id == approval.event_id)
-        await nothing_is_left(first)
+    with run_executor("sends", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
+        await wait_for_events(first, lambda event: event.fact.decision_id == approval.event_id)
+        await wait_until_idle(first)
     (execution,) = (await Ledger.read(redis_url, bus)).of("execution")
     assert (execution_pb2.EXECUTION_STATUS_ABORTED, "FACT_SUPERSEDED", 0, "courier") == (
         execution.execution.status,
@@ -86,6 +86,6 @@ async def test_a_fact_that_changes_before_an_executor_comes(
     )
     assert pin.sequence_number < approval.sequence_number < later.sequence_number < execution.sequence_number
     assert decision_pb2.OUTCOME_APPROVED == approval.decision.outcome
-    shown = await asyncio.to_thread(gavel, "trace", approval.trace_id, "--bus", bus, server=pair[0], COLUMNS="200")
-    assert (0, True) == (shown.returncode, "FACT_SUPERSEDED" in shown.stdout), shown
+    output = await asyncio.to_thread(gavel, "trace", approval.trace_id, "--bus", bus, server=pair[0], COLUMNS="200")
+    assert (0, True) == (output.returncode, "FACT_SUPERSEDED" in output.stdout), output
     await prove(second)

@@ -1,7 +1,7 @@
-"""What is known to make the rule engines lie, hang or crash, sent over the wire to a real server: decided right, or refused clearly.
+"""Inputs known to make the rule engines err, hang or crash, sent to a real server: decided correctly, or refused with a code.
 
-The engines' hazards have their tests below the wire (docs/guarantees.md lists them); these are the worst of them as an agent
-or an author would send them. The server must go on serving, and its log must replay.
+Unit tests cover each hazard of the engines (docs/guarantees.md lists them). These tests send the worst of them to a server, as an agent or
+an author would. The server must go on serving, and its log must replay.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gavel.v1 import arbitration_service_pb2_grpc
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, proposal_envelope, reference
-from gavel_rules.language.network import CHAINS_MAX, SLOTS_MAX
-from gavel_rules.language.parts import RULES_PER_ACTION_MAX
+from gavel_rules.language.document.models import RULES_PER_ACTION_MAX
+from gavel_rules.language.engines.rete import CHAINS_MAX, SLOTS_MAX
 from gavel_rules.limits import TEXT_BYTES_MAX
 
 from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, POLICY, Server, open_bus, prove, publish_status
@@ -34,7 +34,7 @@ PARAMS: dict[str, Any] = {
         "urgent": {"type": "boolean"},
     },
 }
-# Each hazard's rule refuses with the hazard's name, so that the answer tells which conditions held.
+# Each hazard's rule rejects with the hazard's name, so the decision tells which condition held.
 CONDITIONS = {
     "ERRS": "has(params.count) && 10 / params.count == 3",
     "FORWARD": "params.amount > 800.0 || params.amount < -800.0",
@@ -48,7 +48,7 @@ CONDITIONS = {
 
 
 def document(conditions: dict[str, str], **changes: Any) -> str:
-    """A rule set of parcels that rejects by each condition, and approves nothing."""
+    """Return a rule set that rejects by each condition and approves nothing."""
     facts = {"status": {"key": "parcel.status", "type": "string", "max_age_ms": DAY_MS, "sources": [DEPOT.id]}}
     rules = [
         {"id": code.lower(), "action": ACTION, "priority": 60_000 - number, "when": when, "effect": "reject", "reason_code": code}
@@ -59,14 +59,14 @@ def document(conditions: dict[str, str], **changes: Any) -> str:
 
 
 class Rules:
-    """A bus with the rules in force, and a fact to rest proposals on."""
+    """A bus with rules in force, and a fact as evidence for proposals."""
 
     def __init__(self, client: GavelClient, fact: Envelope) -> None:
         self.client = client
         self._fact = fact
 
     def proposal(self, params: dict[str, Any]) -> Envelope:
-        """A proposal with these params, checked by nobody: our client would not send the worst of them."""
+        """Return a proposal with these params, without the checks of our client."""
         cited = [reference(self._fact)]
         envelope = proposal_envelope(
             self._fact.subject, AGENT, action_type=ACTION, params={}, max_fact_age_ms=DAY_MS, based_on_events=cited
@@ -77,24 +77,24 @@ class Rules:
     async def decide(self, params: dict[str, Any]) -> str:
         """The reason code of the rejection, which a preflight must foretell."""
         envelope = self.proposal(params)
-        foretold = (await self.client.preflight(envelope)).decision
+        forecast = (await self.client.preflight(envelope)).decision
         decision = (await self.client.submit_proposal(envelope)).decision.decision
         assert Outcome.Value("OUTCOME_REJECTED") == decision.outcome
-        assert (foretold.outcome, foretold.reason_code, foretold.rule_id) == (decision.outcome, decision.reason_code, decision.rule_id)
+        assert (forecast.outcome, forecast.reason_code, forecast.rule_id) == (decision.outcome, decision.reason_code, decision.rule_id)
         return decision.reason_code
 
 
 @pytest.fixture
 async def rules(pair: tuple[Server, Server], bus: str) -> AsyncIterator[Rules]:
-    """The rules above in force, on a bus of the test's own. What the test did must replay."""
+    """The rules above in force, on the test's own bus. Afterwards the log must replay."""
     async with pair[0].client(bus) as client:
         await open_bus(client, document(CONDITIONS))
         yield Rules(client, (await publish_status(client, ["parcel/1"]))["parcel/1"])
         await prove(client)
 
 
-async def test_what_agents_may_send(rules: Rules) -> None:
-    """Params that the engines would confuse are decided by what they are; no name or value of an agent's speaks for another one."""
+async def test_params_that_an_engine_could_confuse(rules: Rules) -> None:
+    """Params that an engine could confuse are decided correctly; no name or value is taken for another."""
     collisions = {
         "c1ceajyv": 1.0,
         "proposal.c1ceajyv": 1.0,
@@ -135,7 +135,7 @@ async def test_what_agents_may_send(rules: Rules) -> None:
     ],
 )
 async def test_values_of_another_type(rules: Rules, params: dict[str, Any]) -> None:
-    """Nothing is compared with what it is not: a value of another type than declared is INVALID_PARAMS, "9" is never above 100."""
+    """A value of another type than declared is INVALID_PARAMS: "9" is never compared with 100."""
     assert "INVALID_PARAMS" == await rules.decide(params)
 
 
@@ -149,28 +149,28 @@ async def test_values_of_another_type(rules: Rules, params: dict[str, Any]) -> N
         {"amount": 2.0**63},
     ],
 )
-async def test_values_that_no_engine_may_see(rules: Rules, params: dict[str, Any]) -> None:
-    """Strings that an engine would cut off, and numbers that it would not hold, are INVALID_ARGUMENT and reach no log."""
+async def test_values_that_no_engine_can_hold(rules: Rules, params: dict[str, Any]) -> None:
+    """Strings that an engine would truncate and numbers that it cannot hold are INVALID_ARGUMENT and are not recorded."""
     before = await rules.client.get_status()
-    with pytest.raises(GavelError) as refused:
+    with pytest.raises(GavelError) as refusal:
         await rules.client.submit_proposal(rules.proposal(params))
-    assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code
-    assert refused.value.violations
+    assert grpc.StatusCode.INVALID_ARGUMENT == refusal.value.code
+    assert refusal.value.violations
     assert before.head_chain_hash == (await rules.client.get_status()).head_chain_hash
 
 
 async def test_values_nested_too_deep(rules: Rules) -> None:
-    """Nesting that would exhaust a stack is INVALID_ARGUMENT; so are bytes that nest deeper than a message may."""
+    """Values nested so deep that they would exhaust a stack are INVALID_ARGUMENT."""
     deep: Any = 1.0
     for _ in range(40):
         deep = [deep]
-    with pytest.raises(GavelError) as refused:
+    with pytest.raises(GavelError) as refusal:
         await rules.client.submit_proposal(rules.proposal({"amount": 500.0, "deep": deep}))
-    assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code
+    assert grpc.StatusCode.INVALID_ARGUMENT == refusal.value.code
 
 
 async def test_bytes_nested_too_deep(rules: Rules, pair: tuple[Server, Server]) -> None:
-    """Bytes whose parser would recurse a hundred thousand times are refused, and the server goes on."""
+    """Bytes that nest a hundred thousand levels are refused, and the server keeps serving."""
     value = b""
     for _ in range(20_000):
         value = b"\x32" + _varint(len(value) + 1 + len(_varint(len(value)))) + b"\x0a" + _varint(len(value)) + value
@@ -179,27 +179,27 @@ async def test_bytes_nested_too_deep(rules: Rules, pair: tuple[Server, Server]) 
     field = arbitration.SubmitProposalRequest(envelope=rules.proposal({"amount": 1.0})).SerializeToString()
     async with grpc.aio.insecure_channel(pair[0].address) as channel:
         call: Any = channel.unary_unary("/gavel.v1.ArbitrationService/SubmitProposal")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await call(field + b"\x12" + _varint(len(struct)) + struct)
-    assert grpc.StatusCode.INVALID_ARGUMENT == refused.value.code()
+    assert grpc.StatusCode.INVALID_ARGUMENT == refusal.value.code()
 
 
 def _varint(number: int) -> bytes:
-    written = bytearray()
+    request = bytearray()
     while number > 127:
-        written.append(number & 127 | 128)
+        request.append(number & 127 | 128)
         number >>= 7
-    return bytes([*written, number])
+    return bytes([*request, number])
 
 
 async def codes(client: GavelClient, text: str) -> set[str]:
-    """The codes with which a document is refused."""
+    """Return the codes of the mistakes in a document."""
     return {message.code for message in (await client.validate_rule_set(text)).errors}
 
 
-async def test_what_authors_may_write(unopened: tuple[GavelClient, GavelClient]) -> None:
-    """Conditions that compare what cannot be compared, and rules beyond what the engines hold, are refused with their code."""
-    client = unopened[0]
+async def test_conditions_that_an_engine_could_confuse(new_bus_clients: tuple[GavelClient, GavelClient]) -> None:
+    """Conditions that compare incomparable values, and more rules than the engines hold, are refused with their code."""
+    client = new_bus_clients[0]
     for condition in (
         'params.amount >= "100"',
         "has(params.urgent) && params.urgent == 1",
@@ -216,12 +216,13 @@ async def test_what_authors_may_write(unopened: tuple[GavelClient, GavelClient])
         f"A{number}": " || ".join(f"params.amount == {number * 16 + at}" for at in range(16)) for number in range(CHAINS_MAX // 16 + 1)
     }
     assert {"too-complex"} == await codes(client, document(alternatives))
+    await open_bus(client, document({"A": "true"}))
     assert (await client.get_status()).writable
 
 
-async def test_512_siblings_that_all_hold(unopened: tuple[GavelClient, GavelClient]) -> None:
-    """As many different conditions as an action may have, all true at once: validated, deployed, and the highest one speaks."""
-    client = unopened[0]
+async def test_512_siblings_that_all_hold(new_bus_clients: tuple[GavelClient, GavelClient]) -> None:
+    """An action with the maximum of rules, all true, is deployed, and the highest rule decides."""
+    client = new_bus_clients[0]
     await open_bus(client, document({f"A{number}": f"params.amount > {-number}" for number in range(RULES_PER_ACTION_MAX)}))
     fact = (await publish_status(client, ["parcel/1"]))["parcel/1"]
     rules = Rules(client, fact)
@@ -232,7 +233,7 @@ async def test_512_siblings_that_all_hold(unopened: tuple[GavelClient, GavelClie
 
 
 async def test_the_largest_decision_can_be_read(pair: tuple[Server, Server], bus: str) -> None:
-    """As many and long rules as a document holds, all true of a proposal as large as there may be: any client can read the decision."""
+    """Any client can read the largest decision: of the largest proposal, with the most and longest rules, all true."""
     pad = "x" * 850
     rules = {f"A{number}": f'params.amount > 0.0 && subject != "{number}{pad}"' for number in range(RULES_PER_ACTION_MAX)}
     async with pair[0].client(bus) as client:
@@ -240,7 +241,7 @@ async def test_the_largest_decision_can_be_read(pair: tuple[Server, Server], bus
         fact = (await publish_status(client, ["parcel/1"]))["parcel/1"]
         texts = {f"note{number}": "x" * TEXT_BYTES_MAX for number in range(15)}
         envelope = Rules(client, fact).proposal({"amount": 1.0, **texts})
-        # A plain channel: no limit of its is raised.
+        # A plain channel with the default limits.
         async with grpc.aio.insecure_channel(pair[0].address) as channel:
             stub = arbitration_service_pb2_grpc.ArbitrationServiceStub(channel)
             request = arbitration.SubmitProposalRequest(bus=bus, envelope=envelope)

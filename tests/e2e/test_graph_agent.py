@@ -1,32 +1,32 @@
-"""The worked example of an agent, run as its readers would run it: a program of its own on a real server."""
+"""The example of a graph agent, run as a program on a real server."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel_client import GavelClient
-from gavel_rules.authoring.shipped import shipped_rule_set
+from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 
-from tests.e2e.world import WAIT_SECONDS_MAX, Server, prove, seen
+from tests.e2e.world import WAIT_SECONDS_MAX, Server, prove, wait_for_events
+from tests.support.paths import ROOT
 
-EXAMPLE = Path(__file__).parents[2] / "client/python/examples/refund_graph.py"
+EXAMPLE = ROOT / "client/python/examples/refund_graph.py"
 
 
 async def test_the_graph_agent_is_governed_and_auditable(
-    pair: tuple[Server, Server], unopened: tuple[GavelClient, GavelClient], bus: str
+    pair: tuple[Server, Server], new_bus_clients: tuple[GavelClient, GavelClient], bus: str
 ) -> None:
-    """A complaint wakes the graph, its proposal is refused, mended and approved, and each step of the graph is in the log."""
-    client = unopened[0]
+    """A complaint wakes the graph; its proposal is rejected, completed and approved; the log has each step of the graph."""
+    client = new_bus_clients[0]
     deployed = await client.deploy_rule_set(shipped_rule_set("refunds"))
     await client.activate_rule_set(deployed.policy_id, deployed.version)
     command = [sys.executable, str(EXAMPLE), "--server", pair[1].address, "--bus", bus]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=False)
-    assert (0, "") == (done.returncode, done.stderr)
-    steps = await seen(client, lambda event: event.agent_diagnostic.HasField("graph_transition"), 6)
+    result = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX, check=False)
+    assert (0, "") == (result.returncode, result.stderr)
+    steps = await wait_for_events(client, lambda event: event.agent_diagnostic.HasField("graph_transition"), 6)
     transitions = [event.agent_diagnostic.graph_transition for event in steps]
     assert [
         ("triage", 1, "TRIGGERED"),
@@ -44,5 +44,5 @@ async def test_the_graph_agent_is_governed_and_auditable(
     assert 2 == len(decisions)
     assert "TriggerFired" in [event.event_name for event in trace]
     for event in trace:
-        assert f"{event.sequence_number:>5}  " in done.stdout
+        assert f"{event.sequence_number:>5}  " in result.stdout
     await prove(client)

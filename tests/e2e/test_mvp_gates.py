@@ -1,4 +1,4 @@
-"""The five gates that the product must pass before anyone relies on it (seeds 002 §11), each on real servers, Redis and processes."""
+"""The five gates of the constitution (§11), each on real servers, Redis and processes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,29 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, fact_envelope, proposal_envelope
 
 from tests.e2e.cli.programs import gavel
-from tests.e2e.couriers import executor, nothing_is_left
+from tests.e2e.couriers import run_executor, wait_until_idle
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import ACTION, AGENT, COURIER, DAY_MS, DEPOT, Server, approve, proposal, prove, publish_status, replay, rule_set, seen
+from tests.e2e.world import (
+    ACTION,
+    AGENT,
+    COURIER,
+    DAY_MS,
+    DEPOT,
+    Server,
+    approve,
+    proposal,
+    prove,
+    publish_status,
+    replay,
+    rule_set,
+    wait_for_events,
+)
 
 Clients = tuple[GavelClient, GavelClient]
 
 SUBJECT = "parcel/gate"
 STATUS_KEY = "parcel.status"
-# A derivation of the rule set's own, version 2 of it, beside the built-in one.
+# A derivation of the rule set, at version 2, besides the built-in one.
 WITH_DERIVATION = (
     rule_set()
     + f"""
@@ -31,28 +45,28 @@ derivations:
 
 
 def the(event: Envelope) -> tuple[str, int]:
-    """Return what a reference to an event says."""
+    """Return the fields of a reference to an event."""
     return event.event_id, event.sequence_number
 
 
 async def test_gate_1_fact_versioning(clients: Clients, redis_url: str, bus: str) -> None:
-    """Proposals and executions rest on named versions of facts with an age limit; on a later version, or a stale one, neither goes on."""
+    """Proposals and executions cite versions of facts with an age limit; both stop at a superseded or stale one."""
     first, second = clients
     approval = await approve(first, SUBJECT)
     (pin,) = approval.decision.pinned_facts
     (fact,) = [event for event in (await Ledger.read(redis_url, bus)).of("fact") if event.fact.key == STATUS_KEY]
     assert (STATUS_KEY, *the(fact)) == (pin.key, pin.event_id, pin.sequence_number)
     later = (await publish_status(second, [SUBJECT]))[SUBJECT]
-    begun = await second.begin_execution(approval.event_id, producer=COURIER)
-    assert "refusal" == begun.WhichOneof("result")
-    (aborted,) = await seen(first, lambda event: event.execution.decision_id == approval.event_id)
+    start = await second.begin_execution(approval.event_id, producer=COURIER)
+    assert "refusal" == start.WhichOneof("result")
+    (aborted,) = await wait_for_events(first, lambda event: event.execution.decision_id == approval.event_id)
     assert (execution_pb2.EXECUTION_STATUS_ABORTED, "FACT_SUPERSEDED", 0) == (
         aborted.execution.status,
         aborted.execution.reason_code,
         aborted.execution.attempt,
     )
-    cites_the_old = (await first.submit_proposal(proposal(fact))).decision.decision
-    assert (decision_pb2.OUTCOME_REJECTED, "FACT_SUPERSEDED") == (cites_the_old.outcome, cites_the_old.reason_code)
+    rejection = (await first.submit_proposal(proposal(fact))).decision.decision
+    assert (decision_pb2.OUTCOME_REJECTED, "FACT_SUPERSEDED") == (rejection.outcome, rejection.reason_code)
     brief = fact_envelope("parcel/brief", DEPOT, key=STATUS_KEY, value="ready", max_age_ms=1)
     brief = (await first.publish_event(brief)).envelope
     await asyncio.sleep(0.01)
@@ -63,17 +77,17 @@ async def test_gate_1_fact_versioning(clients: Clients, redis_url: str, bus: str
 
 
 async def test_gate_2_arbitration_feedback(clients: Clients) -> None:
-    """A refusal has a reason code and names every fact that is missing, from which source and how fresh; what it asks for is enough."""
+    """A rejection names every missing fact with source and freshness; supplying exactly those leads to approval."""
     first, second = clients
     rumour = (await first.publish_event(fact_envelope(SUBJECT, DEPOT, key="parcel.note", value="left side"))).envelope
-    refused = (await first.submit_proposal(proposal(rumour))).decision
+    rejection = (await first.submit_proposal(proposal(rumour))).decision
     assert (decision_pb2.OUTCOME_REJECTED, "NEED_MORE_FACTS", False) == (
-        refused.decision.outcome,
-        refused.decision.reason_code,
-        refused.decision.terminal,
+        rejection.decision.outcome,
+        rejection.decision.reason_code,
+        rejection.decision.terminal,
     )
-    assert refused.decision.retry_hint.retryable
-    (missing,) = refused.decision.retry_hint.fact_requirements
+    assert rejection.decision.retry_hint.retryable
+    (missing,) = rejection.decision.retry_hint.fact_requirements
     assert (STATUS_KEY, SUBJECT, decision_pb2.FACT_REQUIREMENT_STATE_MISSING, [DEPOT.id], 1, DAY_MS) == (
         missing.key,
         missing.subject,
@@ -82,15 +96,15 @@ async def test_gate_2_arbitration_feedback(clients: Clients) -> None:
         missing.required_trust_tier,
         missing.max_age_ms,
     )
-    fetched = fact_envelope(missing.subject, DEPOT, key=missing.key, value="ready", trace_id=refused.trace_id)
-    fact = (await second.publish_event(fetched)).envelope
-    again = proposal(fact)
-    again.trace_id, again.causation_id = refused.trace_id, refused.event_id
-    assert decision_pb2.OUTCOME_APPROVED == (await second.submit_proposal(again)).decision.decision.outcome
+    new_fact = fact_envelope(missing.subject, DEPOT, key=missing.key, value="ready", trace_id=rejection.trace_id)
+    fact = (await second.publish_event(new_fact)).envelope
+    repetition = proposal(fact)
+    repetition.trace_id, repetition.causation_id = rejection.trace_id, rejection.event_id
+    assert decision_pb2.OUTCOME_APPROVED == (await second.submit_proposal(repetition)).decision.decision.outcome
 
 
 async def test_gate_3_entrypoint_triggering(pair: tuple[Server, Server], clients: Clients, bus: str) -> None:
-    """A request from outside becomes one FACT through the gateway, which a proposal of the same trace then rests on."""
+    """A request from outside becomes one FACT, which a proposal of the same trace cites."""
     event_id = str(uuid.uuid4())
     arguments = ["signal", SUBJECT, STATUS_KEY, "ready", "--user", "--source", DEPOT.id, "--trace", "t-gate", "--event-id", event_id]
     for server in pair:
@@ -115,7 +129,7 @@ async def test_gate_3_entrypoint_triggering(pair: tuple[Server, Server], clients
 
 
 async def test_gate_4_state_projection(clients: Clients) -> None:
-    """An agent reads the present from any replica: facts with their origin, decisions under way; and the same after reading anew."""
+    """Every replica shows an agent the same facts, with their origin, and the same pending decisions."""
     first, second = clients
     approval = await approve(first, SUBJECT)
     fact_pin = approval.decision.pinned_facts[0]
@@ -127,7 +141,7 @@ async def test_gate_4_state_projection(clients: Clients) -> None:
     (pending,) = here.pending_decisions
     assert (approval.event_id, projection_service_pb2.PENDING_PHASE_APPROVED) == (pending.decision_id, pending.phase)
     assert approval.sequence_number == here.projection_version
-    # The agent's next proposal is bound to the state that it has read.
+    # The agent's next proposal cites the projection_version that it has read.
     bound = proposal_envelope(
         SUBJECT,
         AGENT,
@@ -141,29 +155,29 @@ async def test_gate_4_state_projection(clients: Clients) -> None:
 
 
 async def test_gate_5_execution_to_fact_derivation(
-    pair: tuple[Server, Server], unopened: Clients, redis_url: str, bus: str, tmp_path: Path
+    pair: tuple[Server, Server], new_bus_clients: Clients, redis_url: str, bus: str, tmp_path: Path
 ) -> None:
-    """What an executor reports becomes facts by rules with versions, once; the projection names them, and replay derives them again."""
-    first, second = unopened
+    """Versioned rules derive facts from a report, once; the projection has them, and replay derives them again."""
+    first, second = new_bus_clients
     await first.deploy_rule_set(WITH_DERIVATION)
     await first.activate_rule_set("parcels", 1)
-    with executor("sends", pair[0], redis_url, bus, "courier-gate", tmp_path / "courier.log"):
+    with run_executor("sends", pair[0], redis_url, bus, "courier-gate", tmp_path / "courier.log"):
         approval = await approve(second, SUBJECT)
-        await seen(first, lambda event: event.fact.decision_id == approval.event_id, count=2)
-        await nothing_is_left(second)
+        await wait_for_events(first, lambda event: event.fact.decision_id == approval.event_id, count=2)
+        await wait_until_idle(second)
     ledger = await Ledger.read(redis_url, bus)
     (report,) = [event for event in ledger.of("execution") if event.execution.status == execution_pb2.EXECUTION_STATUS_SUCCESS]
-    derived = {event.fact.key: event for event in ledger.of("fact") if event.fact.decision_id}
-    assert {f"execution.{ACTION}.status", "parcel.sent_weight"} == {*derived}
-    assert {report.event_id} == {event.causation_id for event in derived.values()}
-    projected = {fact.key: fact for fact in (await second.get_projection(SUBJECT)).projection.facts}
-    for key, event in derived.items():
+    facts = {event.fact.key: event for event in ledger.of("fact") if event.fact.decision_id}
+    assert {f"execution.{ACTION}.status", "parcel.sent_weight"} == {*facts}
+    assert {report.event_id} == {event.causation_id for event in facts.values()}
+    projection = {fact.key: fact for fact in (await second.get_projection(SUBJECT)).projection.facts}
+    for key, event in facts.items():
         assert (*the(event), event.fact.derivation_rule_id, event.fact.derivation_rule_version) == (
-            projected[key].source_event.event_id,
-            projected[key].source_event.sequence_number,
-            projected[key].derivation_rule_id,
-            projected[key].derivation_rule_version,
+            projection[key].source_event.event_id,
+            projection[key].source_event.sequence_number,
+            projection[key].derivation_rule_id,
+            projection[key].derivation_rule_version,
         )
-    assert (2, 1.0) == (projected["parcel.sent_weight"].derivation_rule_version, projected["parcel.sent_weight"].value.number_value)
-    proved = replay(redis_url, bus)
-    assert (0, "") == (proved.returncode, proved.stderr)
+    assert (2, 1.0) == (projection["parcel.sent_weight"].derivation_rule_version, projection["parcel.sent_weight"].value.number_value)
+    verdict = replay(redis_url, bus)
+    assert (0, "") == (verdict.returncode, verdict.stderr)

@@ -1,4 +1,4 @@
-"""Everything at once on two servers: proposals, changing facts, executors that dawdle, lie still or report late, and short timers."""
+"""Concurrency on two servers: proposals, changing facts, executors that are slow, stop or report late, and short timers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gavel_client import GavelClient, GavelError, SyncGavelClient, execution_env
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.load import Load
-from tests.e2e.world import Server, caught_up, open_bus, proposal, prove, publish_status, rule_set
+from tests.e2e.world import Server, open_bus, proposal, prove, publish_status, rule_set, wait_for_same_head
 
 Clients = tuple[GavelClient, GavelClient]
 
-# How often which end of an attempt is reported.
+# Weights of the statuses that end an attempt.
 ENDS = (
     *(execution_pb2.EXECUTION_STATUS_SUCCESS,) * 5,
     execution_pb2.EXECUTION_STATUS_FAILED,
@@ -29,12 +29,12 @@ ENDS = (
     execution_pb2.EXECUTION_STATUS_PARTIAL,
     execution_pb2.EXECUTION_STATUS_ABORTED,
 )
-# Errors that an executor who comes too late has to expect.
+# Errors that a late executor must expect.
 TOO_LATE = {"WRONG_STATE", "DECISION_NOT_FOUND", "PRODUCER_NOT_ALLOWED"}
 
 
 class Couriers:
-    """Executors that carry out what they see approved at `clients`, each at its own pace, drawn from `randomness`."""
+    """Executors that carry out the approvals seen by `clients`, each at a pace drawn from `randomness`."""
 
     def __init__(self, clients: Clients, randomness: random.Random) -> None:
         self._clients = clients
@@ -43,7 +43,7 @@ class Couriers:
         self._watching = [asyncio.create_task(self._watch(client, f"courier-{n}")) for n, client in enumerate(clients)]
 
     async def stop(self) -> None:
-        """Take on nothing more, and end what is under way."""
+        """Begin no further decision, and end those in progress."""
         for watching in self._watching:
             watching.cancel()
         for ended in await asyncio.gather(*self._watching, return_exceptions=True):
@@ -64,13 +64,13 @@ class Couriers:
                 raise
 
     async def _carry_out(self, decision_id: str, producer: Producer) -> None:
-        """Begin, perhaps renew, dawdle, and mostly report, each step at any server."""
+        """Begin, perhaps renew, wait, and mostly report, each step at any server."""
         choice = self._randomness.choice
         await asyncio.sleep(choice((0.0, 0.0, 0.02, 0.06)))
-        begun = await choice(self._clients).begin_execution(decision_id, producer=producer, lease_ms=choice((100, 150, 300)))
-        if begun.HasField("refusal"):
+        response = await choice(self._clients).begin_execution(decision_id, producer=producer, lease_ms=choice((100, 150, 300)))
+        if response.HasField("refusal"):
             return
-        execution_id = begun.started.execution_id
+        execution_id = response.started.execution_id
         if choice((True, False, False, False)):
             await choice(self._clients).renew_execution(decision_id, execution_id, producer=producer, lease_ms=200)
         await asyncio.sleep(choice((0.0, 0.0, 0.05, 0.25)))
@@ -80,7 +80,7 @@ class Couriers:
 
 
 async def change_facts(clients: Clients, facts: dict[str, Envelope], randomness: random.Random) -> None:
-    """Publish new versions of the parcels' statuses, at any server, until cancelled."""
+    """Publish new versions of the parcels' statuses, at either server, until cancelled."""
     subjects = sorted(facts)
     while True:
         subject, status = randomness.choice(subjects), randomness.choice(("ready", "ready", "lost"))
@@ -88,53 +88,55 @@ async def change_facts(clients: Clients, facts: dict[str, Envelope], randomness:
         await asyncio.sleep(0.01)
 
 
-async def test_everything_at_once(unopened: Clients, redis_url: str, bus: str) -> None:
-    """Whatever races, both servers come to one state, no parcel is promised twice, and every decision and timer replays."""
+async def test_everything_at_once(new_bus_clients: Clients, redis_url: str, bus: str) -> None:
+    """Whatever races, both servers reach one state, no key is held twice, and every decision and timer replays."""
     randomness = random.Random(6)
-    await open_bus(unopened[0], rule_set(decision_ttl_ms=60, max_attempts=2, human_takeover_after_ms=80))
-    facts = await publish_status(unopened[0], [f"parcel/{number}" for number in range(100)])
-    couriers = Couriers(unopened, randomness)
-    changing = asyncio.create_task(change_facts(unopened, facts, randomness))
+    await open_bus(new_bus_clients[0], rule_set(decision_ttl_ms=60, max_attempts=2, human_takeover_after_ms=80))
+    facts = await publish_status(new_bus_clients[0], [f"parcel/{number}" for number in range(100)])
+    couriers = Couriers(new_bus_clients, randomness)
+    changing = asyncio.create_task(change_facts(new_bus_clients, facts, randomness))
     load = Load(randomness, facts)
-    load.start(unopened, sizes=(1, 1, 5))
-    await load.hears(1000)
+    load.start(new_bus_clients, sizes=(1, 1, 5))
+    await load.wait_for_answers(1000)
     await load.stop()
     changing.cancel()
     await couriers.stop()
-    assert ([], {}) == (load.failures, load.unheard)
-    statuses = await caught_up(unopened)
+    assert ([], {}) == (load.failures, load.unanswered)
+    statuses = await wait_for_same_head(new_bus_clients)
     assert statuses[0].projection_digest == statuses[1].projection_digest
     ledger = await Ledger.read(redis_url, bus)
     load.check(ledger)
     reasons = Counter(event.decision.reason_code for event in ledger.of("decision"))
     assert {"APPROVAL_EXPIRED", "CONFLICTING_DECISION"} < reasons.keys(), reasons
-    await prove(unopened[1])
+    await prove(new_bus_clients[1])
 
 
-async def test_a_server_that_was_suspended(pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str) -> None:
-    """What was sent to a server that stood still is decided when it goes on, on what the other has written meanwhile."""
+async def test_suspended_server_decides_on_the_current_state(
+    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str
+) -> None:
+    """A server decides the proposals sent while it was suspended on the state that the other server has written since."""
     first, second = clients
     facts = await publish_status(first, [f"parcel/{number}" for number in range(20)])
-    await caught_up(clients)
+    await wait_for_same_head(clients)
     pair[0].running.send_signal(signal.SIGSTOP)
     try:
         late = [asyncio.create_task(first.submit_proposal(proposal(fact))) for fact in facts.values()]
-        # Let them be sent: nothing answers.
+        # Wait until they are sent, because nothing answers.
         await asyncio.wait(late, timeout=0.2)
         assert not any(task.done() for task in late)
-        early = [(await second.submit_proposal(proposal(fact))).decision for fact in facts.values()]
+        decisions = [(await second.submit_proposal(proposal(fact))).decision for fact in facts.values()]
     finally:
         pair[0].running.send_signal(signal.SIGCONT)
-    refused = [(await task).decision for task in late]
-    assert {decision_pb2.OUTCOME_APPROVED} == {event.decision.outcome for event in early}
-    assert [event.decision.proposal_id for event in early] == [event.decision.conflict_with_proposal_ids[0] for event in refused]
-    statuses = await caught_up(clients)
+    refusals = [(await task).decision for task in late]
+    assert {decision_pb2.OUTCOME_APPROVED} == {event.decision.outcome for event in decisions}
+    assert [event.decision.proposal_id for event in decisions] == [event.decision.conflict_with_proposal_ids[0] for event in refusals]
+    statuses = await wait_for_same_head(clients)
     assert statuses[0].projection_digest == statuses[1].projection_digest
     await Ledger.read(redis_url, bus)
 
 
 async def test_reads_beside_writes_are_answered(clients: Clients) -> None:
-    """A read that comes while an append is under way is answered after it, although nothing else follows."""
+    """A read during an append is answered when the append ends, even if no other write follows."""
     first, _ = clients
     fact = (await publish_status(first, ["parcel/1"]))["parcel/1"]
     for _ in range(50):
@@ -149,24 +151,24 @@ async def test_reads_beside_writes_are_answered(clients: Clients) -> None:
 
 
 async def test_closing_a_client_ends_its_calls(pair: tuple[Server, Server]) -> None:
-    """Who closes a client in the middle of a call makes that call end with CANCELLED, and not be tried again."""
+    """Closing a client ends its calls with CANCELLED, without a retry."""
     client, blocking = pair[0].client(), SyncGavelClient(pair[0].address)
     await asyncio.gather(client.get_status(), asyncio.to_thread(blocking.get_status))
-    begun = threading.Event()
+    response = threading.Event()
 
     def ask() -> None:
-        begun.set()
+        response.set()
         blocking.get_status()
 
     pair[0].running.send_signal(signal.SIGSTOP)
     try:
         calls = [asyncio.create_task(client.get_status()), asyncio.create_task(asyncio.to_thread(ask))]
-        await asyncio.to_thread(begun.wait)
+        await asyncio.to_thread(response.wait)
         await asyncio.wait(calls, timeout=0.2)
         await client.close()
         blocking.close()
         for ended in await asyncio.gather(*calls, return_exceptions=True):
-            # asyncio and gRPC each have an error for this; which one comes is a matter of moments.
+            # The timing decides whether asyncio or gRPC raises its error.
             assert isinstance(ended, asyncio.CancelledError | GavelError), ended
             assert not isinstance(ended, GavelError) or grpc.StatusCode.CANCELLED == ended.code
     finally:

@@ -1,4 +1,4 @@
-"""What the documentation tells a newcomer to type, typed: the first session of the README, the tutorial, and the Python example.
+"""The sessions in the documentation, executed: the README's first session, the tutorial, and the Python example.
 
 grpcurl is a Go program that a test machine need not have; a few lines of Python stand in for it and make the same calls with the
 same JSON.
@@ -19,12 +19,12 @@ from typing import Final
 import pytest
 
 from tests.e2e.runs import forker
-from tests.ports import free_port
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
-ROOT: Final = Path(__file__).parents[2]
 BIN: Final = Path(sys.executable).parent
 ADDRESS: Final = "127.0.0.1:9090"
-# Only a session that hangs takes so long.
+# Only a session that hangs takes longer.
 SESSION_TIMEOUT_SECONDS: Final = 500
 
 pytestmark = pytest.mark.timeout(SESSION_TIMEOUT_SECONDS + 20)
@@ -46,8 +46,8 @@ with grpc.insecure_channel(address) as channel:
     print(json_format.MessageToJson(call(request, timeout=100), preserving_proto_field_name=True))
 """
 
-# In place of `gavel` where many commands are typed: a start of the program takes longer than most of what it is asked. What a shell
-# sends signals to is the installed program all the same.
+# Replaces `gavel` in long sessions, where the starts of the program would take most of the time. `serve`, which the shell sends
+# signals to, still runs the installed program.
 GAVEL: Final = f"""#!{sys.executable} -IS
 import json, os, socket, sys
 
@@ -72,7 +72,7 @@ def _free_address() -> str:
 
 @contextmanager
 def _shell(script: str, directory: Path, address: str, installed: bool) -> Iterator[subprocess.Popen[str]]:
-    """Run a script in a shell of its own; whatever it started ends with it. `installed` says whether `gavel` is, or GAVEL."""
+    """Run a script in a shell and kill everything that it started. `installed`: whether `gavel` is the installed program, or GAVEL."""
     tools = directory / "tools"
     tools.mkdir()
     for name, text in {"grpcurl": GRPCURL, **({} if installed else {"gavel": GAVEL})}.items():
@@ -105,17 +105,17 @@ def _shell(script: str, directory: Path, address: str, installed: bool) -> Itera
 
 
 def test_first_session(tmp_path: Path) -> None:
-    """The README's first session runs from its first line to its last and says what the README shows."""
+    """The README's first session runs to its end and prints what the README shows."""
     readme = ROOT / "README.md"
     address = _free_address()
-    # The environment is there already, and this one.
+    # The virtual environment of this process replaces the one that the page sets up.
     script = "\n".join(_blocks(readme, "sh")).replace("make setup\n", "").replace("$PWD/.venv/bin", str(BIN)).replace(ADDRESS, address)
 
     _assert_shown(readme, script, tmp_path, address, installed=True)
 
 
 def test_tutorial(tmp_path: Path) -> None:
-    """The tutorial runs from its empty file to its rollback and says what it shows."""
+    """The tutorial runs to its end and prints what it shows."""
     page = ROOT / "docs/tutorial.md"
     address = _free_address()
     script = "\n".join(_blocks(page, "sh")).replace("$PWD/.venv/bin:", "")
@@ -131,9 +131,9 @@ def _assert_shown(page: Path, script: str, directory: Path, address: str, *, ins
         output, _ = process.communicate(timeout=SESSION_TIMEOUT_SECONDS)
 
     assert process.returncode == 0, output
-    said = iter(output.splitlines())
-    shown = [line for block in _blocks(page, "text") for line in block.splitlines() if line.strip("… ")]
-    missing = [line for line in shown if not any(_pattern(line).match(one) for one in said)]
+    output_lines = iter(output.splitlines())
+    page_lines = [line for block in _blocks(page, "text") for line in block.splitlines() if line.strip("… ")]
+    missing = [line for line in page_lines if not any(_pattern(line).match(one) for one in output_lines)]
     assert [] == missing[:1], output
 
 
@@ -143,7 +143,7 @@ def _pattern(shown: str) -> re.Pattern[str]:
 
 
 def test_python_example(tmp_path: Path) -> None:
-    """The first Python example of clients.md runs as it stands and prints a decision with what is missing."""
+    """The first Python example of clients.md runs unchanged and prints a decision with the missing facts."""
     address = _free_address()
     example = tmp_path / "example.py"
     example.write_text(_blocks(ROOT / "docs/clients.md", "python")[0].replace(ADDRESS, address))

@@ -1,4 +1,4 @@
-"""What grpcurl does: a caller that knows no .proto file learns the contract from the server and speaks plain JSON."""
+"""Callers like grpcurl: without a .proto file they learn the contract by reflection and send plain JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 class Curl:
-    """Calls by name, with JSON in and out. Its messages are made from what the server's reflection says; ours are not used."""
+    """Calls methods by name, with JSON in and out. Its message types come from the server's reflection only."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
@@ -46,7 +46,7 @@ class Curl:
         return set(self._database.get_services())
 
     def method(self, name: str) -> MethodDescriptor:
-        """Return what the server says of a method, e.g. "gavel.v1.EventService/GetEvent"."""
+        """Return the descriptor of a method, e.g. "gavel.v1.EventService/GetEvent"."""
         service, _, method = name.partition("/")
         return self._pool.FindServiceByName(service).methods_by_name[method]
 
@@ -77,7 +77,7 @@ def curl(pair: tuple[Server, Server], request: pytest.FixtureRequest) -> Iterato
 
 
 def test_every_service_is_listed_and_described(curl: Curl) -> None:
-    """Reflection names every service, and describes every method of ours."""
+    """Reflection lists every service and describes each of our methods."""
     assert curl.services() == SERVICES
     assert ("gavel.v1.SubmitProposalRequest", False) == (
         curl.method("gavel.v1.ArbitrationService/SubmitProposal").input_type.full_name,
@@ -87,13 +87,13 @@ def test_every_service_is_listed_and_described(curl: Curl) -> None:
 
 
 def test_a_trace_in_plain_json(curl: Curl, bus: str) -> None:
-    """By reflection and JSON alone one can deploy rules, publish, preflight, submit, carry out, read and prove."""
+    """Reflection and JSON suffice to deploy rules, publish, preflight, submit, execute, read and replay."""
     document = curl.call("gavel.v1.RuleSetService/DeployRuleSet", {"bus": bus, "document": rule_set()})
     assert (POLICY, "1") == (document["policy_id"], document["version"])
     curl.call("gavel.v1.RuleSetService/ActivateRuleSet", {"bus": bus, "policy_id": POLICY, "version": 1, "mode": "ACTIVATION_MODE_ACTIVE"})
     depot = {"type": "PRODUCER_TYPE_DATABASE_SNAPSHOT", "id": DEPOT.id}
     fact = {"subject": "parcel/1", "producer": depot, "fact": {"key": "parcel.status", "value": "ready"}}
-    published = curl.call("gavel.v1.EventService/PublishEvent", {"bus": bus, "envelope": fact})["envelope"]
+    fact_event = curl.call("gavel.v1.EventService/PublishEvent", {"bus": bus, "envelope": fact})["envelope"]
     proposal = {
         "event_id": new_event_id(),
         "subject": "parcel/1",
@@ -101,25 +101,25 @@ def test_a_trace_in_plain_json(curl: Curl, bus: str) -> None:
             "action_type": ACTION,
             "params": {"weight": 2.5},
             "max_fact_age_ms": DAY_MS,
-            "based_on_events": [{"event_id": published["event_id"], "sequence_number": published["sequence_number"]}],
+            "based_on_events": [{"event_id": fact_event["event_id"], "sequence_number": fact_event["sequence_number"]}],
         },
     }
     request = {"bus": bus, "envelope": proposal}
-    would = curl.call("gavel.v1.ArbitrationService/Preflight", {**request, "explain": True})
-    assert ("OUTCOME_APPROVED", "light") == (would["decision"]["outcome"], would["decision"]["rule_id"])
-    assert ["lost", "light"] == [rule["rule_id"] for rule in would["explanations"]]
-    decided = curl.call("gavel.v1.ArbitrationService/SubmitProposal", request)["decision"]
-    assert ("OUTCOME_APPROVED", {"weight": 2.5}) == (decided["decision"]["outcome"], decided["decision"]["params"])
-    again = curl.call("gavel.v1.ArbitrationService/BatchSubmitProposals", {"bus": bus, "envelopes": [proposal]})
-    assert [{"decision": decided}] == again["results"]
+    preflight = curl.call("gavel.v1.ArbitrationService/Preflight", {**request, "explain": True})
+    assert ("OUTCOME_APPROVED", "light") == (preflight["decision"]["outcome"], preflight["decision"]["rule_id"])
+    assert ["lost", "light"] == [rule["rule_id"] for rule in preflight["explanations"]]
+    decision = curl.call("gavel.v1.ArbitrationService/SubmitProposal", request)["decision"]
+    assert ("OUTCOME_APPROVED", {"weight": 2.5}) == (decision["decision"]["outcome"], decision["decision"]["params"])
+    repetition = curl.call("gavel.v1.ArbitrationService/BatchSubmitProposals", {"bus": bus, "envelopes": [proposal]})
+    assert [{"decision": decision}] == repetition["results"]
 
-    begun = curl.call("gavel.v1.ExecutionService/BeginExecution", {"bus": bus, "decision_id": decided["event_id"]})["started"]
-    report = {"decision_id": decided["event_id"], "execution_id": begun["execution_id"], "status": "EXECUTION_STATUS_SUCCESS"}
+    start = curl.call("gavel.v1.ExecutionService/BeginExecution", {"bus": bus, "decision_id": decision["event_id"]})["started"]
+    report = {"decision_id": decision["event_id"], "execution_id": start["execution_id"], "status": "EXECUTION_STATUS_SUCCESS"}
     curl.call("gavel.v1.ExecutionService/ReportExecution", {"bus": bus, "envelope": {"execution": report}})
     facts = curl.stream("gavel.v1.EventService/SubscribeEvents", {"bus": bus, "categories": ["EVENT_CATEGORY_FACT_EVENT"]})
-    derived = next(item["envelope"]["fact"] for item in facts if "decision_id" in item.get("envelope", {}).get("fact", {}))
-    assert (decided["event_id"], "SUCCESS") == (derived["decision_id"], derived["value"])
-    trace = curl.call("gavel.v1.EventService/GetTrace", {"bus": bus, "trace_id": decided["trace_id"]})["envelopes"]
+    derivation = next(item["envelope"]["fact"] for item in facts if "decision_id" in item.get("envelope", {}).get("fact", {}))
+    assert (decision["event_id"], "SUCCESS") == (derivation["decision_id"], derivation["value"])
+    trace = curl.call("gavel.v1.EventService/GetTrace", {"bus": bus, "trace_id": decision["trace_id"]})["envelopes"]
     assert ["proposal", "decision", "execution", "execution", "fact"] == [
         next(name for name in ("proposal", "decision", "execution", "fact") if name in event) for event in trace
     ]
@@ -130,8 +130,8 @@ def test_a_trace_in_plain_json(curl: Curl, bus: str) -> None:
     assert ("REPLAY_STATUS_PROVED", "1") == (last["verdict"]["status"], last["verdict"]["decisions"])
 
 
-def test_health_is_told_by_service(curl: Curl) -> None:
-    """The health service answers for the server and for each of its services, and knows no others."""
+def test_health_of_each_service(curl: Curl) -> None:
+    """The health service answers for the server and for each of its services, and for no others."""
     for service in ("", *sorted(name for name in SERVICES if name.startswith("gavel."))):
         assert {"status": "SERVING"} == curl.call("grpc.health.v1.Health/Check", {"service": service})
     with pytest.raises(grpc.RpcError) as unknown:

@@ -23,25 +23,25 @@ from tests.e2e.world import (
     WAIT_SECONDS_MAX,
     Server,
     approve,
-    caught_up,
     open_bus,
+    poll,
     proposal,
     prove,
     publish_status,
     replay,
     rule_set,
-    seen,
-    until,
+    wait_for_events,
+    wait_for_same_head,
 )
 
 Clients = tuple[GavelClient, GavelClient]
 
 
 async def carry_out(client: GavelClient, decision_id: str) -> None:
-    """Start an approved decision and report that it is done."""
-    begun = await client.begin_execution(decision_id, producer=COURIER)
-    assert begun.WhichOneof("result") == "started", begun.refusal
-    execution = Execution(decision_id=decision_id, execution_id=begun.started.execution_id, status=execution_pb2.EXECUTION_STATUS_SUCCESS)
+    """Start an approved decision and report its success."""
+    start = await client.begin_execution(decision_id, producer=COURIER)
+    assert start.WhichOneof("result") == "started", start.refusal
+    execution = Execution(decision_id=decision_id, execution_id=start.started.execution_id, status=execution_pb2.EXECUTION_STATUS_SUCCESS)
     await client.report_execution(execution_envelope("", COURIER, execution))
 
 
@@ -52,78 +52,78 @@ async def carry_out_all(from_client: GavelClient, by_client: GavelClient) -> Non
             await carry_out(by_client, item.envelope.event_id)
 
 
-async def test_a_bus_that_both_open_at_once_is_opened_once(pair: tuple[Server, Server], bus: str, redis_url: str) -> None:
-    """Servers that meet a new bus at the same moment agree on its first event and serve on."""
+async def test_two_servers_create_a_bus(pair: tuple[Server, Server], bus: str, redis_url: str) -> None:
+    """Two servers whose first writes to a bus coincide agree on its first event, and record both writes."""
     for number in range(5):
         name = f"{bus}-{number}"
         async with pair[0].client(name) as first, pair[1].client(name) as second:
-            await asyncio.gather(first.get_status(), second.get_status())
-            statuses = await caught_up((first, second))
-        assert [(1, True), (1, True)] == [(status.head_sequence_number, status.writable) for status in statuses]
+            await asyncio.gather(publish_status(first, ["parcel/1"]), publish_status(second, ["parcel/2"]))
+            statuses = await wait_for_same_head((first, second))
+        assert [(3, True), (3, True)] == [(status.head_sequence_number, status.writable) for status in statuses]
         ledger = await Ledger.read(redis_url, name)
-        assert ["bus_opened"] == [event.fact.WhichOneof("system") for event in ledger.events]
+        assert ["bus_opened", None, None] == [event.fact.WhichOneof("system") for event in ledger.events]
 
 
 async def test_concurrent_proposals_by_two_servers_make_one_log(clients: Clients, redis_url: str, bus: str) -> None:
-    """Hit by agents and executors at both servers, the log is gapless and chained, and decides once; both see the same; it replays."""
+    """With agents and executors at both servers the log stays valid and replays, and both servers reach the same state."""
     first, second = clients
     facts = await publish_status(first, [f"parcel/{number}" for number in range(60)])
     load = Load(random.Random(1), facts)
     load.start(clients)
     executing = asyncio.create_task(carry_out_all(first, second))
-    await load.hears(1500)
+    await load.wait_for_answers(1500)
     while len(load.approvals) <= len(facts):
-        # Until a parcel was free again, however slow the executors are.
-        await load.hears(100)
+        # Continue until an executor has freed a parcel.
+        await load.wait_for_answers(100)
     await load.stop()
     executing.cancel()
     (ended,) = await asyncio.gather(executing, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError), ended
-    assert ([], {}) == (load.failures, load.unheard)
+    assert ([], {}) == (load.failures, load.unanswered)
 
     async def at_rest() -> tuple[list[GetStatusResponse], Ledger] | None:
-        # What the executors and the reactor had begun may still come.
-        statuses = await caught_up(clients)
+        # Executors and reactor may still record what they have begun.
+        statuses = await wait_for_same_head(clients)
         ledger = await Ledger.read(redis_url, bus)
         return (statuses, ledger) if ledger.head[0] == statuses[0].head_sequence_number else None
 
-    statuses, ledger = await until(at_rest)
+    statuses, ledger = await poll(at_rest)
     assert ledger.head == (statuses[0].head_sequence_number, statuses[0].head_chain_hash)
     assert len({status.projection_digest for status in statuses}) == 1
     load.check(ledger)
     assert {COURIER.id} == {event.producer.id for event in ledger.of("execution")}
-    proved = replay(redis_url, bus)
-    assert 0 == proved.returncode, proved.stderr
+    verdict = replay(redis_url, bus)
+    assert 0 == verdict.returncode, verdict.stderr
 
 
 async def collect(stream: AsyncIterator[SubscribeEventsResponse], head: asyncio.Future[int]) -> tuple[list[Envelope], list[int]]:
     """Return the envelopes of a subscription, and the numbers that its items named, up to the head that is named later.
 
-    An event must follow once `head` is named: then the subscription is looked at again.
+    Another event must follow once `head` is set, so that the subscription wakes and sees the head.
     """
     items: list[SubscribeEventsResponse] = []
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         async for item in stream:
             items.append(item)
             if head.done() and number_of(item) >= head.result():
-                upto = [item for item in items if number_of(item) <= head.result()]
-                return [item.envelope for item in upto if item.HasField("envelope")], [number_of(item) for item in upto]
+                items_in_range = [item for item in items if number_of(item) <= head.result()]
+                return [item.envelope for item in items_in_range if item.HasField("envelope")], [number_of(item) for item in items_in_range]
     raise AssertionError("the subscription ended")
 
 
 def number_of(item: SubscribeEventsResponse) -> int:
-    """Return how far a subscription has come with an item."""
+    """Return the sequence number that a subscription reaches with an item."""
     return item.envelope.sequence_number or item.checkpoint.sequence_number
 
 
 async def name_head(client: GavelClient, head: asyncio.Future[int]) -> None:
-    """Write one event, name it as the head, and write another."""
+    """Write an event, set it as the head, and write another event."""
     head.set_result((await publish_status(client, ["depot/closed"]))["depot/closed"].sequence_number)
     await publish_status(client, ["depot/locked"])
 
 
 async def test_subscriptions_have_no_gap_and_no_duplicate(clients: Clients, redis_url: str, bus: str) -> None:
-    """While both servers write, subscriptions from the start, the middle and the future, at either, show exactly the log."""
+    """While both servers write, subscriptions at either from the start, the middle and the future yield exactly the log."""
     first, second = clients
     facts = await publish_status(first, [f"parcel/{number}" for number in range(20)])
     begins = [1, 1, 7, 30]
@@ -134,7 +134,7 @@ async def test_subscriptions_have_no_gap_and_no_duplicate(clients: Clients, redi
     ]
     load = Load(random.Random(10), facts)
     load.start(clients)
-    await load.hears(300)
+    await load.wait_for_answers(300)
     await load.stop()
     await name_head(second, head)
     collected = await asyncio.gather(*subscriptions)
@@ -143,7 +143,7 @@ async def test_subscriptions_have_no_gap_and_no_duplicate(clients: Clients, redi
 
 
 async def test_filtered_subscriptions_end_with_checkpoints(clients: Clients, redis_url: str, bus: str) -> None:
-    """A filter lets through exactly what matches, and where nothing matches checkpoints say how far the subscription has come."""
+    """A filtered subscription yields exactly the matching events, and checkpoints where nothing matches."""
     first, second = clients
     head: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     nothing, of_parcel, decisions = (
@@ -157,7 +157,7 @@ async def test_filtered_subscriptions_end_with_checkpoints(clients: Clients, red
     facts = await publish_status(first, [f"parcel/{number}" for number in range(20)])
     load = Load(random.Random(11), facts)
     load.start(clients, sizes=(1, 7))
-    await load.hears(100)
+    await load.wait_for_answers(100)
     await load.stop()
     await name_head(second, head)
     events = (await Ledger.read(redis_url, bus)).events[: head.result()]
@@ -171,24 +171,24 @@ async def test_filtered_subscriptions_end_with_checkpoints(clients: Clients, red
         assert sorted(set(numbers)) == numbers
 
 
-async def test_an_approval_that_nobody_starts_expires_once(unopened: Clients, redis_url: str, bus: str) -> None:
-    """On two idle servers the timer of an approval speaks by itself, once, not before its time, and frees the parcel."""
-    first, second = unopened
+async def test_an_approval_that_nobody_starts_expires_once(new_bus_clients: Clients, redis_url: str, bus: str) -> None:
+    """On two idle servers an approval expires once, not early, and frees its key."""
+    first, second = new_bus_clients
     await open_bus(first, rule_set(decision_ttl_ms=300))
-    # Both follow the bus, so both have the timer.
-    await caught_up(unopened)
+    # Both servers follow the bus, so both set the timer.
+    await wait_for_same_head(new_bus_clients)
     approved = [await approve(first, "parcel/1"), await approve(second, "parcel/2")]
-    expired = await seen(second, lambda event: event.decision.outcome == decision_pb2.OUTCOME_EXPIRED, count=2)
+    expired = await wait_for_events(second, lambda event: event.decision.outcome == decision_pb2.OUTCOME_EXPIRED, count=2)
     assert [event.event_id for event in approved] == [event.decision.previous_decision_id for event in expired]
     for approval, expiry in zip(approved, expired, strict=True):
         assert approval.decision.valid_until.ToNanoseconds() <= expiry.recorded_at.ToNanoseconds()
-    # Whatever the slower server would still say of these two would stand before a third.
-    again = await approve(first, "parcel/1")
-    await seen(first, lambda event: event.decision.previous_decision_id == again.event_id)
-    await caught_up(unopened)
+    # A duplicate by the slower server would precede the expiry of a third approval.
+    successor = await approve(first, "parcel/1")
+    await wait_for_events(first, lambda event: event.decision.previous_decision_id == successor.event_id)
+    await wait_for_same_head(new_bus_clients)
     ledger = await Ledger.read(redis_url, bus)
     endings = [event for event in ledger.of("decision") if event.decision.previous_decision_id]
-    assert [event.event_id for event in (*approved, again)] == [event.decision.previous_decision_id for event in endings]
+    assert [event.event_id for event in (*approved, successor)] == [event.decision.previous_decision_id for event in endings]
     assert {"APPROVAL_EXPIRED"} == {event.decision.reason_code for event in endings}
     await prove(second)
 
@@ -197,20 +197,22 @@ async def test_an_approval_that_nobody_starts_expires_once(unopened: Clients, re
     ("max_attempts", "reason_code"),
     [pytest.param(1, "ATTEMPTS_EXHAUSTED", id="none-left"), pytest.param(2, "EXECUTION_ABANDONED", id="one-left")],
 )
-async def test_a_lapsed_lease_calls_a_person_once(unopened: Clients, redis_url: str, bus: str, max_attempts: int, reason_code: str) -> None:
-    """A lease that nobody renews, reports or takes over ends in one review, in time, with the parcel still held."""
-    first, second = unopened
+async def test_a_lapsed_lease_calls_a_person_once(
+    new_bus_clients: Clients, redis_url: str, bus: str, max_attempts: int, reason_code: str
+) -> None:
+    """A lapsed lease that nobody takes over leads to one review, in time, and the key stays held."""
+    first, second = new_bus_clients
     await open_bus(first, rule_set(max_attempts=max_attempts, human_takeover_after_ms=300))
     approval = await approve(first, "parcel/1")
-    begun = await second.begin_execution(approval.event_id, producer=COURIER, lease_ms=200)
-    (review,) = await seen(first, lambda event: event.decision.previous_decision_id == approval.event_id)
+    start = await second.begin_execution(approval.event_id, producer=COURIER, lease_ms=200)
+    (review,) = await wait_for_events(first, lambda event: event.decision.previous_decision_id == approval.event_id)
     assert (decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW, reason_code) == (review.decision.outcome, review.decision.reason_code)
-    due_ms = begun.started.lease_until.ToMilliseconds() + (300 if max_attempts > 1 else 0)
+    due_ms = start.started.lease_until.ToMilliseconds() + (300 if max_attempts > 1 else 0)
     assert due_ms <= review.recorded_at.ToMilliseconds()
     fact = (await publish_status(second, ["parcel/1"]))["parcel/1"]
-    refused = (await second.submit_proposal(proposal(fact))).decision.decision
-    assert ("CONFLICTING_DECISION", [approval.decision.proposal_id]) == (refused.reason_code, list(refused.conflict_with_proposal_ids))
-    statuses = await caught_up(unopened)
+    rejection = (await second.submit_proposal(proposal(fact))).decision.decision
+    assert ("CONFLICTING_DECISION", [approval.decision.proposal_id]) == (rejection.reason_code, list(rejection.conflict_with_proposal_ids))
+    statuses = await wait_for_same_head(new_bus_clients)
     assert statuses[0].projection_digest == statuses[1].projection_digest
     (pending,) = (await second.list_pending_reviews()).reviews
     assert (review.event_id, projection_service_pb2.REVIEW_KIND_EXECUTION) == (pending.decision_id, pending.kind)
@@ -219,16 +221,16 @@ async def test_a_lapsed_lease_calls_a_person_once(unopened: Clients, redis_url: 
     await prove(first)
 
 
-async def test_what_one_server_approved_the_other_starts_at_once(clients: Clients) -> None:
-    """An executor may begin and report at any server, right after the approval was heard from another."""
+async def test_approval_of_one_server_can_begin_at_the_other(clients: Clients) -> None:
+    """An executor can begin and report at one server right after the other server has answered the approval."""
     first, second = clients
     for number in range(20):
         approval = await approve(first, f"parcel/{number}")
         await carry_out(second, approval.event_id)
 
 
-async def test_what_one_server_wrote_the_other_can_be_asked_for(clients: Clients) -> None:
-    """Whoever knows the number of what one server answered finds it in the other's projection, by waiting for it."""
+async def test_projection_of_one_server_includes_writes_of_the_other(clients: Clients) -> None:
+    """With min_sequence_number one server's projection includes what the other server has answered."""
     first, second = clients
     for number in range(20):
         subject = f"parcel/{number}"
@@ -237,8 +239,8 @@ async def test_what_one_server_wrote_the_other_can_be_asked_for(clients: Clients
         assert [approval.event_id] == [pending.decision_id for pending in response.projection.pending_decisions]
 
 
-async def test_a_rule_set_activated_by_one_server_governs_at_the_other(clients: Clients) -> None:
-    """An activation takes effect at its own place in the log, wherever the next proposal is submitted."""
+async def test_activation_applies_at_both_servers(clients: Clients) -> None:
+    """An activation applies from its sequence number on, at whichever server the next proposal is submitted."""
     first, second = clients
     facts = await publish_status(second, ["parcel/1", "parcel/2"])
     assert (await second.submit_proposal(proposal(facts["parcel/1"]))).decision.decision.outcome == decision_pb2.OUTCOME_APPROVED
@@ -253,19 +255,19 @@ async def test_a_rule_set_activated_by_one_server_governs_at_the_other(clients: 
 
 
 async def test_facts_of_an_execution_are_derived_once_by_two_reactors(clients: Clients, redis_url: str, bus: str) -> None:
-    """Both servers run a reactor; every execution still has its fact once, and the parcel is free again."""
+    """Both servers run a reactor, and yet each fact of an execution is derived once and the key is free again."""
     first, second = clients
     facts = await publish_status(first, [f"parcel/{number}" for number in range(10)])
-    decided = (await first.batch_submit_proposals([proposal(fact) for fact in facts.values()])).results
-    await asyncio.gather(*(carry_out((first, second)[n % 2], one.decision.event_id) for n, one in enumerate(decided)))
-    derived = await seen(first, lambda event: bool(event.fact.derivation_rule_id), count=10)
-    assert sorted(facts) == sorted(event.subject for event in derived)
-    assert {(f"execution.{ACTION}.status", "SUCCESS")} == {(event.fact.key, event.fact.value.string_value) for event in derived}
+    results = (await first.batch_submit_proposals([proposal(fact) for fact in facts.values()])).results
+    await asyncio.gather(*(carry_out((first, second)[n % 2], one.decision.event_id) for n, one in enumerate(results)))
+    derivations = await wait_for_events(first, lambda event: bool(event.fact.derivation_rule_id), count=10)
+    assert sorted(facts) == sorted(event.subject for event in derivations)
+    assert {(f"execution.{ACTION}.status", "SUCCESS")} == {(event.fact.key, event.fact.value.string_value) for event in derivations}
 
     async def nothing_pending() -> bool | None:
         return True if not (await second.list_pending_decisions()).decisions else None
 
-    await until(nothing_pending)
+    await poll(nothing_pending)
     ledger = await Ledger.read(redis_url, bus)
-    assert derived == [event for event in ledger.of("fact") if event.fact.derivation_rule_id]
+    assert derivations == [event for event in ledger.of("fact") if event.fact.derivation_rule_id]
     await prove(second)

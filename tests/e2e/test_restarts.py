@@ -1,4 +1,4 @@
-"""A server that comes back: with the same state from the same log, and without writing to a log that has lost something."""
+"""Restarts: a server rebuilds the same state from the same log, and does not write to a log that has lost events."""
 
 from __future__ import annotations
 
@@ -16,57 +16,78 @@ import pytest
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
-from gavel_client import GavelClient, GavelError, execution_envelope
+from gavel_client import GavelClient, GavelError, execution_envelope, fact_envelope
 from google.protobuf.message import Message
 
 from tests.e2e.ledger import Ledger
 from tests.e2e.world import (
     COURIER,
+    DEPOT,
     PATIENT_MS,
     POLICY,
     Server,
     approve,
     open_bus,
+    poll,
     proposal,
     prove,
     publish_status,
     rule_set,
-    seen,
-    serving,
-    until,
+    run_servers,
+    wait_for_events,
 )
+from tests.support.ports import free_port
 
 BUS = "default"
 PROPOSALS = 10_000
 BATCH = 250
-# What Redis keeps its append-only file as: up to version 6.2 a file, later a directory.
+# Redis's append-only log: a file up to 6.2, a directory from 7.0 on.
 APPEND_ONLY = ("appendonly.aof", "appendonlydir")
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
-    """A server with its embedded Redis, not started."""
+    """A server with an embedded Redis, not started."""
     return Server(tmp_path / "gavel")
+
+
+async def test_calls_outlast_a_restart(tmp_path: Path) -> None:
+    """Calls to the only server succeed although it restarts meanwhile: the client tries them until their deadline."""
+    server = Server(tmp_path / "gavel", listen=f"127.0.0.1:{free_port()}")
+    facts = [fact_envelope(f"parcel/{number}", DEPOT, key="parcel.status", value="ready") for number in range(20)]
+    with run_servers(server):
+        async with GavelClient(server.address) as client:
+            await client.publish_event(facts[0])
+            assert 0 == await asyncio.to_thread(server.terminate)
+            calls = [asyncio.create_task(client.publish_event(fact, timeout_ms=PATIENT_MS)) for fact in facts]
+            # Without a server a call with few tries fails; these are still tried.
+            async with server.client() as hasty:
+                with pytest.raises(GavelError):
+                    await hasty.publish_event(facts[0])
+            assert not any(call.done() for call in calls)
+            await asyncio.to_thread(server.start)
+            published = [response.envelope for response in await asyncio.gather(*calls)]
+        assert [fact.event_id for fact in facts] == [envelope.event_id for envelope in published]
 
 
 @pytest.fixture
 def rehashing(tmp_path: Path) -> Server:
-    """The same; each start is the installed program's, with hashes of its own: what depended on them would not come out alike."""
+    """The same, but each start has another hash seed, which reveals state that depends on it."""
     return Server(tmp_path / "gavel", installed=True)
 
 
 async def restart(server: Server) -> None:
-    """End a server by SIGTERM and start it again."""
+    """Stop a server with SIGTERM and start it again."""
     assert 0 == await asyncio.to_thread(server.terminate), server.log()
     await asyncio.to_thread(server.start)
 
 
 async def test_ten_thousand_proposals_and_a_restart(rehashing: Server) -> None:
-    """After 10,000 proposals in batches and a restart, head, chain hash and projection are what they were, and the log replays."""
+    """After 10,000 proposals in batches, a restart changes neither head nor chain hash nor projection, and the log replays."""
     server = rehashing
     randomness = random.Random(5)
     outcomes: Counter[int] = Counter()
-    with serving(server):
+    with run_servers(server):
         async with server.client() as client:
             await open_bus(client)
             facts = list((await publish_status(client, [f"parcel/{number}" for number in range(2000)])).values())
@@ -86,14 +107,14 @@ async def test_ten_thousand_proposals_and_a_restart(rehashing: Server) -> None:
 
 
 async def report(client: GavelClient, approval: Envelope, status: ExecutionStatus.ValueType) -> None:
-    """Start an attempt and report that it ended with `status`."""
-    begun = await client.begin_execution(approval.event_id, producer=COURIER)
-    execution = Execution(decision_id=approval.event_id, execution_id=begun.started.execution_id, status=status)
+    """Start an attempt and report `status`."""
+    response = await client.begin_execution(approval.event_id, producer=COURIER)
+    execution = Execution(decision_id=approval.event_id, execution_id=response.started.execution_id, status=status)
     await client.report_execution(execution_envelope("", COURIER, execution))
 
 
 async def snapshot(client: GavelClient) -> list[Message]:
-    """Return everything that a server says of its bus."""
+    """Return everything that a server shows of its bus."""
     status = await client.get_status(include_projection_digest=True, timeout_ms=PATIENT_MS)
     status.ClearField("consumers")  # they come and go with the processes
     projections = [await client.get_projection(f"parcel/{name}") for name in ("approved", "started", "failed", "partial", "done")]
@@ -101,21 +122,21 @@ async def snapshot(client: GavelClient) -> list[Message]:
 
 
 @pytest.mark.parametrize("gently", [True, False], ids=["sigterm", "sigkill"])
-async def test_a_restart_in_the_midst_of_everything_changes_nothing(rehashing: Server, gently: bool) -> None:
-    """Approved, running, to be tried again, under review, done: whatever a bus holds, a restart shows the same."""
+async def test_restart_changes_nothing(rehashing: Server, gently: bool) -> None:
+    """A restart changes nothing that a bus shows: approvals, attempts, retries, reviews, completed work."""
     server = rehashing
-    with serving(server):
+    with run_servers(server):
         async with server.client() as client:
             await open_bus(client)
             await approve(client, "parcel/approved")
-            started = await approve(client, "parcel/started")
-            await client.begin_execution(started.event_id, producer=COURIER, lease_ms=600_000)
+            approval = await approve(client, "parcel/started")
+            await client.begin_execution(approval.event_id, producer=COURIER, lease_ms=600_000)
             await report(client, await approve(client, "parcel/failed"), execution_pb2.EXECUTION_STATUS_FAILED)
             await report(client, await approve(client, "parcel/partial"), execution_pb2.EXECUTION_STATUS_PARTIAL)
             done = await approve(client, "parcel/done")
             await report(client, done, execution_pb2.EXECUTION_STATUS_SUCCESS)
-            # Three of them have ended for the time being, and have a derived fact each.
-            await seen(client, lambda event: bool(event.fact.derivation_rule_id), count=3)
+            # Three attempts have ended, with a derived fact each.
+            await wait_for_events(client, lambda event: bool(event.fact.derivation_rule_id), count=3)
             before = await snapshot(client)
         if not gently:
             server.kill()
@@ -128,7 +149,7 @@ async def test_a_restart_in_the_midst_of_everything_changes_nothing(rehashing: S
 
 
 def copy_log(origin: Path, target: Path) -> None:
-    """Copy what Redis has written, in place of what `target` has."""
+    """Replace Redis's files in `target` by a copy."""
     target.mkdir(exist_ok=True)
     for name in APPEND_ONLY:
         if (origin / name).is_dir():
@@ -139,12 +160,12 @@ def copy_log(origin: Path, target: Path) -> None:
 
 
 async def write(client: GavelClient, count: int) -> None:
-    """Write so many events."""
+    """Write `count` events."""
     await publish_status(client, [f"parcel/{number}" for number in range(count)])
 
 
 async def refuses_to_write(server: Server, client: GavelClient) -> None:
-    """Assert that every write is refused, with the reason, that reads are answered, and that the log stays as it is."""
+    """Assert that writes are refused with the reason, that reads succeed, and that the log does not change."""
     before = await Ledger.read(server.redis_url, BUS)
     fact = next(event for event in before.of("fact") if event.fact.key == "parcel.status")
     (approval,) = [event for event in before.of("decision") if event.decision.outcome == decision_pb2.OUTCOME_APPROVED]
@@ -156,9 +177,9 @@ async def refuses_to_write(server: Server, client: GavelClient) -> None:
         client.deactivate_rule_set(POLICY),
     ]
     for write in writes:
-        with pytest.raises(GavelError) as refused:
+        with pytest.raises(GavelError) as refusal:
             await write
-        assert (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED") == (refused.value.code, refused.value.reason), refused.value
+        assert (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED") == (refusal.value.code, refusal.value.reason), refusal.value
     (result,) = (await client.batch_submit_proposals([proposal(fact)])).results
     assert "LOG_REGRESSED" == GavelError.from_status(result.error).reason
     status = await client.get_status()
@@ -171,8 +192,8 @@ async def refuses_to_write(server: Server, client: GavelClient) -> None:
     assert before == await Ledger.read(server.redis_url, BUS)
 
 
-async def wrote_and_lost(server: Server, tmp_path: Path) -> None:
-    """Leave `server` ended, its log a copy from before its last events."""
+async def lose_events(server: Server, tmp_path: Path) -> None:
+    """Stop `server` and replace its log by a copy without the last events."""
     async with server.client() as client:
         await open_bus(client)
         await approve(client, "parcel/approved")
@@ -186,44 +207,41 @@ async def wrote_and_lost(server: Server, tmp_path: Path) -> None:
     copy_log(tmp_path / "older", server.data)
 
 
-@pytest.mark.usefixtures("one_try")
 async def test_a_log_that_lost_events_is_not_written_to(server: Server, tmp_path: Path) -> None:
-    """A server whose log is older than what it acknowledged serves reads and refuses writes, and does so after every restart."""
-    with serving(server):
-        await wrote_and_lost(server, tmp_path)
+    """A server whose log lacks acknowledged events serves reads and refuses writes, after every restart too."""
+    with run_servers(server):
+        await lose_events(server, tmp_path)
         for _ in range(2):
             await asyncio.to_thread(server.start)
-            async with server.client() as client:
+            async with server.client(tries_max=1) as client:
                 await refuses_to_write(server, client)
             assert 0 == await asyncio.to_thread(server.terminate)
 
 
-@pytest.mark.usefixtures("one_try")
 async def test_a_log_with_another_history_is_not_written_to(server: Server, tmp_path: Path) -> None:
-    """A log that has grown again after a loss, beyond what was acknowledged, is known by its hash; removing the checkpoint accepts it."""
-    with serving(server):
-        await wrote_and_lost(server, tmp_path)
+    """A log that lost events and grew past the checkpoint is detected by its hash; removing the checkpoint accepts it."""
+    with run_servers(server):
+        await lose_events(server, tmp_path)
         checkpoint = server.data / "checkpoint.json"
         checkpoint.rename(tmp_path / "checkpoint.json")
         await asyncio.to_thread(server.start)
-        async with server.client() as client:
+        async with server.client(tries_max=1) as client:
             await write(client, 10)
         assert 0 == await asyncio.to_thread(server.terminate)
         (tmp_path / "checkpoint.json").rename(checkpoint)
         await asyncio.to_thread(server.start)
-        async with server.client() as client:
+        async with server.client(tries_max=1) as client:
             await refuses_to_write(server, client)
 
 
-@pytest.mark.usefixtures("one_try")
 async def test_a_log_that_loses_events_under_a_running_server(server: Server, tmp_path: Path) -> None:
-    """When Redis comes back with an older log while the server runs, the server notices and writes no more."""
-    with serving(server):
-        async with server.client() as client:
+    """When Redis comes back with an older log, a running server notices and stops writing."""
+    with run_servers(server):
+        async with server.client(tries_max=1) as client:
             await open_bus(client)
             await approve(client, "parcel/approved")
             await write(client, 1)
-            # With every append on disk before it is answered, the file is complete at any time.
+            # Redis writes each append to disk before it answers, so the file is complete at any time.
             copy_log(server.data, tmp_path / "older")
             await write(client, 5)
             server.running.send_signal(signal.SIGSTOP)
@@ -231,12 +249,12 @@ async def test_a_log_that_loses_events_under_a_running_server(server: Server, tm
             copy_log(tmp_path / "older", server.data)
             server.running.send_signal(signal.SIGCONT)
 
-            async def noticed() -> bool | None:
+            async def read_warning() -> bool | None:
                 try:
                     return "lost" in (await client.get_status()).unwritable_reason or None
                 except GavelError:
                     return None
 
-            await until(noticed)
+            await poll(read_warning)
             await refuses_to_write(server, client)
         assert 0 == await asyncio.to_thread(server.terminate), server.log()

@@ -1,4 +1,4 @@
-"""Every shipped rule set on a real server: deployed, in force, and asked for one thing that may be done and one that may not."""
+"""Every shipped rule set on a real server, with a proposal that it approves and one that it refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED, OUTCOME_REJECTED
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, fact_envelope, proposal_envelope, reference
-from gavel_rules.authoring.shipped import shipped_names, shipped_rule_set
+from gavel_rules.authoring.shipped_rule_sets import shipped_names, shipped_rule_set
 
 from tests.e2e.world import DAY_MS, PATIENT_MS, prove
 
@@ -19,7 +19,7 @@ AGENT: Final = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent-1")
 
 
 class Play(NamedTuple):
-    """What is known, by (subject, source); what an agent proposes; and a fact that changes the answer."""
+    """Facts by (subject, source), a proposal, and a fact that changes its outcome."""
 
     facts: Mapping[tuple[str, str], Mapping[str, object]]
     action: str
@@ -130,33 +130,33 @@ def _proposal(play: Play, cites: Envelope) -> Envelope:
     )
 
 
-def test_every_shipped_set_is_played() -> None:
-    """There is a play for each rule set that ships."""
+def test_every_shipped_set_has_a_play() -> None:
+    """Every shipped rule set has a play."""
     assert shipped_names() == tuple(sorted(PLAYS))
 
 
 @pytest.mark.parametrize("name", sorted(PLAYS))
-async def test_shipped_set(unopened: tuple[GavelClient, GavelClient], name: str) -> None:
-    """A shipped set approves what its rule is for and, one fact later, refuses the same with its own reason; both decisions replay."""
-    client, other = unopened
+async def test_shipped_set(new_bus_clients: tuple[GavelClient, GavelClient], name: str) -> None:
+    """A shipped set approves a proposal and, after one more fact, refuses it with its own reason code; both decisions replay."""
+    client, other = new_bus_clients
     play = PLAYS[name]
     await client.deploy_rule_set(shipped_rule_set(name), timeout_ms=PATIENT_MS)
     await client.activate_rule_set(name, 1)
-    published = [
+    events = [
         (await client.publish_event(_fact(subject, source, key, value))).envelope
         for (subject, source), values in play.facts.items()
         for key, value in values.items()
     ]
-    cited = next(event for event in published if event.subject == play.subject)
+    cited = next(event for event in events if event.subject == play.subject)
 
-    # A preflight first: an approval would hold the conflict key, and the second answer would be about that.
+    # A preflight, because an approval would hold the conflict key and so change the second decision.
     expected = (OUTCOME_APPROVED, name, play.approved_by)
-    foreseen = (await client.preflight(_proposal(play, cited))).decision
-    assert expected == (foreseen.outcome, foreseen.policy_id, foreseen.rule_id), foreseen
+    preflight = (await client.preflight(_proposal(play, cited))).decision
+    assert expected == (preflight.outcome, preflight.policy_id, preflight.rule_id), preflight
     changed = (await client.publish_event(_fact(*play.change))).envelope
     basis = changed if changed.subject == play.subject else cited
-    refused = (await client.submit_proposal(_proposal(play, basis))).decision.decision
-    assert (OUTCOME_REJECTED, name, play.refused_with) == (refused.outcome, refused.policy_id, refused.reason_code), refused
+    rejection = (await client.submit_proposal(_proposal(play, basis))).decision.decision
+    assert (OUTCOME_REJECTED, name, play.refused_with) == (rejection.outcome, rejection.policy_id, rejection.reason_code), rejection
 
     subject, source, key, _ = play.change
     before = (await client.publish_event(_fact(subject, source, key, play.facts[subject, source][key]))).envelope

@@ -1,4 +1,4 @@
-"""An executor that is killed between STARTED and its report: another finishes the work, once."""
+"""An executor that is killed between STARTED and its report: another one finishes its work, once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient
 
-from tests.e2e.couriers import executor, nothing_is_left
+from tests.e2e.couriers import run_executor, wait_until_idle
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import ACTION, Server, approve, prove, seen
+from tests.e2e.world import ACTION, Server, approve, prove, wait_for_events
 
 Clients = tuple[GavelClient, GavelClient]
 
@@ -27,26 +27,26 @@ def status_of(event: Envelope) -> str:
 async def test_another_executor_takes_over(
     pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, killed: signal.Signals
 ) -> None:
-    """The second waits for the lease to lapse and finishes: one final report, one derived fact, the parcel free again."""
+    """When the lease has lapsed a second executor finishes: one last report, one derived fact, and the key is free."""
     first, second = clients
-    with executor("never_returns", pair[0], redis_url, bus, "courier-lost", tmp_path / "lost.log") as lost:
+    with run_executor("never_returns", pair[0], redis_url, bus, "courier-lost", tmp_path / "lost.log") as victim:
         approval = await approve(first, "parcel/1")
-        await seen(first, lambda event: event.execution.decision_id == approval.event_id)
-        lost.send_signal(killed)
-        with executor("sends", pair[1], redis_url, bus, "courier-found", tmp_path / "found.log"):
-            (fact,) = await seen(second, lambda event: event.fact.decision_id == approval.event_id)
-            await nothing_is_left(second)
+        await wait_for_events(first, lambda event: event.execution.decision_id == approval.event_id)
+        victim.send_signal(killed)
+        with run_executor("sends", pair[1], redis_url, bus, "courier-found", tmp_path / "found.log"):
+            (fact,) = await wait_for_events(second, lambda event: event.fact.decision_id == approval.event_id)
+            await wait_until_idle(second)
         if killed == signal.SIGSTOP:
-            # Whatever it still believes when it wakes, it has lost its lease.
-            lost.send_signal(signal.SIGCONT)
+            # When it resumes, its lease has lapsed.
+            victim.send_signal(signal.SIGCONT)
         else:
-            lost.wait()
+            victim.wait()
     ledger = await Ledger.read(redis_url, bus)
     executions = [event for event in ledger.of("execution") if event.execution.decision_id == approval.event_id]
-    started = [event for event in executions if status_of(event) == "STARTED"]
-    (final,) = [event for event in executions if event not in started]
-    takeover = next(event for event in started if event.producer.id == "courier-found")
-    before = [event for event in started if event.sequence_number < takeover.sequence_number]
+    starts = [event for event in executions if status_of(event) == "STARTED"]
+    (final,) = [event for event in executions if event not in starts]
+    takeover = next(event for event in starts if event.producer.id == "courier-found")
+    before = [event for event in starts if event.sequence_number < takeover.sequence_number]
     assert {"courier-lost"} == {event.producer.id for event in before}
     assert before[-1].execution.lease_until.ToNanoseconds() <= takeover.recorded_at.ToNanoseconds()
     assert ("SUCCESS", "courier-found", takeover.execution.execution_id) == (
@@ -60,33 +60,33 @@ async def test_another_executor_takes_over(
         fact.fact.value.string_value,
         fact.fact.execution_id,
     )
-    again = await approve(first, "parcel/1")
-    assert decision_pb2.OUTCOME_APPROVED == again.decision.outcome
+    successor = await approve(first, "parcel/1")
+    assert decision_pb2.OUTCOME_APPROVED == successor.decision.outcome
     await prove(second)
 
 
 def by(name: str) -> Callable[[Envelope], bool]:
-    """Return whether an event is of the executor `name`."""
+    """Whether an event is of the executor `name`."""
     return lambda event: event.producer.id == name
 
 
-async def test_many_decisions_and_an_executor_killed_again_and_again(
+async def test_executors_that_are_killed_repeatedly(
     pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path
 ) -> None:
-    """Executors die at work, one after the other; in the end every decision is carried out once and every fact derived once."""
+    """Although executors are killed again and again, every decision is carried out once and every fact derived once."""
     first, second = clients
     approvals = [await approve(first, f"parcel/{number}") for number in range(12)]
     for number in range(3):
-        with executor("never_returns", pair[number % 2], redis_url, bus, f"courier-{number}", tmp_path / "lost.log") as lost:
-            await seen(first, by(f"courier-{number}"))
-            lost.kill()
-            lost.wait()
-    with executor("sends", pair[0], redis_url, bus, "courier-found", tmp_path / "found.log"):
-        await seen(second, lambda event: bool(event.fact.derivation_rule_id), count=len(approvals))
-        await nothing_is_left(second)
+        with run_executor("never_returns", pair[number % 2], redis_url, bus, f"courier-{number}", tmp_path / "lost.log") as victim:
+            await wait_for_events(first, by(f"courier-{number}"))
+            victim.kill()
+            victim.wait()
+    with run_executor("sends", pair[0], redis_url, bus, "courier-found", tmp_path / "found.log"):
+        await wait_for_events(second, lambda event: bool(event.fact.derivation_rule_id), count=len(approvals))
+        await wait_until_idle(second)
     ledger = await Ledger.read(redis_url, bus)
-    finals = [event.execution.decision_id for event in ledger.of("execution") if status_of(event) != "STARTED"]
-    derived = [event.fact.decision_id for event in ledger.of("fact") if event.fact.derivation_rule_id]
+    reports = [event.execution.decision_id for event in ledger.of("execution") if status_of(event) != "STARTED"]
+    facts = [event.fact.decision_id for event in ledger.of("fact") if event.fact.derivation_rule_id]
     expected = sorted(approval.event_id for approval in approvals)
-    assert (expected, expected) == (sorted(finals), sorted(derived))
+    assert (expected, expected) == (sorted(reports), sorted(facts))
     await prove(first)

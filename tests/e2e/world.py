@@ -1,8 +1,7 @@
-"""The world of the end-to-end tests: real `gavel serve` processes, and what a test asks of them and does to them.
+"""The world of the end-to-end tests: real `gavel serve` processes, and calls that tests share.
 
-A test starts servers on an embedded Redis of their own or on a shared one, calls them with `gavel_client`, and kills what it
-likes. Nothing here reaches into a server: it has its command line, its signals and its gRPC port. What is in the log is read by
-`ledger`, from Redis itself.
+A test starts servers on an embedded or a shared Redis, calls them with `gavel_client`, and kills them at will. It reaches a server
+only by its command line, its signals and its gRPC port. `ledger` reads the log from Redis.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import GetStatusResponse
 from gavel.v1.replay_service_pb2 import ReplayVerdict
 from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id, proposal_envelope, reference
-from gavel_client.backoff import Backoff
-from gavel_server.embedded import noted_url
+from gavel_client.rpc.backoff import Backoff
+from gavel_server.log.redis.data_directory import noted_url
 
-from tests.e2e.runs import Run, run_to_its_end
-from tests.fronts import is_front
+from tests.e2e.runs import Run, run_gavel
+from tests.support.fronts import is_front
 
 GAVEL: Final = str(Path(sys.executable).with_name("gavel"))
-# Bounds that only a hanging program meets.
+# Only a hanging program takes longer.
 START_SECONDS_MAX: Final = 60.0
 STOP_SECONDS_MAX: Final = 60.0
 WAIT_SECONDS_MAX: Final = 60.0
@@ -58,7 +57,7 @@ def rule_set(
     human_takeover_after_ms: int = 600_000,
     contest_window_ms: int = 0,
 ) -> str:
-    """Return the tests' rule set: a parcel that is ready and not too heavy may be sent, one that is lost may not."""
+    """Return the tests' rule set: it approves sending a light parcel that is ready, and rejects sending a lost one."""
     return f"""
 gavel: v1
 rule_set: {POLICY}
@@ -87,11 +86,11 @@ rules:
 
 
 class Server:
-    """One `gavel serve` on `data`, started and ended as often as a test likes: by turns, like an operator's.
+    """One `gavel serve` on `data`, which a test can start and stop repeatedly.
 
-    Without `redis_url` it has its embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with port 0 every start
-    picks another port, which `address` names. `options` are further ones of `gavel serve`. With `installed` each start is one of the
-    installed program, with hashes of its own; without, a fork of one that has imported it already (see `forking`).
+    Without `redis_url` it has an embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with port 0 every start picks
+    another port, which `address` names. `options` are more options of `gavel serve`. `installed` runs the installed program, with a
+    hash seed of its own, in place of a fork of the imported one (see `forking`).
     """
 
     def __init__(
@@ -104,11 +103,11 @@ class Server:
         self._options = tuple(options)
         self._installed = installed
         self._process: Run | subprocess.Popen[bytes] | None = None
-        self._said: IO[bytes] | None = None
+        self._stdout: IO[bytes] | None = None
 
     @property
     def redis_url(self) -> str:
-        """Where its Redis listens; of the embedded one only once it was started."""
+        """The URL of its Redis; an embedded one has no URL before its first start."""
         url = self._redis_url or noted_url(self.data)
         assert url
         return url
@@ -120,13 +119,13 @@ class Server:
         return self._process
 
     def launch(self) -> None:
-        """Start the process and do not wait for it."""
+        """Start the process without waiting until it is ready."""
         self.data.mkdir(parents=True, exist_ok=True)
         arguments = ["serve", "--listen", self._listen, "--data", str(self.data), *self._options]
         if self._redis_url:
             arguments += ["--redis", self._redis_url]
         read_end, write_end = os.pipe()
-        self._said = open(read_end, "rb")  # noqa: SIM115  # as long as the process runs
+        self._stdout = open(read_end, "rb")  # noqa: SIM115  # open while the process runs
         with open(os.devnull, "rb") as nothing, open(write_end, "wb") as ready, (self.data / "server.log").open("ab") as log:
             if self._installed:
                 self._process = subprocess.Popen([GAVEL, *arguments], stdin=nothing, stdout=ready, stderr=log, env=_environment())
@@ -134,13 +133,13 @@ class Server:
                 self._process = Run(arguments, _environment(), (nothing, ready, log))
 
     def await_ready(self) -> None:
-        """Return once the process says that it is ready."""
-        assert self._said is not None
-        readable, _, _ = select.select([self._said], [], [], START_SECONDS_MAX)
-        line = self._said.readline().decode() if readable else ""
+        """Return once the process is ready."""
+        assert self._stdout is not None
+        readable, _, _ = select.select([self._stdout], [], [], START_SECONDS_MAX)
+        line = self._stdout.readline().decode() if readable else ""
         if not line.startswith("gavel: ready on "):
             self.kill()
-            raise AssertionError(f"gavel serve said {line!r} and not that it is ready; its log:\n{self.log()}")
+            raise AssertionError(f"gavel serve printed {line!r} in place of its ready line; its log:\n{self.log()}")
         self.address = line.removeprefix("gavel: ready on ").strip()
 
     def start(self) -> None:
@@ -149,7 +148,7 @@ class Server:
         self.await_ready()
 
     def kill(self) -> None:
-        """End the process with SIGKILL, if it still runs."""
+        """Kill the process if it still runs."""
         if self._process is not None:
             self._process.kill()
             self.wait()
@@ -162,12 +161,12 @@ class Server:
     def wait(self) -> int:
         """Return the exit status once the process has ended."""
         status = self.running.wait(STOP_SECONDS_MAX)
-        assert self._said is not None
-        self._said.close()
+        assert self._stdout is not None
+        self._stdout.close()
         return status
 
     def redis_process_id(self) -> int:
-        """Return the process id of its Redis, as Redis says it."""
+        """Return the process id of its Redis, as Redis reports it."""
         with redis.Redis.from_url(self.redis_url) as connection:
             info: Any = connection.info("server")
         return int(info["process_id"])
@@ -178,23 +177,23 @@ class Server:
         return process_id
 
     def log(self) -> str:
-        """Return what the process has written to stderr."""
+        """Return the process's stderr so far."""
         return (self.data / "server.log").read_text(errors="replace")
 
-    def client(self, bus: str = "") -> GavelClient:
-        """Return a client that repeats what may heal, with short pauses."""
-        return GavelClient(self.address, bus=bus, backoff=Backoff(initial_ms=20, maximum_ms=500))
+    def client(self, bus: str = "", *, tries_max: int | None = 5) -> GavelClient:
+        """Return a client that tries a call a few times after transient errors; with `tries_max` 1 it raises the first error."""
+        return GavelClient(self.address, bus=bus, backoff=Backoff(initial_ms=20, maximum_ms=500), tries_max=tries_max)
 
 
 def fronts_of(process_id: int) -> list[int]:
-    """Return the children of a process that speak gRPC for it."""
+    """Return the process ids of a server's fronts."""
     children = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
     return [int(child) for child in children if is_front(int(child))]
 
 
 @contextmanager
-def serving(*servers: Server) -> Iterator[None]:
-    """Start servers, side by side; whatever becomes of them in between, none is left running."""
+def run_servers(*servers: Server) -> Iterator[None]:
+    """Start servers concurrently; kill those that still run at the end."""
     try:
         for server in servers:
             server.launch()
@@ -207,25 +206,25 @@ def serving(*servers: Server) -> Iterator[None]:
 
 
 async def open_bus(client: GavelClient, document: str = "") -> None:
-    """Deploy and activate the tests' rule set, or `document`, its version 1."""
+    """Deploy and activate version 1 of the tests' rule set; `document` replaces the default one."""
     await client.deploy_rule_set(document or rule_set())
     await client.activate_rule_set(POLICY, 1)
 
 
 async def publish_status(client: GavelClient, subjects: Sequence[str], status: str = "ready") -> dict[str, Envelope]:
-    """Publish the status of parcels as a fact of the depot; return the events by subject."""
-    published: dict[str, Envelope] = {}
+    """Publish a status fact for each parcel; return the events by subject."""
+    events: dict[str, Envelope] = {}
     for first in range(0, len(subjects), 500):
         facts = [fact_envelope(subject, DEPOT, key="parcel.status", value=status) for subject in subjects[first : first + 500]]
         response = await client.batch_publish_events(facts)
         for result in response.results:
             assert result.WhichOneof("result") == "envelope", GavelError.from_status(result.error)
-            published[result.envelope.subject] = result.envelope
-    return published
+            events[result.envelope.subject] = result.envelope
+    return events
 
 
 def proposal(fact: Envelope, weight: float = 1.0, *, priority: int = 0, event_id: str = "") -> Envelope:
-    """Return a proposal to send the parcel that `fact` speaks of."""
+    """Return a proposal to send the parcel of `fact`."""
     return proposal_envelope(
         fact.subject,
         AGENT,
@@ -240,52 +239,52 @@ def proposal(fact: Envelope, weight: float = 1.0, *, priority: int = 0, event_id
 
 
 async def approve(client: GavelClient, subject: str) -> Envelope:
-    """Return the approval of sending a parcel that is ready."""
+    """Propose to send a parcel that is ready; return the approval."""
     fact = (await publish_status(client, [subject]))[subject]
     decision = (await client.submit_proposal(proposal(fact))).decision
     assert Outcome.Value("OUTCOME_APPROVED") == decision.decision.outcome, decision
     return decision
 
 
-async def seen(client: GavelClient, wanted: Callable[[Envelope], bool], count: int = 1) -> list[Envelope]:
-    """Return the first `count` events of the bus that are `wanted`, as soon as they are in the log."""
-    found: list[Envelope] = []
+async def wait_for_events(client: GavelClient, matches: Callable[[Envelope], bool], count: int = 1) -> list[Envelope]:
+    """Return the first `count` events of the bus that match, as soon as they are recorded."""
+    events: list[Envelope] = []
     async with asyncio.timeout(WAIT_SECONDS_MAX):
         stream = client.subscribe_events(from_sequence_number=1)
         async for item in stream:
-            if item.WhichOneof("item") == "envelope" and wanted(item.envelope):
-                found.append(item.envelope)
-                if len(found) == count:
+            if item.WhichOneof("item") == "envelope" and matches(item.envelope):
+                events.append(item.envelope)
+                if len(events) == count:
                     break
         await stream.aclose()
-    return found
+    return events
 
 
-async def caught_up(clients: Iterable[GavelClient]) -> list[GetStatusResponse]:
-    """Return the status of servers of one bus, with digests, once all of them are at one head that does not move."""
+async def wait_for_same_head(clients: Iterable[GavelClient]) -> list[GetStatusResponse]:
+    """Return the status of several servers of a bus, with digests, once all have the same head."""
     statuses: list[GetStatusResponse] = []
 
-    async def alike() -> list[GetStatusResponse] | None:
+    async def same_head() -> list[GetStatusResponse] | None:
         statuses[:] = [await client.get_status(include_projection_digest=True, timeout_ms=PATIENT_MS) for client in clients]
         heads = {(status.head_sequence_number, status.head_chain_hash) for status in statuses}
         return statuses if len(heads) == 1 else None
 
-    return await until(alike, lambda: f"the servers do not come to one head: {statuses}")
+    return await poll(same_head, lambda: f"the servers do not reach the same head: {statuses}")
 
 
-async def until(found: Callable[[], Awaitable[Result | None]], problem: Callable[[], str] = lambda: "waited in vain") -> Result:
-    """Ask again and again until there is an answer; fail, with the problem, if there never is."""
+async def poll(call: Callable[[], Awaitable[Result | None]], problem: Callable[[], str] = lambda: "timed out") -> Result:
+    """Repeat a call until its result is not None; fail with `problem` after WAIT_SECONDS_MAX."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while True:
-        result = await found()
+        result = await call()
         if result is not None:
             return result
         assert time.monotonic() < deadline, problem()
         await asyncio.sleep(0.01)
 
 
-async def writable(client: GavelClient) -> None:
-    """Return once the server takes writes (again)."""
+async def wait_until_writable(client: GavelClient) -> None:
+    """Return once the server takes writes."""
 
     async def takes_writes() -> bool | None:
         try:
@@ -293,11 +292,11 @@ async def writable(client: GavelClient) -> None:
         except GavelError:
             return None
 
-    await until(takes_writes)
+    await poll(takes_writes)
 
 
 async def prove(client: GavelClient) -> ReplayVerdict:
-    """Let a server replay its log; return the verdict, which must be that it is proved."""
+    """Let a server replay its log; return the verdict, and assert that it is proved."""
     verdict = ReplayVerdict()
     async for item in client.verify_replay():
         if item.WhichOneof("item") == "verdict":
@@ -307,8 +306,8 @@ async def prove(client: GavelClient) -> ReplayVerdict:
 
 
 def replay(redis_url: str, bus: str) -> subprocess.CompletedProcess[str]:
-    """Run `gavel replay`, which opens the log itself and needs no server."""
-    return run_to_its_end(["replay", "--redis", redis_url, "--bus", bus], _environment())
+    """Run `gavel replay` on a Redis."""
+    return run_gavel(["replay", "--redis", redis_url, "--bus", bus], _environment())
 
 
 def _environment() -> dict[str, str]:

@@ -1,7 +1,6 @@
-"""Random cases for a vocabulary, close to the literals of its conditions: each threshold from both sides, by the least step.
+"""Random cases for a vocabulary, close to the literals of its conditions: each threshold from both sides, by the smallest step.
 
-Made by a seeded `random.Random` and not by hypothesis: one document takes a hundred cases, and which of them fails is said
-with the case itself.
+A seeded `random.Random` draws them instead of hypothesis: a document gets a hundred cases, and a failing one is reported whole.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.language.case import Case
+from gavel_rules.language.engines.case import Case
 from gavel_rules.values import INTEGER_MAX
 
 from tests.fuzz.grammar import TIMES
 from tests.fuzz.meanings import EPOCH
 from tests.fuzz.vocabulary import DOUBLES, KEYS, LONG_WORDS, NUMBERS, WORDS, Type, Vocabulary
 
-# Keys that no schema names: the C engine would take some of them for what a rule reads.
+# Keys that no schema names. The C engine would mistake some of them for fields that a rule reads.
 STRANGE: Final[Mapping[str, Any]] = {
     "$forward": 1.0,
     "sid": "9",
@@ -33,20 +32,20 @@ STRANGE: Final[Mapping[str, Any]] = {
 
 
 class Sample(NamedTuple):
-    """A case as it comes from outside (`case.params` are not typed yet), and the value of every name in it."""
+    """A case as it comes off the wire (`case.params` are not typed yet), and the value of every name in it."""
 
     case: Case
     values: Mapping[str, Any]
 
 
 class Sampler:
-    """Makes cases that come close to some literals."""
+    """Draws cases that come close to some literals."""
 
     def __init__(self, vocabulary: Vocabulary, literals: Collection[int | float | str], random: Random) -> None:
         self._vocabulary = vocabulary
         self._random = random
         numbers = sorted(float(of) for of in literals if not isinstance(of, str))
-        # What the conditions speak of is worth more than what confuses engines in general.
+        # Values near the literals come more often than those that confuse engines in general.
         self._ints = [*NUMBERS, *(step for of in numbers for step in _ints_near(of) * 3)]
         self._doubles = [*DOUBLES, *(step for of in numbers for step in _doubles_near(of) * 3)]
         # Admission refuses integers beyond 2^53 in params and facts; a proposal's own estimates may be any double.
@@ -58,7 +57,7 @@ class Sampler:
         self._times = [datetime.fromisoformat(of) for of in (*TIMES, *(of for of in words if of in TIMES))]
 
     def samples(self, count: int) -> Iterator[Sample]:
-        """Yield so many cases."""
+        """Yield `count` cases."""
         for _ in range(count):
             yield self._sample()
 
@@ -112,7 +111,7 @@ class Sampler:
         return {name: self._value(of) for name, of, required in type_.fields if required or self._random.random() < 0.6}
 
     def _wire(self, value: Any) -> Any:
-        """The value as JSON may carry it: an integer as a float as well."""
+        """Return a value as JSON may carry it: half of the integers as floats."""
         if isinstance(value, dict):
             return {name: self._wire(item) for name, item in value.items()}
         if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""The fuzz itself: a random document, compiled as any other, and what its engines say about random cases.
+"""The fuzz: a random document is compiled, and its engines evaluate random cases.
 
-Rete and CEL, CEL alone, and Rete with the guards only, must come to one verdict, and to the one that the conditions mean
-(`meanings`), errors included.
+Rete cross-checked by CEL, Rete alone and CEL alone must give the same verdict, errors included. It must be the verdict that follows from
+the meaning of the conditions (`meanings`), where that is known.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from random import Random
 from typing import Any, Final
 
 from gavel_rules.errors import GavelRulesError
-from gavel_rules.language.case import CASE_FIELDS
-from gavel_rules.language.ruleset import CompiledAction, DocumentError, Verdict, compile_rule_set
+from gavel_rules.language.engines.case import CASE_FIELDS
+from gavel_rules.language.rule_set import CompiledAction, DocumentError, Verdict, compile_rule_set
 from hypothesis import reject
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ RULES_MAX: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A document with what its conditions mean, highest first, and the seed of its cases."""
+    """A document with its conditions, highest first, and the seed of its cases."""
 
     text: str
     vocabulary: Vocabulary
@@ -42,7 +42,7 @@ class Trial:
 
 
 class MismatchError(AssertionError):
-    """The engines, or the engines and the meaning, disagree. `reproducer` is the document, the case and what each said, as JSON."""
+    """The engines disagree with each other or with the meaning. `reproducer` holds the document, the case and the verdicts, as JSON."""
 
     def __init__(self, reproducer: dict[str, Any]) -> None:
         super().__init__(json.dumps(reproducer, indent=2, ensure_ascii=False))
@@ -51,7 +51,7 @@ class MismatchError(AssertionError):
 
 @st.composite
 def trials(draw: Draw) -> Trial:
-    """Documents of one action with some rules."""
+    """Draw a document of one action with some rules."""
     vocabulary = draw(vocabularies())
     writer = Writer(draw, vocabulary)
     conditions = tuple(writer.condition() for _ in range(draw(st.integers(1, RULES_MAX))))
@@ -72,18 +72,18 @@ def trials(draw: Draw) -> Trial:
 
 
 def run(trial: Trial, count: int) -> int:
-    """Decide `count` cases; return how many of them were held against the meaning too. MismatchError on the first difference."""
-    action = _compiled(trial.text)
-    understood = 0
+    """Evaluate `count` cases; return for how many the meaning was known. Raises MismatchError on the first difference."""
+    action = _compile(trial.text)
+    with_meaning = 0
     for sample in Sampler(trial.vocabulary, trial.literals, Random(trial.seed)).samples(count):
-        expected = meant(trial.conditions, sample, action)
-        understood += expected is not None
+        expected = expected_verdict(trial.conditions, sample, action)
+        with_meaning += expected is not None
         _decide(trial, action, sample, expected)
-    return understood
+    return with_meaning
 
 
-def _compiled(text: str) -> CompiledAction:
-    """The document's action; one that is refused only for what it may cost is none of the fuzz's business."""
+def _compile(text: str) -> CompiledAction:
+    """Return the document's action. A document that is refused only for its cost is skipped."""
     try:
         return compile_rule_set(text).actions[ACTION]
     except DocumentError as error:
@@ -92,8 +92,8 @@ def _compiled(text: str) -> CompiledAction:
         raise
 
 
-def meant(conditions: Sequence[Expression], sample: Sample, action: CompiledAction) -> Verdict | None:
-    """The verdict by the conditions' meaning; None where it is not known of every one."""
+def expected_verdict(conditions: Sequence[Expression], sample: Sample, action: CompiledAction) -> Verdict | None:
+    """Return the verdict by the meaning of the conditions; None if one has no known meaning."""
     outcomes = [condition.meaning(sample.values) for condition in conditions]
     for outcome in outcomes:
         if outcome is UNKNOWN:
@@ -107,28 +107,28 @@ def meant(conditions: Sequence[Expression], sample: Sample, action: CompiledActi
 def _decide(trial: Trial, action: CompiledAction, sample: Sample, expected: Verdict | None) -> None:
     case = sample.case
     violations = action.violations(case.params)
-    verdicts: dict[str, object] = {"meant": expected} if expected is not None else {}
+    verdicts: dict[str, object] = {"expected": expected} if expected is not None else {}
     try:
         typed = case.with_params(action.typed_params(case.params))
-        verdicts["both"] = action.evaluate(typed, both=True)
-        verdicts["rete"] = action.evaluate(typed, both=False)
+        verdicts["both"] = action.evaluate(typed, cross_check=True)
+        verdicts["rete"] = action.evaluate(typed, cross_check=False)
         verdicts["cel"] = action.evaluate_reference(typed)
     except GavelRulesError as error:
         verdicts["raised"] = repr(error)
-    said = list(verdicts.values())
-    if violations or any(verdict != said[0] for verdict in said) or getattr(said[-1], "disagreement", None) is not None:
+    results = list(verdicts.values())
+    if violations or any(verdict != results[0] for verdict in results) or getattr(results[-1], "disagreement", None) is not None:
         raise MismatchError(
             {
                 "document": json.loads(trial.text),
                 "case": {name: getattr(case, name) for name in CASE_FIELDS},
                 "violations": violations,
-                "verdicts": {name: shown(verdict) for name, verdict in verdicts.items()},
+                "verdicts": {name: verdict_json(verdict) for name, verdict in verdicts.items()},
             }
         )
 
 
-def shown(verdict: object) -> object:
-    """A verdict for people and for JSON."""
+def verdict_json(verdict: object) -> object:
+    """Return a verdict as JSON data."""
     if not isinstance(verdict, Verdict):
         return verdict
-    return {"matched": [rule.id for rule in verdict.matched], "error": verdict.error, "disagreement": verdict.disagreement}
+    return {"matched": [rule.id for rule in verdict.matches], "error": verdict.error, "disagreement": verdict.disagreement}

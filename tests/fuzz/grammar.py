@@ -1,8 +1,8 @@
 """Random conditions of the whole language over a vocabulary, each with its meaning (`meanings`).
 
-Everything that is written here type-checks, and reads what may be absent only under has(), in all the forms that guard. Text
-is laid out at random, with parentheses only where they are needed or where chance puts them, comments, line breaks, all kinds
-of string literals: guards are cut out of the text by their places in it.
+Every condition type-checks, and reads optional values only under has(), in all the forms that guard a read. The layout is random: optional
+parentheses, comments, line breaks and all kinds of string literals. That tests the compiler, which cuts guards out of the text by their
+places in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from tests.fuzz import meanings as m
-from tests.fuzz.meanings import ERROR, UNKNOWN, Expression, Meaning, joined, strict
+from tests.fuzz.meanings import ERROR, UNKNOWN, Expression, Meaning, join_reads, strict
 from tests.fuzz.vocabulary import DOUBLES, KEYS, NUMBERS, WORDS, Draw, Type, Variable, Vocabulary
 
 DEPTH_MAX: Final = 4
@@ -37,7 +37,7 @@ Names = Mapping[str, Type]  # of macros' variables
 class Writer:
     """Writes conditions over one vocabulary.
 
-    `literals` collects what cases should come close to, `variables` the pieces of conditions that got a name.
+    `literals` collects the values that cases should come close to, `variables` the parts of conditions that became variables.
     """
 
     def __init__(self, draw: Draw, vocabulary: Vocabulary) -> None:
@@ -52,8 +52,8 @@ class Writer:
         self.variables: dict[str, str] = {}
 
     def condition(self) -> Expression:
-        """A condition that may stand in a rule: nothing in it is read unguarded."""
-        return self._guarded(self._boolean(self._number(DEPTH_MAX), {}), lambda path: True)
+        """Draw a condition of a rule: all its optional reads are guarded."""
+        return self._guard_reads(self._boolean(self._number(DEPTH_MAX), {}), lambda path: True)
 
     # Booleans.
 
@@ -67,25 +67,25 @@ class Writer:
         return expression
 
     def _name(self, expression: Expression) -> Expression:
-        """The expression as a variable of the document."""
+        """Make the expression a variable of the document; return its use."""
         name = f"v{len(self.variables)}"
         self.variables[name] = expression.text
         return Expression(name, m.MEMBER, expression.meaning, expression.reads)
 
     def _new_boolean(self, depth: int, names: Names) -> Expression:
         if depth <= 0 or self._number(3) == 0:
-            return self._maybe_guarded(self._atom(depth, names), names)
+            return self._maybe_guard(self._atom(depth, names), names)
         match self._number(7):
             case 0 | 1:
-                return self._maybe_guarded(self._both(self._boolean(depth - 1, names), self._boolean(depth - 1, names)), names)
+                return self._maybe_guard(self._both(self._boolean(depth - 1, names), self._boolean(depth - 1, names)), names)
             case 2 | 3:
-                return self._maybe_guarded(self._either(self._boolean(depth - 1, names), self._boolean(depth - 1, names)), names)
+                return self._maybe_guard(self._either(self._boolean(depth - 1, names), self._boolean(depth - 1, names)), names)
             case 4 | 5:
                 return self._not(self._boolean(depth - 1, names))
             case 6:
                 parts = [self._boolean(depth - 1, names) for _ in range(3)]
-                return self._maybe_guarded(self._choice(*parts), names)
-        return self._maybe_guarded(self._atom(depth, names), names)
+                return self._maybe_guard(self._choice(*parts), names)
+        return self._maybe_guard(self._atom(depth, names), names)
 
     def _atom(self, depth: int, names: Names) -> Expression:
         writers: Sequence[tuple[int, Callable[[int, Names], Expression]]] = (
@@ -107,24 +107,24 @@ class Writer:
         if self._number(1):
             return left
         right = self._of("bool", names, lambda: self._constant(self._draw(st.booleans())))
-        return self._compared(self._pick("==", "!="), left, right)
+        return self._compare(self._pick("==", "!="), left, right)
 
     def _number_comparison(self, depth: int, names: Names) -> Expression:
         operator = self._draw(st.sampled_from(ORDERS))
         if self._number(3):
             sides = [self._of(self._pick("int", "double"), names, self._number_literal), self._numeric(0, names)]
-            return self._compared(operator, *(sides if self._number(3) else reversed(sides)))
-        return self._compared(operator, self._numeric(self._number(min(depth, 2)), names), self._numeric(self._number(1), names))
+            return self._compare(operator, *(sides if self._number(3) else reversed(sides)))
+        return self._compare(operator, self._numeric(self._number(min(depth, 2)), names), self._numeric(self._number(1), names))
 
     def _text_comparison(self, depth: int, names: Names) -> Expression:
         operator = self._pick("==", "==", "!=", "!=", "==", "<", ">=")
-        return self._compared(operator, self._text(self._number(3) // 3, names), self._text(0, names))
+        return self._compare(operator, self._text(self._number(3) // 3, names), self._text(0, names))
 
     def _mixed_equality(self, depth: int, names: Names) -> Expression:
-        """Values of different types behind dyn(): never equal, never an error."""
+        """Draw an equality of different types behind dyn(): never equal, never an error."""
         kinds = [self._numeric(0, names), self._text(0, names), self._of("bool", names, lambda: self._constant(True))]
         left, right = self._draw(st.permutations(kinds))[:2]
-        return self._compared(self._pick("==", "!="), self._call("dyn", left, meaning=left.meaning), right)
+        return self._compare(self._pick("==", "!="), self._call("dyn", left, meaning=left.meaning), right)
 
     def _membership(self, depth: int, names: Names) -> Expression:
         if self._number(1):
@@ -138,8 +138,8 @@ class Writer:
             many = self._variable(self._draw(st.sampled_from(lists)))
         else:
             text = f"[{self._space()}{', '.join(element.at(m.TERNARY) for element in elements)}{self._space()}]"
-            many = Expression(text, m.MEMBER, strict(lambda *items: list(items), *elements), joined(*elements))
-        meaning = strict(m.contained, left, many)
+            many = Expression(text, m.MEMBER, strict(lambda *items: list(items), *elements), join_reads(*elements))
+        meaning = strict(m.contains, left, many)
         return self._binary("in", m.RELATION, left, many, meaning)
 
     def _presence(self, depth: int, names: Names) -> Expression:
@@ -152,9 +152,9 @@ class Writer:
             path, reads = of.name, of.reads[:-1]
         else:
             return self._constant(self._draw(st.booleans()))
-        return self._tested(path, reads)
+        return self._presence_test(path, reads)
 
-    def _tested(self, path: str, reads: tuple[str, ...]) -> Expression:
+    def _presence_test(self, path: str, reads: tuple[str, ...]) -> Expression:
         parent = path.rpartition(".")[0]
         root = "." not in parent and parent in ("params", "facts")
 
@@ -175,7 +175,7 @@ class Writer:
         right = self._text(0, names)
         of: Callable[[str, str], bool] = {"startsWith": str.startswith, "endsWith": str.endswith, "contains": str.__contains__}[function]
         text = f"{left.at(m.MEMBER)}.{function}({right.at(m.TERNARY)})"
-        return Expression(text, m.MEMBER, strict(of, left, right), joined(left, right))
+        return Expression(text, m.MEMBER, strict(of, left, right), join_reads(left, right))
 
     # Macros.
 
@@ -190,18 +190,18 @@ class Writer:
         self._in_macro = True
         body = self._boolean(min(depth, 1), {**names, name: element})
         self._in_macro = False
-        body = self._guarded(body, lambda path: path.startswith(f"{name}."))
+        body = self._guard_reads(body, lambda path: path.startswith(f"{name}."))
         macro = self._pick("all", "exists", "exists_one", "filter", "map")
         items = self._variable(over)
         outcomes = _outcomes(items.meaning, name, body.meaning)
         text = f"{items.text}.{macro}({name}, {body.at(m.TERNARY)})"
-        reads = joined(items, body)
+        reads = join_reads(items, body)
         if macro in ("all", "exists", "exists_one"):
-            return Expression(text, m.MEMBER, _quantified(macro, outcomes), reads)
+            return Expression(text, m.MEMBER, _quantify(macro, outcomes), reads)
         if macro == "filter":
-            counted = Expression(text, m.MEMBER, _filtered(items.meaning, outcomes), reads)
-            return self._compared(self._pick("==", ">"), self._call("size", counted, meaning=strict(len, counted)), self._int_literal())
-        mapped = Expression(text, m.MEMBER, _mapped(outcomes), reads)
+            counted = Expression(text, m.MEMBER, _count_matches(items.meaning, outcomes), reads)
+            return self._compare(self._pick("==", ">"), self._call("size", counted, meaning=strict(len, counted)), self._int_literal())
+        mapped = Expression(text, m.MEMBER, _map_items(outcomes), reads)
         wanted = self._constant(self._draw(st.booleans()))
         return self._binary("in", m.RELATION, wanted, mapped, strict(lambda item, found: item in found, wanted, mapped))
 
@@ -212,8 +212,8 @@ class Writer:
             name = self._draw(st.sampled_from(sorted(m.TIME_FIELDS)))
             zone = self._draw(st.sampled_from(sorted(ZONES)))
             field = m.TIME_FIELDS[name]
-            read = Expression(f"now.{name}({zone})", m.MEMBER, lambda values: field(m.shifted(values["now"], ZONES[zone])))
-            return self._compared(self._draw(st.sampled_from(ORDERS)), read, self._int_literal())
+            read = Expression(f"now.{name}({zone})", m.MEMBER, lambda values: field(m.shift(values["now"], ZONES[zone])))
+            return self._compare(self._draw(st.sampled_from(ORDERS)), read, self._int_literal())
         moment = self._draw(st.sampled_from(TIMES))
         self.literals.add(moment)
         time = datetime.fromisoformat(moment)
@@ -225,11 +225,11 @@ class Writer:
         operator = self._draw(st.sampled_from(ORDERS))
         match self._number(2):
             case 0:
-                return self._compared(operator, now, right)
+                return self._compare(operator, now, right)
             case 1:
                 later = self._binary("+", m.ADDITION, right, duration, strict(lambda at, by: at + by, right, duration))
-                return self._compared(operator, now, later)
-        return self._compared(operator, self._binary("-", m.ADDITION, now, right, strict(lambda at, by: at - by, now, right)), duration)
+                return self._compare(operator, now, later)
+        return self._compare(operator, self._binary("-", m.ADDITION, now, right, strict(lambda at, by: at - by, now, right)), duration)
 
     # Numbers.
 
@@ -272,10 +272,10 @@ class Writer:
 
     def _unsigned(self, number: Expression) -> Expression:
         """uint() and back: an error below zero."""
-        return self._call("int", self._call("uint", number, meaning=strict(m.unsigned, number)), meaning=strict(m.unsigned, number))
+        return self._call("int", self._call("uint", number, meaning=strict(m.to_unsigned, number)), meaning=strict(m.to_unsigned, number))
 
     def _measure(self, names: Names) -> Expression:
-        """A number made of something else: a size, a conversion."""
+        """Draw a number that is computed from another type: a size or a conversion."""
         match self._number(5):
             case 5:
                 return self._method(m.TEXT_TO_INT, self._text(0, names))
@@ -284,7 +284,7 @@ class Writer:
                 return self._call("size", text, meaning=strict(len, text))
             case 1:
                 of = self._of("double", names, self._double_literal)
-                return self._call("int", of, meaning=strict(m.truncated, of))
+                return self._call("int", of, meaning=strict(m.truncate, of))
             case 2:
                 of = self._of("int", names, self._int_literal)
                 return self._call("double", of, meaning=strict(float, of))
@@ -310,18 +310,18 @@ class Writer:
                 number = self._of("int", names, self._int_literal)
                 return self._call("string", number, meaning=strict(str, number))
             case 2:
-                return self._indexed(names)
+                return self._index(names)
             case 3:
                 return self._method(m.TEXT_TO_TEXT, self._text(0, names))
         return self._choice(self._boolean(depth - 1, names), self._text(0, names), self._text(0, names))
 
     def _method(self, table: Mapping[str, Callable[[str], Any]], text: Expression) -> Expression:
-        """A function of a text, as a method of it."""
+        """Draw a method call on a text."""
         function = self._draw(st.sampled_from(sorted(table)))
         return Expression(f"{text.at(m.MEMBER)}.{function}", m.MEMBER, strict(table[function], text), text.reads)
 
-    def _indexed(self, names: Names) -> Expression:
-        """A string of a list or map by its place or key; one that is not there is an error."""
+    def _index(self, names: Names) -> Expression:
+        """Draw a read of a list or map by index or key; an absent one is an error."""
         many = [
             of for kind in ("list", "map") for of in self._of_kind.get(kind, ()) if of.type.element and of.type.element.kind == "string"
         ]
@@ -336,7 +336,7 @@ class Writer:
     # Leaves.
 
     def _of(self, kind: str, names: Names, literal: Callable[[], Expression]) -> Expression:
-        """A variable of a kind, of the macro's in half of the cases; sometimes a literal."""
+        """Draw a variable of a kind, half of the time a macro's; sometimes a literal."""
         if names and self._number(1):
             local = self._local(kind, names)
             if local is not None:
@@ -377,7 +377,7 @@ class Writer:
     def _int_literal(self) -> Expression:
         value = self._draw(st.sampled_from(NUMBERS) | st.integers(-12, 32) | st.sampled_from([m.INT_MAX, m.INT_MIN]))
         self.literals.add(value)
-        # The smallest integer has no plain literal: the minus is an operator of its own.
+        # The smallest integer has no literal: the minus is an operator.
         text = hex(value) if value >= 0 and self._number(9) == 0 else str(value)
         if value == m.INT_MIN:
             return Expression(f"({value + 1} - 1)", m.MEMBER, lambda values: value)
@@ -394,7 +394,7 @@ class Writer:
         return Expression(self._quoted(value), m.MEMBER, lambda values: value)
 
     def _quoted(self, text: str) -> str:
-        """A string literal in one of CEL's forms."""
+        """Return a string literal in one of CEL's forms."""
         plain = text.isprintable() and "\\" not in text and not set(text) & set("\"'")
         forms = [json.dumps(text, ensure_ascii=False)]
         if plain:
@@ -405,7 +405,7 @@ class Writer:
             forms.append('"' + "".join(f"\\U{ord(character):08x}" for character in text) + '"')
         return str(self._draw(st.sampled_from(forms)))
 
-    # Putting together.
+    # Composition.
 
     def _both(self, left: Expression, right: Expression) -> Expression:
         return self._binary("&&", m.AND, left, right, m.both(left.meaning, right.meaning))
@@ -419,43 +419,43 @@ class Writer:
     def _choice(self, condition: Expression, then: Expression, otherwise: Expression) -> Expression:
         text = f"{condition.at(m.OR)}{self._space()}?{self._space()}{then.at(m.OR)} : {otherwise.at(m.TERNARY)}"
         meaning = m.choice(condition.meaning, then.meaning, otherwise.meaning)
-        return self._wrapped(Expression(text, m.TERNARY, meaning, joined(condition, then, otherwise)))
+        return self._wrap(Expression(text, m.TERNARY, meaning, join_reads(condition, then, otherwise)))
 
-    def _compared(self, operator: str, left: Expression, right: Expression) -> Expression:
+    def _compare(self, operator: str, left: Expression, right: Expression) -> Expression:
         return self._binary(operator, m.RELATION, left, right, strict(m.COMPARISONS[operator], left, right))
 
     def _binary(self, operator: str, level: int, left: Expression, right: Expression, meaning: Meaning) -> Expression:
         gap = " " if operator in ("in", "-") else ""
         text = f"{left.at(level)}{self._space() or gap}{operator}{self._space() or gap}{right.at(level + 1)}"
-        return self._wrapped(Expression(text, level, meaning, joined(left, right)))
+        return self._wrap(Expression(text, level, meaning, join_reads(left, right)))
 
     def _call(self, function: str, argument: Expression, meaning: Meaning) -> Expression:
         return Expression(f"{function}({argument.at(m.TERNARY)})", m.MEMBER, meaning, argument.reads)
 
-    def _wrapped(self, expression: Expression) -> Expression:
-        """Sometimes in parentheses that nothing needs."""
+    def _wrap(self, expression: Expression) -> Expression:
+        """Add parentheses that are not needed, sometimes."""
         if self._number(7):
             return expression
         return Expression(f"({self._space()}{expression.text}{self._space()})", m.MEMBER, expression.meaning, expression.reads)
 
     # Guards.
 
-    def _maybe_guarded(self, expression: Expression, names: Names) -> Expression:
-        """Guard what is read here in half of the cases; else whoever holds this does."""
-        return self._guarded(expression, lambda path: True) if expression.reads and self._number(1) else expression
+    def _maybe_guard(self, expression: Expression, names: Names) -> Expression:
+        """Guard the reads of an expression half of the time; otherwise leave that to the expression around it."""
+        return self._guard_reads(expression, lambda path: True) if expression.reads and self._number(1) else expression
 
-    def _guarded(self, expression: Expression, wanted: Callable[[str], bool]) -> Expression:
+    def _guard_reads(self, expression: Expression, wanted: Callable[[str], bool]) -> Expression:
         for path in reversed(expression.reads):
             if wanted(path):
                 expression = self._guard(expression, path)
         return expression
 
     def _guard(self, expression: Expression, path: str) -> Expression:
-        """The expression under a test of its longest optional path, in one of the forms that guard."""
+        """Return the expression under a test of its longest optional path, in one of the forms that guard."""
         rest = tuple(read for read in expression.reads if read != path)
         local = "." in path and path.partition(".")[0] not in ("params", "facts")
         parents = () if local else tuple(read for read in rest if path.startswith(f"{read}."))
-        tested = _local_test(path) if local else self._tested(path, parents)
+        tested = _local_test(path) if local else self._presence_test(path, parents)
         inner = Expression(expression.text, expression.level, expression.meaning, rest)
         match self._number(7):
             case 0 | 1 | 2:
@@ -483,13 +483,13 @@ class Writer:
 
 
 def _local_test(path: str) -> Expression:
-    """has() of a field of a macro's variable."""
+    """Return has() of a field of a macro's variable."""
     name, _, field = path.partition(".")
     return Expression(f"has({path})", m.MEMBER, lambda values: field in values[name])
 
 
 def _outcomes(items: Meaning, name: str, body: Meaning) -> Meaning:
-    """What a macro's body comes to on each item."""
+    """Return the outcome of a macro's body for each item."""
 
     def meaning(values: m.Values) -> Any:
         found = items(values)
@@ -498,7 +498,7 @@ def _outcomes(items: Meaning, name: str, body: Meaning) -> Meaning:
     return meaning
 
 
-def _quantified(macro: str, outcomes: Meaning) -> Meaning:
+def _quantify(macro: str, outcomes: Meaning) -> Meaning:
     """all, exists and exists_one. Only the last one does not absorb errors."""
 
     def meaning(values: m.Values) -> Any:
@@ -514,7 +514,7 @@ def _quantified(macro: str, outcomes: Meaning) -> Meaning:
     return meaning
 
 
-def _filtered(items: Meaning, outcomes: Meaning) -> Meaning:
+def _count_matches(items: Meaning, outcomes: Meaning) -> Meaning:
     def meaning(values: m.Values) -> Any:
         found = outcomes(values)
         if isinstance(found, m.Outcome):
@@ -524,7 +524,7 @@ def _filtered(items: Meaning, outcomes: Meaning) -> Meaning:
     return meaning
 
 
-def _mapped(outcomes: Meaning) -> Meaning:
+def _map_items(outcomes: Meaning) -> Meaning:
     def meaning(values: m.Values) -> Any:
         found = outcomes(values)
         return found if isinstance(found, m.Outcome) else _worst(found) or found
@@ -540,4 +540,4 @@ def _parsed(text: str) -> int:
     """int() of a string."""
     if not re.fullmatch("-?[0-9]+", text):
         raise ArithmeticError
-    return m.whole(int(text))
+    return m.to_int(int(text))

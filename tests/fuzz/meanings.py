@@ -1,9 +1,8 @@
-"""What a condition comes to, by a third opinion: CEL's semantics in plain Python, as far as the fuzz writes CEL.
+"""The meaning of conditions: CEL's semantics in plain Python, for the part of CEL that the fuzz writes.
 
-Every expression that the fuzz writes carries its meaning, a function from the values of a case to its own value. Neither the
-CEL library nor the compiler takes part, so a mistake that both engines share, e.g. in a guard, which is CEL on both sides, is
-found here. Where Python and CEL may rightly differ (regular expressions) a meaning is UNKNOWN, and only the engines are held
-against each other.
+Every expression of the fuzz carries its meaning, a function from the values of a case to its own value. It uses neither the CEL library nor
+the compiler, so it finds mistakes that both engines share, for example in a guard, which is CEL in both. Where Python and CEL legitimately
+differ (regular expressions), a meaning is UNKNOWN, and only the engines are compared.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-Values = Mapping[str, Any]  # by dotted name; what is absent is missing
+Values = Mapping[str, Any]  # by dotted name, without absent values
 Meaning = Callable[[Values], Any]
 
 INT_MAX: Final = 2**63 - 1
 INT_MIN: Final = -(2**63)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-# Precedence, as CEL's grammar has it; a higher one binds tighter.
+# Precedences of CEL's grammar; a higher one binds tighter.
 TERNARY, OR, AND, RELATION, ADDITION, MULTIPLICATION, UNARY, MEMBER = range(8)
 
 
 class Outcome:
-    """A value that is none: ERROR, or UNKNOWN for what this module does not want to know."""
+    """An outcome other than a value: ERROR, or UNKNOWN where this module has no opinion."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,17 +48,17 @@ class Expression:
     reads: tuple[str, ...] = ()
 
     def at(self, level: int) -> str:
-        """The text, in parentheses where it binds less than `level`."""
+        """Return the text, in parentheses if it binds less than `level`."""
         return self.text if self.level >= level else f"({self.text})"
 
 
-def joined(*parts: Expression) -> tuple[str, ...]:
-    """What all parts together read."""
+def join_reads(*parts: Expression) -> tuple[str, ...]:
+    """Return the optional paths that any of the parts reads."""
     return tuple(sorted({path for part in parts for path in part.reads}, key=lambda path: (path.count("."), path)))
 
 
 def strict(function: Callable[..., Any], *operands: Expression) -> Meaning:
-    """The meaning of a function that wants all its arguments; ArithmeticError and LookupError of it are CEL's errors."""
+    """Return the meaning of a strict function. Its ArithmeticError and LookupError are CEL's errors."""
 
     def meaning(values: Values) -> Any:
         arguments = [operand.meaning(values) for operand in operands]
@@ -86,18 +85,18 @@ def either(left: Meaning, right: Meaning) -> Meaning:
 
 
 def conjunction(outcomes: Sequence[Any]) -> Any:
-    """All of them; of `all` over a list too."""
-    return _absorbed(outcomes, False)
+    """Return the conjunction of outcomes, also for `all` over a list."""
+    return _absorb(outcomes, False)
 
 
 def disjunction(outcomes: Sequence[Any]) -> Any:
-    """Any of them; of `exists` over a list too."""
-    return _absorbed(outcomes, True)
+    """Return the disjunction of outcomes, also for `exists` over a list."""
+    return _absorb(outcomes, True)
 
 
-def _absorbed(outcomes: Sequence[Any], decisive: bool) -> Any:
+def _absorb(outcomes: Sequence[Any], decisive: bool) -> Any:
     for outcome in (decisive, UNKNOWN, ERROR):
-        if any(found is outcome for found in outcomes):
+        if any(other is outcome for other in outcomes):
             return outcome
     return not decisive
 
@@ -113,17 +112,17 @@ def choice(condition: Meaning, then: Meaning, otherwise: Meaning) -> Meaning:
 
 
 def same(left: Any, right: Any) -> bool:
-    """CEL's equality: numbers by value whatever their type, a bool is no number, other types never equal."""
+    """CEL's equality: numbers by value whatever their type, a bool is not a number, other types are never equal."""
     if isinstance(left, bool) is not isinstance(right, bool):
         return False
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(same, left, right))
-    left, right = _alike(left, right)
+    left, right = _to_common_type(left, right)
     return bool(left == right)
 
 
-def _alike(left: Any, right: Any) -> tuple[Any, Any]:
-    """Two numbers as CEL compares them: an int beside a double as the double nearest to it, which is exact up to 2^53."""
+def _to_common_type(left: Any, right: Any) -> tuple[Any, Any]:
+    """Return two numbers as CEL compares them: an int that meets a double becomes the nearest double, which is exact up to 2^53."""
     if isinstance(left, float) and isinstance(right, int):
         return left, float(right)
     if isinstance(left, int) and isinstance(right, float):
@@ -131,13 +130,13 @@ def _alike(left: Any, right: Any) -> tuple[Any, Any]:
     return left, right
 
 
-def contained(item: Any, items: Sequence[Any]) -> bool:
+def contains(item: Any, items: Sequence[Any]) -> bool:
     """CEL's `in` for a list."""
     return any(same(item, other) for other in items)
 
 
 def _ordering(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], bool]:
-    return lambda left, right: bool(compare(*_alike(left, right)))
+    return lambda left, right: bool(compare(*_to_common_type(left, right)))
 
 
 COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -150,8 +149,8 @@ COMPARISONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def whole(number: int) -> int:
-    """An int of CEL; OverflowError beyond 64 bits."""
+def to_int(number: int) -> int:
+    """Return an int of CEL. Raises OverflowError beyond 64 bits."""
     if not INT_MIN <= number <= INT_MAX:
         raise OverflowError
     return number
@@ -160,11 +159,11 @@ def whole(number: int) -> int:
 def quotient(left: int, right: int) -> int:
     """CEL's int division: towards zero."""
     magnitude = abs(left) // abs(right)
-    return whole(magnitude if (left < 0) is (right < 0) else -magnitude)
+    return to_int(magnitude if (left < 0) is (right < 0) else -magnitude)
 
 
 def remainder(left: int, right: int) -> int:
-    """CEL's %: with the sign of the left side. What overflows in the division is an error here as well."""
+    """CEL's %: with the sign of the left side. An overflow of the division is an error here too."""
     return left - right * quotient(left, right)
 
 
@@ -179,9 +178,9 @@ def ratio(left: float, right: float) -> float:
 
 
 INT_ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
-    "+": lambda left, right: whole(left + right),
-    "-": lambda left, right: whole(left - right),
-    "*": lambda left, right: whole(left * right),
+    "+": lambda left, right: to_int(left + right),
+    "-": lambda left, right: to_int(left - right),
+    "*": lambda left, right: to_int(left * right),
     "/": quotient,
     "%": remainder,
 }
@@ -193,14 +192,14 @@ DOUBLE_ARITHMETIC: Final[Mapping[str, Callable[[float, float], float]]] = {
 }
 
 
-def truncated(number: float) -> int:
-    """int() of a double: cut off; OverflowError where an int does not hold it."""
+def truncate(number: float) -> int:
+    """int() of a double: towards zero. Raises OverflowError if an int cannot hold it."""
     if number != number or not -(2.0**63) < number < 2.0**63:
         raise OverflowError
     return int(number)
 
 
-def unsigned(number: int) -> int:
+def to_unsigned(number: int) -> int:
     """uint() of an int."""
     if number < 0:
         raise OverflowError
@@ -221,8 +220,8 @@ TIME_FIELDS: Final[Mapping[str, Callable[[datetime], int]]] = {
 }
 
 
-def shifted(time: datetime, minutes: int) -> datetime:
-    """The wall clock of a fixed offset."""
+def shift(time: datetime, minutes: int) -> datetime:
+    """Return the wall clock at a fixed offset."""
     return time + timedelta(minutes=minutes)
 
 
@@ -236,16 +235,16 @@ def _substring(text: str, start: int, end: int) -> str:
     return text[start:end]
 
 
-# Functions of a text, with their arguments as CEL has them.
+# Functions of a text, with their arguments in CEL's notation.
 TEXT_TO_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
     "lowerAscii()": _ascii(str.lower),
     "upperAscii()": _ascii(str.upper),
     "reverse()": lambda text: text[::-1],
     "charAt(0)": lambda text: text[:1],
     "substring(1)": lambda text: _substring(text, 1, len(text)),
-    # The library errs where the end is the text's own, which CEL allows (docs/rule-language.md says so to authors).
+    # The library errs if the end is the length of the text, which CEL allows (docs/rule-language.md tells authors).
     "substring(0, 2)": lambda text: _substring(text, 0, 2) if len(text) != 2 else ERROR,
-    # What counts as white space beyond ASCII is the library's to say.
+    # The library defines white space beyond ASCII.
     "trim()": lambda text: text.strip(" \t\n") if text.isascii() and text.isprintable() else UNKNOWN,
 }
 TEXT_TO_INT: Final[Mapping[str, Callable[[str], int]]] = {

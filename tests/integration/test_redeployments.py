@@ -8,13 +8,13 @@ import sys
 CYCLES = 160
 
 
-def test_redeployments_give_their_memory_back() -> None:
-    """Versions that are deployed, watch, decide and are replaced take no more memory than their texts."""
-    done = subprocess.run(
+def test_redeployments_release_their_memory() -> None:
+    """Versions that are deployed, shadowed, activated and replaced take no more memory than their texts."""
+    process = subprocess.run(
         [sys.executable, "-m", "tests.load.redeployments", "--cycles", str(CYCLES)],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert 0 == process.returncode, process.stdout + process.stderr

@@ -1,4 +1,4 @@
-"""A server that cannot start says why and what to do, in one sentence, and never calls it a bug."""
+"""A server that cannot start prints the reason and a remedy in one sentence, not an unexpected error."""
 
 from __future__ import annotations
 
@@ -8,38 +8,67 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from gavel_server.log.redis.embedded import EmbeddedRedis
 
 
-def _serve(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _serve(data: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **variables})
 
 
-def test_a_redis_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    """A Redis that is away ends the start with that sentence, without its password."""
-    ended = _serve(tmp_path, "--redis", "redis://:secret@127.0.0.1:9")
-    assert (1, "") == (ended.returncode, ended.stdout)
-    assert "gavel: bus default cannot be opened: cannot connect to Redis at redis://***@127.0.0.1:9" in ended.stderr
-    assert "secret" not in ended.stderr
-    assert "this is a bug" not in ended.stderr
+def test_refused_password_ends_the_start(tmp_path: Path, redis_url: str) -> None:
+    """A Redis that refuses the password ends the start with a sentence that masks it."""
+    process = _serve(tmp_path, GAVEL_REDIS=redis_url.replace("unix://", "unix://nobody:secret@"))
+    assert (1, "") == (process.returncode, process.stdout)
+    assert "gavel: bus default cannot be opened: cannot connect to Redis at unix://***@/" in process.stderr
+    assert "secret" not in process.stderr
+    assert "this is a bug" not in process.stderr
 
 
-def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+def test_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    """A Redis URL with a password is refused on the command line, and the message names the way that works."""
+    process = _serve(tmp_path, "--redis", "redis://gavel:secret@127.0.0.1:9")
+    assert (2, "") == (process.returncode, process.stdout)
+    assert "give the URL in the environment, as GAVEL_REDIS" in process.stderr
+    assert "secret" not in process.stderr
+
+
+def test_unreachable_redis_delays_the_start(tmp_path: Path, redis_server: EmbeddedRedis) -> None:
+    """A server that starts while Redis cannot be reached says so, and is ready once Redis is there."""
+    there = tmp_path / "redis.sock"
+    command = [sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+    with subprocess.Popen([*command, "--redis", f"unix://{there}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        line = process.stderr.readline()
+        while "log.unavailable" not in line:
+            assert line
+            line = process.stderr.readline()
+        assert process.poll() is None
+        there.symlink_to(unquote(urlsplit(redis_server.url).path))
+        assert process.stdout.readline().startswith("gavel: ready on ")
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=60)
+    assert 0 == process.returncode
+
+
+def test_broken_checkpoint_ends_the_start(tmp_path: Path) -> None:
     """A checkpoint file that cannot be read ends the start with its path and the two ways out."""
     checkpoint = tmp_path / "checkpoint.json"
     checkpoint.write_text("{broken")
-    ended = _serve(tmp_path)
-    assert 1 == ended.returncode
-    assert f"gavel: {checkpoint} is not a checkpoint of acknowledged events" in ended.stderr
-    assert "restore it, or remove it to accept what the log holds" in ended.stderr
-    assert "this is a bug" not in ended.stderr
+    process = _serve(tmp_path)
+    assert 1 == process.returncode
+    assert f"gavel: {checkpoint} is not a checkpoint of acknowledged events" in process.stderr
+    assert "restore it, or remove it to accept what the log holds" in process.stderr
+    assert "this is a bug" not in process.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_start_can_be_stopped(tmp_path: Path, number: signal.Signals) -> None:
-    """A server that is told to end before it is ready ends, with exit status 0, and its Redis with it."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_stop_during_the_start(tmp_path: Path, number: signal.Signals) -> None:
+    """A server that gets SIGTERM, SIGINT or SIGHUP before it is ready ends with exit status 0, and its Redis ends too."""
     programs = tmp_path / "bin"
     programs.mkdir()
     redis = programs / "redis-server"
@@ -49,14 +78,14 @@ def test_a_start_can_be_stopped(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data)]
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        started = data / "redis.pid"
-        while not (started.exists() and started.read_text().strip()):
+        process_file = data / "redis.pid"
+        while not (process_file.exists() and process_file.read_text().strip()):
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(number)
-        said, log = process.communicate(timeout=60)
-    assert (0, "") == (process.returncode, said)
+        output, log = process.communicate(timeout=60)
+    assert (0, "") == (process.returncode, output)
     assert "server.stopped" in log
     assert "Traceback" not in log
     with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
+        os.kill(int(process_file.read_text()), 0)

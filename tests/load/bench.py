@@ -1,11 +1,12 @@
-"""How fast Gavel decides, measured against what the transport alone costs on the same machine in the same run: `make bench`.
+"""The benchmark (`make bench`): Gavel's throughput and latency, relative to those of an empty gRPC handler in the same run.
 
-Rates of one machine say little about another, so each of four calls runs on real servers (embedded Redis, fsync before every answer, both
-rule engines; one with the shipped refund rule set, one with twenty rules) and on an empty handler of the same messages (empty_server.py).
-The servers are the compiled build, as users run it, unless --interpreted asks for the other.
-They take turns, several rounds with fresh servers, and medians count. ghz makes the load; it shares the machine with the servers in every
-measurement alike. What the rule engines cost without server and log is measured first (engines.py). Outcomes are counted from the log
-afterwards: a decision that did not come from the rules fails the run. Never part of the tests, since timings decide here.
+Absolute rates depend on the machine. So each of four calls runs on real servers and on an empty handler of the same messages
+(empty_server.py). The real servers use the embedded Redis, an fsync before every answer and both rule engines, one with the shipped
+refund rule set and one with twenty rules. They are the compiled build unless --interpreted is given.
+
+Targets take turns, several rounds with fresh servers, and medians count. ghz generates the load, on the same machine for all targets.
+The rule engines are measured first, without server and log (engines.py). Outcomes are counted from the log afterwards: a decision
+that did not come from a rule fails the run. The benchmark is not part of the tests, because timings are not deterministic.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from gavel.v1 import projection_service_pb2 as projection
 from gavel.v1 import projection_service_pb2_grpc as projection_grpc
 from gavel.v1 import rule_set_service_pb2 as rule_set
 from gavel.v1 import rule_set_service_pb2_grpc as rule_set_grpc
-from gavel_rules.authoring.shipped import shipped_rule_set
-from gavel_server.build import COMPILED, INTERPRETED
-from gavel_server.front.programs import Choice, chosen
+from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
+from gavel_server.front.programs import FrontSetting, select_program
+from gavel_server.process.build import COMPILED, INTERPRETED
 from google.protobuf import descriptor_pb2
 from rich.console import Console
 from rich.progress import Progress
 
 from tests.load import engines, workload
 from tests.load.measurements import EMPTY, Cell, Sample, gates, rows_of, table
+from tests.support.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[2]
 GAVEL: Final = Path(sys.executable).with_name("gavel")
 COMPILED_TREE: Final = ROOT / "build/compiled"
 READY: Final = "gavel: ready on "
@@ -55,17 +56,17 @@ EMPTY_SERVER: Final = Path(__file__).with_name("empty_server.py")
 PAGE_SIZE: Final = 1000
 PROPOSALS_REUSED: Final = 1000
 WARM_UP_DECISIONS: Final = 500
-# A round is shorter than the least age that the shipped rule set allows a fact (60 s); longer cells would measure refusals.
+# Facts of the shipped rule set are valid for 60 s; a longer measurement would measure refusals.
 SECONDS_MAX: Final = 5.0
 
 
 class BenchError(Exception):
-    """The measurement cannot be made, or would not mean what it says."""
+    """The benchmark failed, or its result would be wrong."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call to measure; `decisions` per request."""
+    """A call to measure, with its number of decisions per request."""
 
     name: str
     decisions: int
@@ -87,7 +88,7 @@ CALLS: Final = (
 
 @dataclass(frozen=True)
 class Target:
-    """A server under load; `redis` is 0 where there is none."""
+    """A server under load. `process` and `redis` are process ids; `redis` is 0 if it has none."""
 
     name: str
     address: str
@@ -97,7 +98,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of which build and front, how much load, and for how long."""
+    """The build and front to measure, and the load."""
 
     build: str
     front: str
@@ -110,7 +111,7 @@ class Settings:
 
 
 class Bench:
-    """One run; `cells` fills up, by (call, target)."""
+    """One run. `cells` holds its measurements by (call, target)."""
 
     def __init__(self, settings: Settings, directory: Path, progress: Progress) -> None:
         self.cells: dict[tuple[str, str], Cell] = {}
@@ -124,9 +125,9 @@ class Bench:
         self._task = progress.add_task("measuring", total=settings.rounds * len(CALLS) * (1 + len(self._documents)))
 
     def run(self) -> None:
-        """All rounds. The empty handler answers a decision that a real server gave, and lives through all of them."""
+        """Run all rounds. One empty handler, which answers with a decision of a real server, serves all of them."""
         _write_protoset(self._directory / "gavel.protoset")
-        with ExitStack() as lasting:
+        with ExitStack() as run_stack:
             empty: Target | None = None
             for number in range(self._settings.rounds):
                 with ExitStack() as stack:
@@ -136,14 +137,14 @@ class Bench:
                         )
                         for place, (name, document) in enumerate(self._documents.items())
                     ]
-                    empty = empty or lasting.enter_context(_empty(self._canned_answer(real[0])))
+                    empty = empty or run_stack.enter_context(_empty(self._canned_answer(real[0])))
                     for call in CALLS:
-                        self._turn(call, empty, source=real[0])
+                        self._measure(call, empty, source=real[0])
                         for target in real:
-                            self._turn(call, target, source=target)
+                            self._measure(call, target, source=target)
 
     def _canned_answer(self, target: Target) -> Path:
-        """A file with the answer to one proposal, given by a real server."""
+        """Return a file with a real server's answer to one proposal."""
         path = self._directory / "answer"
         with grpc.insecure_channel(target.address) as channel:
             (proposal,) = workload.proposals(channel, 1)
@@ -151,10 +152,10 @@ class Bench:
         path.write_bytes(answer.SerializeToString())
         return path
 
-    def _turn(self, call: Call, target: Target, source: Target) -> None:
-        """One round of one call on one target: a short try, which also warms up, then the measurement. Facts are published to `source`."""
-        tried = self._load(call, target, source, WARM_UP_DECISIONS // call.decisions)
-        requests = max(1, int(tried.decisions_per_second * self._settings.seconds / call.decisions))
+    def _measure(self, call: Call, target: Target, source: Target) -> None:
+        """Measure one call on one target, after a short warm-up that also estimates the rate. Facts are published to `source`."""
+        warm_up = self._load(call, target, source, WARM_UP_DECISIONS // call.decisions)
+        requests = max(1, int(warm_up.decisions_per_second * self._settings.seconds / call.decisions))
         head = _head(source)
         sample = self._load(call, target, source, requests)
         cell = self.cells.setdefault((call.name, target.name), Cell())
@@ -165,11 +166,11 @@ class Bench:
         self._progress.advance(self._task)
 
     def _load(self, call: Call, target: Target, source: Target, requests: int) -> Sample:
-        """Sends `requests` requests. Those that write go with a proposal each of its own; the others take turns with a few."""
-        once = target is source and not call.preflight
+        """Send requests and return the sample. Requests that write have proposals of their own; the others reuse a few."""
+        writes = target is source and not call.preflight
         file = self._directory / "requests"
         with grpc.insecure_channel(source.address) as channel:
-            count = requests * call.decisions if once else min(requests * call.decisions, PROPOSALS_REUSED)
+            count = requests * call.decisions if writes else min(requests * call.decisions, PROPOSALS_REUSED)
             self._proposals = workload.proposals(channel, count)
         workload.write_requests(file, self._proposals, batch=call.batch, preflight=call.preflight)
         server_before, redis_before = _cpu_seconds(target.process), _cpu_seconds(target.redis)
@@ -189,7 +190,7 @@ class Bench:
         )
 
     def _ghz(self, call: Call, target: Target, file: Path, requests: int) -> dict[str, Any]:
-        """ghz's report; anything but OK for every request ends the benchmark."""
+        """Run ghz and return its report. Raises BenchError unless every request is OK."""
         settings = self._settings
         concurrency = min(requests, settings.batch_concurrency if call.batch else settings.concurrency)
         options = {
@@ -209,7 +210,7 @@ class Bench:
         return report
 
     def _preflight_outcomes(self, target: Target) -> Counter[str]:
-        """What the proposals sent last would come to; a Preflight leaves no trace to count afterwards."""
+        """Return the outcomes of the last proposals by another Preflight, because a Preflight is not in the log."""
         with grpc.insecure_channel(target.address) as channel:
             request = arbitration.BatchPreflightRequest(envelopes=self._proposals[: workload.BATCH_PROPOSALS])
             results = arbitration_grpc.ArbitrationServiceStub(channel).BatchPreflight(request).results
@@ -217,13 +218,13 @@ class Bench:
 
 
 def _head(target: Target) -> int:
-    """The sequence number of the target's newest event."""
+    """Return the sequence number of the target's newest event."""
     with grpc.insecure_channel(target.address) as channel:
         return projection_grpc.ProjectionServiceStub(channel).GetStatus(projection.GetStatusRequest()).head_sequence_number
 
 
 def _recorded_outcomes(target: Target, head: int, decisions: int) -> Counter[str]:
-    """What the first decisions after `head` came to, read from the log; there must be as many as were asked for."""
+    """Return the outcomes of the first decisions after `head`, from the log. Raises BenchError if their number is wrong."""
     outcomes: Counter[str] = Counter()
     with grpc.insecure_channel(target.address) as channel:
         stub = event_grpc.EventServiceStub(channel)
@@ -232,7 +233,7 @@ def _recorded_outcomes(target: Target, head: int, decisions: int) -> Counter[str
         )
         while True:
             page = stub.ListEvents(request)
-            # A later decision ends an earlier one, e.g. an approval that expired: no proposal asked for it.
+            # Other decisions follow an earlier one, e.g. the expiry of an approval.
             first = [envelope.decision for envelope in page.envelopes if not envelope.decision.previous_decision_id]
             outcomes.update(map(_outcome, first))
             request.page_token = page.next_page_token
@@ -244,7 +245,7 @@ def _recorded_outcomes(target: Target, head: int, decisions: int) -> Counter[str
 
 
 def _outcome(decision: decision_pb2.Decision) -> str:
-    """Outcome and reason; BenchError if the rules were not asked, since then it cost too little."""
+    """Return outcome and reason code. Raises BenchError if no rule decided, because such a decision costs less."""
     name = decision_pb2.Outcome.Name(decision.outcome).removeprefix("OUTCOME_")
     if not decision.rule_id:
         raise BenchError(f"a decision did not come from a rule: {name} {decision.reason_code}")
@@ -252,19 +253,19 @@ def _outcome(decision: decision_pb2.Decision) -> str:
 
 
 def environment_of(build: str) -> dict[str, str]:
-    """The environment in which `gavel` is this build; BenchError where it is not."""
+    """Return the environment in which `gavel` is this build. Raises BenchError if it is the other one."""
     environment = dict(os.environ)
     if build == COMPILED:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(COMPILED_TREE), os.environ.get("PYTHONPATH"))))
-    said = subprocess.run([GAVEL, "--version"], env=environment, check=True, capture_output=True, text=True).stdout.strip()
-    if not said.endswith(f"({build})"):
-        raise BenchError(f"the {build} build is to be measured, and this is {said!r}; use make bench")
+    version = subprocess.run([GAVEL, "--version"], env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    if not version.endswith(f"({build})"):
+        raise BenchError(f"the {build} build is to be measured, and this is {version!r}; use make bench")
     return environment
 
 
 @contextmanager
 def _gavel(name: str, document: str, directory: Path, environment: dict[str, str]) -> Iterator[Target]:
-    """A real server on the embedded Redis, with the rule set in force."""
+    """Run a real server on the embedded Redis, with the rule set in force."""
     directory.mkdir(parents=True)
     with (directory / "server.log").open("w") as log:
         command = [str(GAVEL), "serve", "--listen", "127.0.0.1:0", "--data", str(directory / "data")]
@@ -285,7 +286,7 @@ def _gavel(name: str, document: str, directory: Path, environment: dict[str, str
 
 @contextmanager
 def _empty(answer: Path) -> Iterator[Target]:
-    """The empty handler, answering what the file holds."""
+    """Run the empty handler with the answer in the file."""
     with subprocess.Popen([sys.executable, EMPTY_SERVER, answer], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -295,19 +296,19 @@ def _empty(answer: Path) -> Iterator[Target]:
 
 
 def _redis_of(server: int) -> int:
-    """The process id of the Redis that the server started."""
+    """Return the process id of the Redis that the server started."""
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             head, _, tail = status.read_text().rpartition(") ")
         except OSError:
-            continue  # It ended meanwhile.
+            continue  # the process ended meanwhile
         if int(tail.split()[1]) == server and head.partition("(")[2].startswith(("redis-server", "valkey-server")):
             return int(status.parent.name)
     raise BenchError(f"the server (process {server}) has no Redis of its own")
 
 
 def _cpu_seconds(process: int) -> float:
-    """User and system time of the process so far, all its threads; 0 for no process."""
+    """Return the user and system time of all threads of a process so far; 0 for process 0."""
     if not process:
         return 0.0
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
@@ -315,9 +316,9 @@ def _cpu_seconds(process: int) -> float:
 
 
 def _write_protoset(path: Path) -> None:
-    """Writes the service for ghz with every nested message as bytes, which is the same on the wire.
+    """Write the service's descriptor for ghz with every nested message as bytes, which is the same on the wire.
 
-    ghz handles messages by reflection, at several times the cost of our server; it need not open what it only carries.
+    ghz handles messages by reflection, at several times the cost of the server.
     """
     file = descriptor_pb2.FileDescriptorProto()
     arbitration.DESCRIPTOR.CopyToProto(file)
@@ -333,7 +334,7 @@ def _write_protoset(path: Path) -> None:
 
 
 def _engine_figures(build: str) -> dict[str, float]:
-    """What the engines cost on this build, measured in a process of its own: this one is another build, or may be."""
+    """Measure the rule engines of a build, in a process of its own because this one may be the other build."""
     command = [sys.executable, "-m", "tests.load.engines", "--json"]
     figures: dict[str, float] = json.loads(
         subprocess.run(command, cwd=ROOT, env=environment_of(build), check=True, capture_output=True, text=True).stdout
@@ -342,20 +343,20 @@ def _engine_figures(build: str) -> dict[str, float]:
 
 
 def main() -> int:
-    """Runs the benchmark and prints it; 1 if it could not be made, or with --gate if a gate was missed."""
+    """Run the benchmark and print it; return 1 if it failed, or with --gate if a gate was missed."""
     arguments = _arguments()
-    # Wide enough for the table where the output is no terminal, e.g. a file.
+    # Wide enough for the table if the output is a file.
     console = Console(width=None if sys.stdout.isatty() else 120)
     if not 0 < arguments.seconds <= SECONDS_MAX:
         console.print(f"bench: --seconds must be above 0 and at most {SECONDS_MAX}: facts would grow stale while they are measured")
         return 2
     began = time.monotonic()
     (ROOT / "build").mkdir(exist_ok=True)
-    # Beside the sources and not in /tmp, which may be memory: an fsync has to cost what it costs.
+    # Not in /tmp, which may be in memory: an fsync must reach the disk.
     directory = Path(tempfile.mkdtemp(prefix="bench-", dir=ROOT / "build"))
     settings = Settings(
         build=INTERPRETED if arguments.interpreted else COMPILED,
-        front=chosen(arguments.front) or "none",
+        front="none" if select_program(arguments.front) is None else "native",
         **{name: getattr(arguments, name) for name in ("ghz", "seconds", "rounds", "concurrency", "batch_concurrency", "connections")},
     )
     try:
@@ -395,7 +396,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="make bench", description="Measures Gavel beside an empty handler of the same messages.")
     parser.add_argument("--ghz", type=Path, required=True, help="the load generator")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement (default 2)")
@@ -404,7 +405,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch-concurrency", type=int, default=8, help="batches under way at once (default 8)")
     parser.add_argument("--connections", type=int, default=4, help="connections that they share (default 4)")
     parser.add_argument("--interpreted", action="store_true", help="measure the build of Python alone (default: the compiled one)")
-    parser.add_argument("--front", default="auto", choices=get_args(Choice), help="what speaks gRPC (default auto: the best there is)")
+    parser.add_argument("--front", default="auto", choices=get_args(FrontSetting), help="what speaks gRPC (default: auto)")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     parser.add_argument("--gate", action="store_true", help="exit 1 if a gate is missed")
     return parser.parse_args()

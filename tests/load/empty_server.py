@@ -1,9 +1,9 @@
-"""The yardstick of the benchmark: ArbitrationService on grpc.aio and uvloop with handlers that do nothing.
+"""The baseline of the benchmark: ArbitrationService on grpc.aio and uvloop with handlers that do nothing.
 
-It reads each request as the generated stubs do and answers a decision that a real server gave, so what is left is what the transport
-costs: parsing, serializing, the event loop. It decides nothing and stores nothing.
+It parses each request as the generated stubs do and answers with a decision of a real server. Its cost is that of the transport:
+parsing, serializing and the event loop.
 
-Usage: empty_server.py FILE, a serialized SubmitProposalResponse to answer with. Prints its port and serves until it is ended.
+Usage: empty_server.py FILE, a serialized SubmitProposalResponse to answer with. It prints its port and serves until it is terminated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 
 def empty_handlers(answer: messages.SubmitProposalResponse) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """A handler per call, by name: the same decision for everybody, and for a batch as many as it has envelopes."""
+    """Return the handlers by call: each answers with the same decision, a batch with one per envelope."""
     decision = answer.decision.decision
     preflight_answer = messages.PreflightResponse(decision=decision, evaluated_at_sequence_number=1)
     submit_result = messages.ProposalResult(decision=answer.decision)
@@ -50,7 +50,7 @@ def empty_handlers(answer: messages.SubmitProposalResponse) -> dict[str, grpc.Rp
 
 
 async def serve(answer: messages.SubmitProposalResponse) -> None:
-    """Serves on a free port of loopback until the process is ended."""
+    """Serve on a free port of the loopback interface until the process is terminated."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("gavel.v1.ArbitrationService", empty_handlers(answer)),))
     port = server.add_insecure_port("127.0.0.1:0")

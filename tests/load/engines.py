@@ -1,9 +1,9 @@
-"""What a decision's rules cost by themselves, without server and log: part of `make bench`, alone `python -m tests.load.engines`.
+"""The cost of the rule engines without server and log: part of `make bench`, or alone `python -m tests.load.engines`.
 
-Two promises, each with a gate. The cost of an action does not depend on the rules of others: ten rules beside ten others, and the
-same ten beside a thousand others, take turns. And an action of twenty rules is evaluated by both engines in 40 µs, by the Rete
-network with its guards alone in 15 µs, on one core of the class that docs/operating.md names. Every figure is processor time, the
-median of rounds of calls; the call of an empty function, measured the same way, tells what the machine makes of a call at all.
+There are two gates. The cost of an action must not depend on the rules of other actions: ten rules are measured beside ten others
+and beside a thousand others. And twenty rules must take at most 40 µs on both engines, and 15 µs on Rete with its guards alone, on
+one core of the class that docs/operating.md names. Figures are processor time, the median of several rounds. The call of an empty
+function, measured the same way, is the unit of comparison between machines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Final
 
-from gavel_rules.language.case import Case
-from gavel_rules.language.ruleset import CompiledAction, compile_rule_set
+from gavel_rules.language.engines.case import Case
+from gavel_rules.language.rule_set import CompiledAction, compile_rule_set
 from rich.console import Console
 
 from tests.load.workload import FURTHER_CONDITIONS, RULES_OF_THE_LARGE_SET
@@ -61,13 +61,13 @@ CASE: Final = Case(
 
 
 def conditions(count: int) -> list[str]:
-    """So many conditions of the kinds that authors write, all different; the last one holds for the case."""
+    """Return `count` different conditions as authors write them. Only the last one holds for the case."""
     further = [f"({FURTHER_CONDITIONS[number % len(FURTHER_CONDITIONS)]}) && params.amount > {number}.5" for number in range(count - 1)]
     return [*further, 'params.amount <= 100 && facts.order_status == "delivered" && proposal.risk < 0.5']
 
 
 def action(rules: int, others: int) -> CompiledAction:
-    """The action with so many rules, in a rule set with `others` rules for other actions."""
+    """Return an action with `rules` rules, in a rule set with `others` rules of other actions."""
     names = [f"other.action{number}" for number in range(others // RULES_PER_OTHER_ACTION)]
     declared = {name: {"params": PARAMS, "facts": FACTS} for name in (ACTION, *names)}
     written = [
@@ -77,10 +77,10 @@ def action(rules: int, others: int) -> CompiledAction:
     ]
     document = {"gavel": "v1", "rule_set": "bench", "version": 1 + others, "actions": declared, "rules": written}
     compiled = compile_rule_set(json.dumps(document)).actions
-    # Those of other actions are at work as well: their networks live in the same process.
+    # Start the networks of the other actions as well.
     for one in compiled.values():
-        if len(one.evaluate(CASE, both=True).matched) != 1:
-            raise RuntimeError(f"{one.action_type} does not match the one rule that it should")
+        if len(one.evaluate(CASE, cross_check=True).matches) != 1:
+            raise RuntimeError(f"{one.action_type} does not match exactly one rule")
     _ALIVE.append(compiled)
     return compiled[ACTION]
 
@@ -89,7 +89,7 @@ _ALIVE: Final[list[object]] = []
 
 
 def microseconds(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """The median processor time of each call, all by turns, so that what else the machine does meets all alike."""
+    """Return the median processor time of each call. The calls take turns, so that other load affects all of them."""
     rounds: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for number, call in enumerate(calls):
@@ -101,16 +101,16 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> list[float]:
 
 
 def measure() -> dict[str, float]:
-    """All figures, in µs but for the ratio."""
+    """Return all figures, in µs except the ratio."""
     large = action(RULES_OF_THE_LARGE_SET, 0)
     few, many = (action(10, others) for others in OTHERS)
     empty, both, rete, beside_few, beside_many = microseconds(
         [
             _nothing,
-            lambda: large.evaluate(CASE, both=True),
-            lambda: large.evaluate(CASE, both=False),
-            lambda: few.evaluate(CASE, both=True),
-            lambda: many.evaluate(CASE, both=True),
+            lambda: large.evaluate(CASE, cross_check=True),
+            lambda: large.evaluate(CASE, cross_check=False),
+            lambda: few.evaluate(CASE, cross_check=True),
+            lambda: many.evaluate(CASE, cross_check=True),
         ]
     )
     return {
@@ -128,7 +128,7 @@ def _nothing() -> None:
 
 
 def gates(figures: dict[str, float]) -> list[dict[str, Any]]:
-    """What was wanted, what was reached, and whether it is enough."""
+    """Return each gate with its bound, its figure, and whether it passed."""
     bounds = {"ratio_1000_to_10": RATIO_MAX, "twenty_rules_both_us": BOTH_US_MAX, "twenty_rules_rete_us": RETE_US_MAX}
     return [{"name": name, "reached": figures[name], "wanted": bound, "passed": figures[name] < bound} for name, bound in bounds.items()]
 
@@ -149,7 +149,7 @@ def show(figures: dict[str, float], console: Console) -> None:
 
 
 def main() -> int:
-    """Measure and print; with --gate, 1 if a gate was missed."""
+    """Measure and print; with --gate, return 1 if a gate was missed."""
     parser = argparse.ArgumentParser(prog="python -m tests.load.engines", description="Measures the two rule engines by themselves.")
     parser.add_argument("--gate", action="store_true", help="exit 1 if a gate is missed")
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON, and no gates")

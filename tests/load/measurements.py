@@ -1,4 +1,4 @@
-"""What the benchmark measured: samples, their medians over the rounds, the table of them, and the gates."""
+"""The measurements of the benchmark: samples, their medians over the rounds, their table, and the gates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 from rich.table import Table
 
 EMPTY: Final = "empty handler"
-# What Gavel must reach, as a multiple of the decisions/s of the empty unary SubmitProposal handler.
+# The decisions/s that Gavel must reach, as multiples of those of the empty unary SubmitProposal handler.
 GATES: Final = {"SubmitProposal": 0.6, "BatchSubmitProposals": 1.5}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement. Latencies are those of whole requests; CPU time is that of the server's own process, and of its Redis."""
+    """One measurement. Latencies are those of requests; CPU times are those of the server's process and of its Redis."""
 
     decisions_per_second: float
     p50_ms: float
@@ -27,32 +27,32 @@ class Sample:
 
 @dataclass
 class Cell:
-    """All measurements of one call on one target, one per round, with what the decisions came to."""
+    """The measurements of one call on one target, one per round, and the outcomes of the decisions."""
 
     samples: list[Sample] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def median(self, name: str) -> float:
-        """The median of one quantity over the rounds."""
+        """Return the median of one quantity over the rounds."""
         return float(median(getattr(sample, name) for sample in self.samples))
 
     def ratio(self, other: Cell) -> float:
-        """The median over the rounds of this one's decisions/s by the other's."""
+        """Return the median over the rounds of the ratio of this cell's decisions/s to the other's."""
         return median(
-            mine.decisions_per_second / theirs.decisions_per_second for mine, theirs in zip(self.samples, other.samples, strict=True)
+            own.decisions_per_second / reference.decisions_per_second for own, reference in zip(self.samples, other.samples, strict=True)
         )
 
 
 def rows_of(cells: dict[tuple[str, str], Cell]) -> list[dict[str, Any]]:
-    """One row per call and target: medians, and the ratios to the empty handlers."""
-    yardstick = cells["SubmitProposal", EMPTY]
+    """Return one row per call and target: medians, and the ratios to the empty handlers."""
+    baseline = cells["SubmitProposal", EMPTY]
     return [
         {
             "call": call,
             "target": target,
             **{name: round(cell.median(name), 3) for name in Sample.__dataclass_fields__},
             "ratio_to_empty_same_call": round(cell.ratio(cells[call, EMPTY]), 3),
-            "ratio_to_empty_submit": round(cell.ratio(yardstick), 3),
+            "ratio_to_empty_submit": round(cell.ratio(baseline), 3),
             "outcomes": dict(cell.outcomes),
             "samples": [asdict(sample) for sample in cell.samples],
         }
@@ -61,16 +61,16 @@ def rows_of(cells: dict[tuple[str, str], Cell]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
-    """The rows for people."""
-    shown = Table(
+    """Return the rows as a table."""
+    result = Table(
         title="Decisions: medians of all rounds",
         caption="µs: CPU time per decision. x empty, x submit: decisions/s, in multiples of the empty handler's of the same call and of the"
         " empty unary SubmitProposal's.",
     )
     for column in ("call", "on", "decisions/s", "p50 ms", "p99 ms", "server µs", "Redis µs", "x empty", "x submit"):
-        shown.add_column(column, justify="left" if column in ("call", "on") else "right", no_wrap=True)
+        result.add_column(column, justify="left" if column in ("call", "on") else "right", no_wrap=True)
     for place, row in enumerate(rows):
-        shown.add_row(
+        result.add_row(
             row["call"],
             row["target"],
             f"{row['decisions_per_second']:,.0f}",
@@ -82,11 +82,11 @@ def table(rows: list[dict[str, Any]]) -> Table:
             f"{row['ratio_to_empty_submit']:.2f}",
             end_section=place + 1 == len(rows) or rows[place + 1]["call"] != row["call"],
         )
-    return shown
+    return result
 
 
 def gates(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each gate on each real server: what was reached, and whether it is enough."""
+    """Return each gate on each real server, with the ratio reached and whether it passed."""
     return [
         {
             "call": row["call"],

@@ -1,11 +1,10 @@
-"""Rule sets deployed and put in force again and again on one server: does its memory stay where it is?
+"""An endurance test of deployments: the memory of a server must not grow with the number of rule sets that were in force.
 
     python -m tests.load.redeployments --cycles 2000        (make soak)
 
-Each cycle deploys a version of its own, lets it watch, puts it in force, and has it decide, by real gRPC on a real Redis; only the
-child process that compiles a document first is left out, as it would take nearly all of the time. Memory is this process's
-resident set, after a first quarter in which caches fill. What may grow is the deployed texts, which the state keeps.
-Exit status 1 if more did.
+Each cycle deploys a new version, makes it a shadow, puts it in force and lets it decide, over real gRPC on a real Redis. The compiler
+process is left out, because it would take nearly all of the time. Memory is the resident set of this process after the first
+quarter, in which caches fill. It may grow by the deployed texts, which the state keeps. The exit status is 1 if it grows more.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from typing import Final
 from gavel.v1 import decision_pb2, fact_pb2
 from gavel.v1.rule_set_service_pb2 import ActivateRuleSetRequest
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
-from gavel_server.embedded import EmbeddedRedis
 from gavel_server.log import EventLog
-from gavel_server.log.redis import RedisLog
+from gavel_server.log.redis.embedded import EmbeddedRedis
+from gavel_server.log.redis.log import RedisLog
 
 from tests.integration.services.world import RULE_SET, Clock, World, fact, proposal, running_world
 
-# A text is kept twice, as written and canonical, in an entry with names and digests; and where each event of the cycle stands is
-# remembered for as long as the idempotency window. Measured: 8 KB a cycle, ten times its text.
+# The state keeps each text twice, as written and canonical, and the position of each event for the idempotency window.
+# Measured: 8 KB per cycle, ten times the text.
 TEXT_FACTOR: Final = 20
-# What the allocator may keep for itself. Compiled rule sets that are not given back take more in some twenty cycles.
+# Slack of the allocator. Compiled rule sets that leak exceed it within some twenty cycles.
 SLACK_BYTES: Final = 8 * 1024 * 1024
 PAGE_BYTES: Final = 4096
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process holds."""
+    """Return the resident set of this process, in bytes."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 class WallClock(Clock):
-    """The time of this machine, which is also its Redis's."""
+    """The clock of this machine, which is also the clock of its Redis."""
 
     def __call__(self) -> int:
         """Return the time, in milliseconds since the epoch."""
@@ -51,18 +50,18 @@ class WallClock(Clock):
 
 
 async def cycle(world: World, version: int) -> None:
-    """Deploy a version, let it watch, put it in force, and see that it decides."""
+    """Deploy a version, make it a shadow, put it in force, and check that it decides."""
     await world.deploy(RULE_SET.replace("version: 1", f"version: {version}"))
     for mode in (fact_pb2.ACTIVATION_MODE_SHADOW, fact_pb2.ACTIVATION_MODE_ACTIVE):
         await world.rule_sets.ActivateRuleSet(ActivateRuleSetRequest(policy_id="refunds", version=version, mode=mode))
-        known = await world.publish(fact("order/1", "order.status", "cancelled"))
-        decision = (await world.propose(proposal("order/1", cites=[known], trace_id=f"{version}-{mode}"))).decision
+        status = await world.publish(fact("order/1", "order.status", "cancelled"))
+        decision = (await world.propose(proposal("order/1", cites=[status], trace_id=f"{version}-{mode}"))).decision
     if (decision.outcome, decision.policy_version) != (decision_pb2.OUTCOME_REJECTED, version):
         raise RuntimeError(f"version {version} does not decide: {decision}")
 
 
 async def soak(cycles: int, redis_url: str) -> int:
-    """Run the cycles; return by how many bytes the memory grew after the first quarter."""
+    """Run the cycles; return the growth of memory after the first quarter, in bytes."""
 
     async def open_log(bus: str, clock: Clock) -> EventLog:
         return await RedisLog.connect(redis_url, bus, idempotency_window_ms=IDEMPOTENCY_WINDOW_MS_DEFAULT)
@@ -79,13 +78,13 @@ async def soak(cycles: int, redis_url: str) -> int:
 
 
 async def main(cycles: int) -> int:
-    """Soak on a Redis of its own, say what came of it, and return the exit status."""
+    """Run the test on a Redis of its own, print the result, and return the exit status."""
     with tempfile.TemporaryDirectory() as directory:
         async with EmbeddedRedis(Path(directory)) as redis:
-            grown = await soak(cycles, redis.url)
+            growth = await soak(cycles, redis.url)
     allowed = (cycles - cycles // 4) * len(RULE_SET) * TEXT_FACTOR + SLACK_BYTES
-    print(f"{cycles} cycles: {grown / 1e6:.1f} MB more, {allowed / 1e6:.1f} MB allowed")
-    return 0 if grown <= allowed else 1
+    print(f"{cycles} cycles: {growth / 1e6:.1f} MB more, {allowed / 1e6:.1f} MB allowed")
+    return 0 if growth <= allowed else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the benchmark sends: orders with their facts, refund proposals that rest on them, and a rule set of twenty rules.
+"""The load of the benchmark: orders with their facts, refund proposals that cite them, and a rule set of twenty rules.
 
-Every proposal is about an order of its own, so that no conflict key is taken and each decision comes from the rules: three in four are
-approved, one in four is refused because its order is cancelled. Facts age as the rule set says, so they are published just before use.
+Every proposal has an order of its own, so that no conflict key is held and each decision comes from a rule: three in four are
+approved, one in four is refused because its order is cancelled. Facts are published just before use, because they become stale.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FACTS = 3
 ACTION = "refund.create"
 RULES_OF_THE_LARGE_SET = 20
 
-# Conditions of the kinds that authors write; none of them holds for our proposals, so the shipped rules still decide.
+# Conditions as authors write them. None holds for the proposals of the benchmark, so the shipped rules still decide.
 FURTHER_CONDITIONS = (
     'params.amount > 5000.0 && facts.order_status == "delivered"',
     'params.currency == "USD" && params.amount > 2500.0',
@@ -42,11 +42,11 @@ FURTHER_CONDITIONS = (
 
 
 def large_rule_set(document: str) -> str:
-    """The rule set `document` with so many rules added that it has RULES_OF_THE_LARGE_SET, all of them looked at on every decision."""
+    """Return a rule set with rules added up to RULES_OF_THE_LARGE_SET, all of which are evaluated for every decision."""
     yaml = YAML()
     rule_set = yaml.load(document)
-    taken = {rule["priority"] for rule in rule_set["rules"]}
-    free = (priority for priority in range(1, 65536) if priority not in taken)
+    used = {rule["priority"] for rule in rule_set["rules"]}
+    free = (priority for priority in range(1, 65536) if priority not in used)
     for number, priority in zip(range(RULES_OF_THE_LARGE_SET - len(rule_set["rules"])), free, strict=False):
         condition = FURTHER_CONDITIONS[number % len(FURTHER_CONDITIONS)]
         rule_set["rules"].append(
@@ -59,13 +59,13 @@ def large_rule_set(document: str) -> str:
                 "reason_code": f"FURTHER_{number}",
             }
         )
-    written = StringIO()
-    yaml.dump(rule_set, written)
-    return written.getvalue()
+    output = StringIO()
+    yaml.dump(rule_set, output)
+    return output.getvalue()
 
 
 def proposals(channel: grpc.Channel, count: int) -> list[envelope_pb2.Envelope]:
-    """Publishes the facts of `count` new orders and returns a proposal for each, with an event_id like any careful client's."""
+    """Publish the facts of `count` new orders and return a proposal for each, with an event_id, as clients send it."""
     orders = [f"order/{uuid.uuid4().hex[:16]}" for _ in range(count)]
     facts = [fact for number, order in enumerate(orders) for fact in _facts(order, cancelled=number % CANCELLED_EVERY == 0)]
     published = _publish(channel, facts)
@@ -73,7 +73,7 @@ def proposals(channel: grpc.Channel, count: int) -> list[envelope_pb2.Envelope]:
 
 
 def write_requests(path: Path, proposals: Sequence[envelope_pb2.Envelope], *, batch: bool, preflight: bool) -> int:
-    """Writes the requests that carry `proposals`, length-delimited, as ghz reads them; returns how many there are."""
+    """Write the requests for `proposals`, length-delimited as ghz reads them; return their number."""
     requests: list[Message]
     if batch:
         groups = [proposals[start : start + BATCH_PROPOSALS] for start in range(0, len(proposals), BATCH_PROPOSALS)]
@@ -82,15 +82,15 @@ def write_requests(path: Path, proposals: Sequence[envelope_pb2.Envelope], *, ba
     else:
         single = arbitration.PreflightRequest if preflight else arbitration.SubmitProposalRequest
         requests = [single(envelope=proposal) for proposal in proposals]
-    written = BytesIO()
+    output = BytesIO()
     for request in requests:
-        serialize_length_prefixed(request, written)
-    path.write_bytes(written.getvalue())
+        serialize_length_prefixed(request, output)
+    path.write_bytes(output.getvalue())
     return len(requests)
 
 
 def _facts(order: str, *, cancelled: bool) -> Iterable[envelope_pb2.Envelope]:
-    """The order's state, customer and total, as the order database's snapshot tells them."""
+    """Yield the order's status, customer and total, as facts of the order database."""
     values = {"order.status": "cancelled" if cancelled else "delivered", "order.customer_id": "customer-7", "order.total": 80.0}
     for key, value in values.items():
         envelope = envelope_pb2.Envelope(
@@ -103,7 +103,7 @@ def _facts(order: str, *, cancelled: bool) -> Iterable[envelope_pb2.Envelope]:
 
 
 def _publish(channel: grpc.Channel, events: Sequence[envelope_pb2.Envelope]) -> list[common_pb2.EventReference]:
-    """Appends the events and returns their names in the log, in order; a refused one ends the benchmark."""
+    """Publish events and return references to them, in order. Raises RuntimeError if one is refused."""
     stub = event_service_pb2_grpc.EventServiceStub(channel)
     references = []
     for start in range(0, len(events), BATCH_EVENTS_MAX):
@@ -115,8 +115,8 @@ def _publish(channel: grpc.Channel, events: Sequence[envelope_pb2.Envelope]) -> 
     return references
 
 
-def _proposal(order: str, rests_on: Sequence[common_pb2.EventReference]) -> envelope_pb2.Envelope:
-    """A refund that the shipped rules approve if the order was delivered."""
+def _proposal(order: str, references: Sequence[common_pb2.EventReference]) -> envelope_pb2.Envelope:
+    """Return a refund that the shipped rules approve if the order was delivered."""
     name = uuid.uuid4()
     envelope = envelope_pb2.Envelope(
         event_id=str(name),
@@ -131,5 +131,5 @@ def _proposal(order: str, rests_on: Sequence[common_pb2.EventReference]) -> enve
     proposal.expected_outcome = "The customer gets 42.50 EUR back."
     proposal.cost, proposal.risk, proposal.confidence, proposal.priority = 1.0, 0.1, 0.9, 1
     proposal.max_fact_age_ms = 86_400_000
-    proposal.based_on_events.extend(rests_on)
+    proposal.based_on_events.extend(references)
     return envelope

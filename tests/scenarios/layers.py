@@ -1,6 +1,6 @@
-"""Where a scenario is played: what any layer does, and the first of them, the bare core. The others are in `servers`.
+"""The layers that scenarios are played on: their common interface, and the bare core. `server_layers` has the others.
 
-A layer does what a step says and answers in the contract's terms; what is expected is compared elsewhere (`playing`).
+A layer performs a step and answers with messages of the contract. `player` compares the answers with what a file expects.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview, Proj
 from gavel_rules.commands import (
     ActivateRuleSet,
     Answer,
+    AttemptRefusal,
     BeginExecution,
     Command,
     DeactivateRuleSet,
     DeployRuleSet,
+    EventAnswer,
     Fault,
-    NotStarted,
+    LeasedAttempt,
     PublishEvent,
-    Recorded,
     RenewExecution,
     ReportExecution,
     ResolveReview,
     RevokeDecision,
-    Started,
     SubmitProposal,
     Tick,
 )
 from gavel_rules.decider import handle
-from gavel_server import views
-from gavel_server.admission import admit, producer_for_execution
-from gavel_server.bus.idempotency import same_content
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_server.bus.same_request import is_same_request
 from gavel_server.errors import ServiceError
-from gavel_server.people import resolution, revocation
+from gavel_server.intake.admission import admit, producer_for_execution
+from gavel_server.intake.human_commands import resolution, revocation
+from gavel_server.services import views
+from gavel_server.services.paging import PAGE_BYTES_MAX
+from gavel_server.services.subject_projection import fill_projection, subject_items
 
-from tests.scenarios.reading import RuleSet
-from tests.unit.core.driver import Core, copied, replayed
+from tests.scenarios.reader import RuleSet
+from tests.support.driver import Core, copy_command, replay_log
 
 TIMERS_MAX: Final = 1_000
 PROPOSALS: Final = frozenset({"proposal"})
@@ -52,8 +55,8 @@ REPORTS: Final = frozenset({"execution"})
 OTHERS: Final = frozenset({"fact", "observation", "tool_call", "tool_result", "agent_diagnostic"})
 
 
-class CallRefusedError(Exception):
-    """A call was answered with an error: `reason` is its ErrorReason without prefix."""
+class CallError(Exception):
+    """A call was answered with an error. `reason` is its ErrorReason without prefix."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason = reason
@@ -61,21 +64,21 @@ class CallRefusedError(Exception):
 
 
 class Layer(Protocol):
-    """One bus. Calls that carry an event return it as recorded; an error is CallRefusedError."""
+    """One bus. Calls that carry an event return it as recorded. Every call raises CallError if it is answered with an error."""
 
     bus: str
 
     async def set_time(self, now_ms: int) -> None:
-        """Let it be that time, in milliseconds since the epoch."""
+        """Set the clock, in milliseconds since the epoch."""
 
     async def tick(self) -> None:
-        """Let the timers that are due speak."""
+        """Fire the timers that are due."""
 
     async def deploy(self, rule_set: RuleSet) -> None:
         """Record a rule set version."""
 
     async def activate(self, policy_id: str, version: int, *, shadow: bool = False) -> None:
-        """Put a version in force, or let it watch."""
+        """Put a version in force, or make it a shadow."""
 
     async def deactivate(self, policy_id: str) -> None:
         """Take a rule set out of force."""
@@ -87,28 +90,28 @@ class Layer(Protocol):
         """Submit a proposal; return its decision."""
 
     async def preflight(self, envelope: Envelope) -> Decision:
-        """Ask what a proposal would get."""
+        """Return the decision that a proposal would get; nothing is recorded."""
 
     async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
-        """Ask to start an attempt."""
+        """Begin an attempt."""
 
     async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:
-        """Keep an attempt's lease."""
+        """Renew an attempt's lease."""
 
     async def report(self, envelope: Envelope) -> Envelope:
         """Report how an attempt ended."""
 
     async def resolve(self, request: ResolveReviewRequest) -> Envelope:
-        """Record a person's verdict; return the decision that follows."""
+        """Resolve a review; return the decision that follows."""
 
     async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
-        """Take an approval back; return the decision that follows."""
+        """Revoke an approval; return the decision that follows."""
 
     async def events(self, after: int) -> list[Envelope]:
         """Return the log's events after a sequence number."""
 
     async def projection(self, subject: str) -> Projection:
-        """Return what the projection says of a subject."""
+        """Return the projection of a subject."""
 
     async def pending(self) -> list[PendingDecision]:
         """Return all live decisions."""
@@ -117,11 +120,11 @@ class Layer(Protocol):
         """Return all open reviews."""
 
     async def prove(self, *, engines_agree: bool) -> None:
-        """Replay the log, which must prove every decision in it and give the same state."""
+        """Replay the log: every decision must recompute, and the state must be the same."""
 
 
 class CoreLayer:
-    """The core alone. What the shell does around it is done here in the plainest way: admission, and answers known by event_id."""
+    """The core alone, with the simplest form of what a server does around it: admission, and answers to repeated event ids."""
 
     def __init__(self, bus: str) -> None:
         self.bus = bus
@@ -149,13 +152,13 @@ class CoreLayer:
 
     async def publish(self, envelope: Envelope) -> Envelope:
         """See Layer."""
-        return self._recorded(envelope, OTHERS, PublishEvent)
+        return self._record(envelope, OTHERS, PublishEvent)
 
     async def propose(self, envelope: Envelope) -> Envelope:
-        """See Layer. A proposal that competes waits until somebody lets its contest close."""
+        """See Layer. Waits for the contest of a proposal that competes; another task must let it close."""
         self._admit(envelope, PROPOSALS)
         if not self._is_known(envelope):
-            self._run(SubmitProposal(envelope))
+            self._run(SubmitProposal(ProposalView(envelope)))
         while True:
             for event in self.core.events:
                 if event.decision.proposal_id == envelope.event_id:
@@ -165,24 +168,24 @@ class CoreLayer:
     async def preflight(self, envelope: Envelope) -> Decision:
         """See Layer."""
         self._admit(envelope, PROPOSALS)
-        command = copied(SubmitProposal(envelope))
+        command = copy_command(SubmitProposal(ProposalView(envelope)))
         mark = self.core.state.mark()
         handled = handle(self.core.state, command, self.core.references(command), self.core.now_ms)
         self.core.state.undo(mark)
-        answer = _sound(handled.answer)
-        assert isinstance(answer, Recorded), answer
+        answer = _without_fault(handled.answer)
+        assert isinstance(answer, EventAnswer), answer
         return answer.envelope.decision
 
     async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
         """See Layer."""
         answer = self._run(BeginExecution(decision_id, _executor(producer), lease_ms))
-        if isinstance(answer, NotStarted):
+        if isinstance(answer, AttemptRefusal):
             return BeginExecutionResponse(
                 refusal=execution_service_pb2.ExecutionRefusal(
                     reason_code=answer.reason_code, message=answer.message, retry_after_ms=answer.retry_after_ms
                 )
             )
-        assert isinstance(answer, Started), answer
+        assert isinstance(answer, LeasedAttempt), answer
         execution = answer.envelope.execution
         return BeginExecutionResponse(
             started=execution_service_pb2.ExecutionStarted(execution_id=execution.execution_id, attempt=execution.attempt)
@@ -194,15 +197,15 @@ class CoreLayer:
 
     async def report(self, envelope: Envelope) -> Envelope:
         """See Layer."""
-        return self._recorded(envelope, REPORTS, ReportExecution)
+        return self._record(envelope, REPORTS, ReportExecution)
 
     async def resolve(self, request: ResolveReviewRequest) -> Envelope:
         """See Layer."""
-        return self._said(resolution(request))
+        return self._record_human(resolution(request))
 
     async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
         """See Layer."""
-        return self._said(revocation(request))
+        return self._record_human(revocation(request))
 
     async def events(self, after: int) -> list[Envelope]:
         """See Layer."""
@@ -210,7 +213,11 @@ class CoreLayer:
 
     async def projection(self, subject: str) -> Projection:
         """See Layer."""
-        return views.projection(self.core.state, subject)
+        state = self.core.state
+        answer = Projection(subject=subject, projection_version=state.head)
+        for _ in fill_projection(answer, subject_items(state, subject, 10_000), PAGE_BYTES_MAX):
+            pass
+        return answer
 
     async def pending(self) -> list[PendingDecision]:
         """See Layer."""
@@ -224,46 +231,46 @@ class CoreLayer:
         """See Layer."""
         self.core.prove()
         if engines_agree:
-            replayed(self.bus, self.core.records, engine=decision_pb2.ENGINE_REFERENCE)
+            replay_log(self.bus, self.core.records, engine=decision_pb2.ENGINE_REFERENCE)
 
-    def _recorded(self, envelope: Envelope, payloads: frozenset[str], command: Callable[[Envelope], Command]) -> Envelope:
+    def _record(self, envelope: Envelope, payloads: frozenset[str], command: Callable[[Envelope], Command]) -> Envelope:
         self._admit(envelope, payloads)
         if self._is_known(envelope):
             return self.core.by_id[envelope.event_id]
         answer = self._run(command(envelope))
-        assert isinstance(answer, Recorded), answer
+        assert isinstance(answer, EventAnswer), answer
         return answer.envelope
 
     def _is_known(self, envelope: Envelope) -> bool:
-        """Whether this very event is in the log already."""
+        """Return whether the log has this event; the same event_id with other content is an error."""
         known = self.core.by_id.get(envelope.event_id)
-        if known is not None and not same_content(known, envelope):
-            raise CallRefusedError("EVENT_ID_REUSED", envelope.event_id)
+        if known is not None and not is_same_request(known, envelope):
+            raise CallError("EVENT_ID_REUSED", envelope.event_id)
         return known is not None
 
-    def _said(self, command: ResolveReview | RevokeDecision) -> Envelope:
+    def _record_human(self, command: ResolveReview | RevokeDecision) -> Envelope:
         if self._is_known(command.envelope):
-            word = self.core.by_id[command.envelope.event_id]
-            return self.core.events[word.sequence_number]  # the decision stands right behind it
+            human_fact = self.core.by_id[command.envelope.event_id]
+            return self.core.events[human_fact.sequence_number]  # the decision is the next event
         answer = self._run(command)
-        assert isinstance(answer, Recorded), answer
+        assert isinstance(answer, EventAnswer), answer
         return answer.envelope
 
     def _admit(self, envelope: Envelope, payloads: frozenset[str]) -> None:
         try:
             admit(envelope, self.bus, payloads)
         except ServiceError as error:
-            raise _refused(error.reason, error.message) from error
+            raise _call_error(error.reason, error.message) from error
         if not envelope.trace_id and envelope.causation_id in self.core.by_id:
             envelope.trace_id = self.core.by_id[envelope.causation_id].trace_id
 
     def _run(self, command: Command) -> Answer:
-        return _sound(self.core.run(command))
+        return _without_fault(self.core.run(command))
 
 
-def _sound(answer: Answer) -> Answer:
+def _without_fault(answer: Answer) -> Answer:
     if isinstance(answer, Fault):
-        raise _refused(answer.reason, answer.message)
+        raise _call_error(answer.reason, answer.message)
     return answer
 
 
@@ -271,8 +278,8 @@ def _executor(producer: Producer) -> Producer:
     try:
         return producer_for_execution(producer)
     except ServiceError as error:
-        raise _refused(error.reason, error.message) from error
+        raise _call_error(error.reason, error.message) from error
 
 
-def _refused(reason: ErrorReason.ValueType, message: str) -> CallRefusedError:
-    return CallRefusedError(ErrorReason.Name(reason).removeprefix("ERROR_REASON_"), message)
+def _call_error(reason: ErrorReason.ValueType, message: str) -> CallError:
+    return CallError(ErrorReason.Name(reason).removeprefix("ERROR_REASON_"), message)

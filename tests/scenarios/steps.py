@@ -1,8 +1,7 @@
-"""What may stand in a scenario: its steps, and what is expected of them. README.md explains the format to people.
+"""The models of a scenario file: its steps and their expectations. README.md explains the format.
 
-A step has one verb, whose value is the name that the rest of the file knows the event by, or no verb: then only time passes.
-Everything else that it says is checked here; a key that a verb does not know is a mistake. Times are durations since the
-scenario's start ("90s", "1h 1ms"), or whole milliseconds.
+A step has one verb, whose value names its event for the rest of the file. A step without a verb only lets time pass. Unknown keys
+are mistakes. Times are durations since the scenario's start ("90s", "1h 1ms"), or whole milliseconds.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ TOOL: Final = "fraud-tool"
 EXECUTOR: Final = "executor-1"
 
 
-def duration_ms(written: object) -> object:
-    """Return a duration like "1m 30s" in milliseconds; anything that is none as it is, for the model to refuse."""
-    if not isinstance(written, str):
-        return written
-    if not DURATION.fullmatch(written):
-        raise ValueError(f"{written!r} is no duration; write it like 90s, 24h or 1h 1ms")
-    total_ms = sum(int(number) * UNITS_MS[unit] for number, unit in re.findall(r"(\d+)(ms|s|m|h)", written))
-    return -total_ms if written.startswith("-") else total_ms
+def parse_duration_ms(value: object) -> object:
+    """Return a duration like "1m 30s" in milliseconds. A value that is not text is returned as it is, for the model to check."""
+    if not isinstance(value, str):
+        return value
+    if not DURATION.fullmatch(value):
+        raise ValueError(f"{value!r} is not a duration; write it like 90s, 24h or 1h 1ms")
+    total_ms = sum(int(number) * UNITS_MS[unit] for number, unit in re.findall(r"(\d+)(ms|s|m|h)", value))
+    return -total_ms if value.startswith("-") else total_ms
 
 
-Duration = Annotated[int, BeforeValidator(duration_ms)]
+Duration = Annotated[int, BeforeValidator(parse_duration_ms)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Outcome = Literal["APPROVED", "REJECTED", "NEEDS_HUMAN_REVIEW", "EXPIRED", "REVOKED"]
 State = Literal["MISSING", "STALE", "TIER_TOO_LOW", "SOURCE_NOT_ACCEPTED", "SUPERSEDED", "WRONG_TYPE"]
 
 
 class Part(BaseModel):
-    """Anything in a scenario: no key that it does not know, no value of another type."""
+    """The base of all models: unknown keys and values of another type are mistakes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
 
 
 class HintRow(Part):
-    """A row of the retry hint. What it does not name is not compared."""
+    """A row of the retry hint. Keys that it does not set are not compared."""
 
     key: str
     state: State
@@ -56,15 +55,15 @@ class HintRow(Part):
 
 
 class Candidate(Part):
-    """One proposal of a contest, as its decision lists it."""
+    """A proposal of a contest, as its decision lists it."""
 
     proposal: Name
     score: float | None = None
     reason_code: str | None = None
 
 
-class OfDecision(Part):
-    """What a decision must say. What is not named is not compared; hint, warnings and the like are compared whole."""
+class DecisionExpectation(Part):
+    """The expected decision. Keys that it does not set are not compared; lists are compared as a whole."""
 
     outcome: Outcome | None = None
     reason_code: str | None = None
@@ -90,8 +89,8 @@ class OfDecision(Part):
     error: str | None = None
 
 
-class OfStart(Part):
-    """What BeginExecution must answer: the attempt, or the code of a refusal, or the reason of an error."""
+class StartExpectation(Part):
+    """The expected answer to BeginExecution: the number of the attempt, the code of a refusal, or the reason of an error."""
 
     started: int | None = None
     refused: str | None = None
@@ -99,21 +98,21 @@ class OfStart(Part):
     error: str | None = None
 
 
-class OfReport(Part):
-    """What must become of a report."""
+class ReportExpectation(Part):
+    """The expected answer to a report."""
 
     will_retry: bool | None = None
     error: str | None = None
 
 
-class OfRecord(Part):
-    """What must become of an event that is merely recorded: nothing is expected but an error, if any."""
+class RecordExpectation(Part):
+    """The expected answer to any other event: an error, or none."""
 
     error: str | None = None
 
 
-class Appended(Part):
-    """An event that Gavel appends by itself. `name` is what later steps know it by; what is not named is not compared."""
+class AppendedEvent(Part):
+    """An event that Gavel appends by itself. `name` names it for later steps. Keys that it does not set are not compared."""
 
     event: str
     name: Name | None = None
@@ -121,19 +120,19 @@ class Appended(Part):
     value: Any = None
     reason_code: str | None = None
     asks_for: list[str] | None = None
-    expect: OfDecision | None = None
+    expect: DecisionExpectation | None = None
 
 
-def appended(written: object) -> object:
-    """Return what stands for an appended event: its name alone, where nothing else is expected of it."""
-    return {"event": written} if isinstance(written, str) else written
+def parse_appended_event(value: object) -> object:
+    """Return the keys of an appended event that may be written as its event name alone."""
+    return {"event": value} if isinstance(value, str) else value
 
 
-AppendedEvents = list[Annotated[Appended, BeforeValidator(appended)]]
+AppendedEvents = list[Annotated[AppendedEvent, BeforeValidator(parse_appended_event)]]
 
 
 class Step(Part):
-    """What every step may say: when, and which events Gavel appends before and after its own."""
+    """The keys of every step: its time, and the events that Gavel appends before and after its own."""
 
     verb: ClassVar[str] = ""
     at: Duration | None = None
@@ -142,7 +141,7 @@ class Step(Part):
 
 
 class Wait(Step):
-    """Only time passes, and timers that are due speak."""
+    """Time passes, and timers that are due fire."""
 
     at: Duration
 
@@ -161,7 +160,7 @@ class FactStep(Step):
     max_age: Duration = 0
     occurred_at: Duration | None = None
     trace: str = "facts"
-    expect: OfRecord = OfRecord()
+    expect: RecordExpectation = RecordExpectation()
 
 
 class ToolStep(Step):
@@ -178,7 +177,7 @@ class ToolStep(Step):
 
 
 class ObserveStep(Step):
-    """An agent publishes what it read: an OBSERVATION, from a tool's result (`evidence`) or without any."""
+    """An agent publishes an OBSERVATION, from a tool's result (`evidence`) or without one."""
 
     verb: ClassVar[str] = "observe"
     observe: Name
@@ -189,11 +188,11 @@ class ObserveStep(Step):
     by: str = AGENT
     observed_at: Duration | None = None
     trace: str = TRACE
-    expect: OfRecord = OfRecord()
+    expect: RecordExpectation = RecordExpectation()
 
 
-class Proposed(Step):
-    """What a proposal says."""
+class ProposalStep(Step):
+    """The keys of a proposal."""
 
     action: str | None = None
     params: dict[str, Any] = {}
@@ -211,61 +210,61 @@ class Proposed(Step):
     risk: float = 0.0
     priority: int = 0
     confidence: float = 0.9
-    expect: OfDecision = OfDecision()
+    expect: DecisionExpectation = DecisionExpectation()
 
 
-class ProposeStep(Proposed):
-    """An agent proposes and is answered with the decision, named NAME.decision; with `waits`, when its contest closes."""
+class ProposeStep(ProposalStep):
+    """An agent proposes. The decision is named NAME.decision; with `waits`, it comes when the contest closes."""
 
     verb: ClassVar[str] = "propose"
     propose: Name
     waits: bool = False
 
 
-class PreflightStep(Proposed):
-    """An agent asks what a proposal would get; nothing is appended."""
+class PreflightStep(ProposalStep):
+    """An agent asks for the decision that a proposal would get; nothing is appended."""
 
     verb: ClassVar[str] = "preflight"
     preflight: Name
 
 
 class DecidedStep(Step):
-    """The proposal of that name, which has waited, has its decision by now."""
+    """The proposal of that name, which competed, has its decision by now."""
 
     verb: ClassVar[str] = "decided"
     decided: Name
-    expect: OfDecision = OfDecision()
+    expect: DecisionExpectation = DecisionExpectation()
 
 
 class RepeatStep(Step):
-    """An event of that name is sent again, under the same event_id: as it was, or with other content (`but`)."""
+    """The event of that name is sent again with the same event_id, unchanged or with other content (`but`)."""
 
     verb: ClassVar[str] = "repeat"
     repeat: Name
     but: dict[str, Any] = {}
     waits: bool = False
-    expect: OfDecision = OfDecision()
+    expect: DecisionExpectation = DecisionExpectation()
 
 
 class BeginStep(Step):
-    """An executor asks to start an attempt of the decision of proposal `of`."""
+    """An executor begins an attempt of the decision on proposal `of`."""
 
     verb: ClassVar[str] = "begin"
     begin: Name
     of: Name
     by: str = EXECUTOR
     lease: Duration = 30_000
-    expect: OfStart = OfStart(started=1)
+    expect: StartExpectation = StartExpectation(started=1)
 
 
 class RenewStep(Step):
-    """An executor keeps the lease of an attempt."""
+    """An executor renews the lease of an attempt."""
 
     verb: ClassVar[str] = "renew"
     renew: Name
     by: str = EXECUTOR
     lease: Duration = 30_000
-    expect: OfRecord = OfRecord()
+    expect: RecordExpectation = RecordExpectation()
 
 
 class ReportStep(Step):
@@ -277,7 +276,7 @@ class ReportStep(Step):
     status: Literal["SUCCESS", "FAILED", "PARTIAL", "TIMEOUT", "ABORTED"]
     result: dict[str, Any] = {}
     by: str = EXECUTOR
-    expect: OfReport = OfReport()
+    expect: ReportExpectation = ReportExpectation()
 
 
 class DeriveStep(Step):
@@ -289,7 +288,7 @@ class DeriveStep(Step):
 
 
 class ResolveStep(Step):
-    """A person answers the open review that `of` called for. The name is the new decision's; the person's FACT is NAME.word."""
+    """A person resolves the open review of `of`. NAME is the new decision; the person's FACT is NAME.word."""
 
     verb: ClassVar[str] = "resolve"
     resolve: Name
@@ -297,28 +296,28 @@ class ResolveStep(Step):
     verdict: Literal["APPROVE", "REJECT"]
     by: str = "person-1"
     reason: str = "as seen"
-    expect: OfDecision = OfDecision()
+    expect: DecisionExpectation = DecisionExpectation()
 
 
 class RevokeStep(Step):
-    """A person takes back the approval of `of`. Named as for `resolve`."""
+    """A person revokes the approval of `of`. Names are as for `resolve`."""
 
     verb: ClassVar[str] = "revoke"
     revoke: Name
     of: Name
     by: str = "person-1"
     reason: str = "as seen"
-    expect: OfDecision = OfDecision()
+    expect: DecisionExpectation = DecisionExpectation()
 
 
 class ActivateStep(Step):
-    """A version of a rule set is deployed and put in force, or watches as a shadow."""
+    """A version of a rule set is deployed and put in force, or made a shadow."""
 
     verb: ClassVar[str] = "activate"
     activate: Name
     version: int
     shadow: bool = False
-    expect: OfRecord = OfRecord()
+    expect: RecordExpectation = RecordExpectation()
 
 
 class DeactivateStep(Step):
@@ -369,8 +368,10 @@ STEPS: Final[dict[str, type[Step]]] = {
 
 
 class Finally(Part):
-    """How it must stand in the end: what the projection says of subjects, all live decisions and open reviews
-    by name (of a first decision: its proposal's)."""
+    """The expected state at the end: facts of subjects in the projection, and all live decisions and open reviews.
+
+    A first decision has the name of its proposal.
+    """
 
     facts: dict[str, dict[str, Any]] = {}
     pending: dict[Name, Literal["APPROVED", "EXECUTING", "AWAITING_FACTS", "UNDER_REVIEW"]] | None = None
@@ -378,7 +379,7 @@ class Finally(Part):
 
 
 class ScenarioPart(Part):
-    """A scenario but for its steps, which are read one by one."""
+    """A scenario. Its steps are read one by one."""
 
     must: Annotated[str, Field(min_length=10, max_length=200, pattern=r"\.$")]
     gate: Annotated[int, Field(ge=1, le=5)] | None = None
@@ -390,7 +391,7 @@ class ScenarioPart(Part):
 
 
 class FilePart(Part):
-    """A file: what its scenarios are about, the rule sets that they share, and the scenarios."""
+    """A file: its topic, the rule sets that its scenarios share, and the scenarios."""
 
     about: str
     rule_sets: list[Any] = []

@@ -1,48 +1,48 @@
-"""What the scenario files cover: every reason code of Gavel's own, and every gate of the minimum that must close (seeds 002 §11)."""
+"""The scenario files cover every reason code of Gavel's own and every gate of the minimum (constitution §11)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gavel_rules import reasons
+from gavel_rules import reason_codes
 from pydantic import BaseModel
 
-from tests.scenarios.reading import all_scenarios
-from tests.scenarios.steps import Appended, OfDecision, OfStart
+from tests.scenarios.reader import load_scenarios
+from tests.scenarios.steps import AppendedEvent, DecisionExpectation, StartExpectation
 
 SCENARIOS_MIN = 60
 
 
-def test_there_are_enough() -> None:
+def test_number_of_scenarios() -> None:
     """There are at least sixty scenarios."""
-    assert len(all_scenarios()) >= SCENARIOS_MIN
+    assert len(load_scenarios()) >= SCENARIOS_MIN
 
 
 def test_every_reason_code_has_a_scenario() -> None:
-    """No code that Gavel gives is left without a scenario that expects it, and no other code of Gavel's is expected.
+    """Every code of Gavel's own is expected by a scenario.
 
-    NOT_JUDGED comes of a bug alone, which no scenario can hold; tests of the core break an engine for it.
+    NOT_JUDGED is the exception: only a bug causes it, so tests of the core break an engine instead.
     """
-    expected = {code for scenario in all_scenarios() for step in scenario.steps for code in _codes(step)}
-    assert set(reasons.RESERVED) - {reasons.NOT_JUDGED} == expected & reasons.RESERVED
+    expected = {code for scenario in load_scenarios() for step in scenario.steps for code in _codes(step)}
+    assert set(reason_codes.RESERVED) - {reason_codes.NOT_JUDGED} == expected & reason_codes.RESERVED
 
 
 def test_every_gate_has_a_scenario() -> None:
-    """Versions of facts, feedback, the entry, the projection, and derivation are each shown by a scenario at least."""
-    assert {1, 2, 3, 4, 5} == {scenario.gate for scenario in all_scenarios() if scenario.gate}
+    """Each of the five gates has at least one scenario."""
+    assert {1, 2, 3, 4, 5} == {scenario.gate for scenario in load_scenarios() if scenario.gate}
 
 
 def test_sentences_are_unique() -> None:
-    """No two scenarios say that the same must hold."""
-    sentences = [scenario.must for scenario in all_scenarios()]
+    """No two scenarios have the same sentence."""
+    sentences = [scenario.must for scenario in load_scenarios()]
     assert sorted(set(sentences)) == sorted(sentences)
 
 
 def _codes(part: BaseModel) -> Iterator[str]:
-    """Yield every reason code that is expected somewhere in a step."""
-    if isinstance(part, OfDecision | Appended) and part.reason_code:
+    """Yield every reason code that a step expects."""
+    if isinstance(part, DecisionExpectation | AppendedEvent) and part.reason_code:
         yield part.reason_code
-    if isinstance(part, OfStart) and part.refused:
+    if isinstance(part, StartExpectation) and part.refused:
         yield part.refused
     for name in type(part).model_fields:
         value = getattr(part, name)

@@ -1,6 +1,6 @@
-"""Every scenario on a server, asked with bare requests and through both clients: the same log comes about as on the core.
+"""Every scenario on a server, through plain requests and both clients: the log is the same as on the core.
 
-One server on one Redis serves them all, each scenario on a bus of its own, whose clock the scenario sets.
+One server on one Redis serves all scenarios, each on a bus of its own with its own clock.
 """
 
 from __future__ import annotations
@@ -16,29 +16,32 @@ import pytest_asyncio
 from gavel.v1 import fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_client.client import GavelClient
-from gavel_client.sync import SyncGavelClient
-from gavel_rules.language.network import Network
+from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.sync import SyncGavelClient
+from gavel_rules.language.engines.rete import Network
+from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.buses import Buses
-from gavel_server.clock import GuardedClock
-from gavel_server.embedded import EmbeddedRedis
-from gavel_server.log.redis import RedisLog
+from gavel_server.log.redis.embedded import EmbeddedRedis
+from gavel_server.log.redis.log import RedisLog
+from gavel_server.log.redis.logs import RedisLogs
+from gavel_server.process.clock import GuardedClock
+from gavel_server.rpc.interceptor import Interceptor
+from gavel_server.services.registration import register_services
 
-from tests.integration.services.world import Clock, register
-from tests.scenarios.comparing import normal_form, readable
+from tests.integration.services.world import Clock
+from tests.scenarios.comparison import normalize, normalize_as_text
 from tests.scenarios.layers import CoreLayer, Layer
-from tests.scenarios.playing import play, played
-from tests.scenarios.reading import Scenario, all_scenarios
-from tests.scenarios.servers import ClientLayer, ServerLayer, StreamLayer
-from tests.unit.core.driver import WEEK_MS
+from tests.scenarios.player import play, play_steps
+from tests.scenarios.reader import Scenario, load_scenarios
+from tests.scenarios.server_layers import ClientLayer, ServerLayer, StreamLayer
+from tests.support.driver import WEEK_MS
 
 KINDS: Final = ("requests", "client", "stream", "blocking-client")
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class TimedLog(RedisLog):
-    """A log whose store has the time that a test gives: servers compare their clock with it."""
+    """A log with the store's time set by a test, because servers compare their clock with it."""
 
     clock: Callable[[], int]
 
@@ -48,9 +51,9 @@ class TimedLog(RedisLog):
 
 
 class Server(NamedTuple):
-    """The server of all scenarios, and what asks it. `clocks` by bus."""
+    """The server of all scenarios and its clients. `clocks` are by bus."""
 
-    buses: Buses
+    buses: BusRegistry
     clocks: dict[str, Clock]
     channel: grpc.aio.Channel
     client: GavelClient
@@ -58,8 +61,8 @@ class Server(NamedTuple):
 
     @asynccontextmanager
     async def layer(self, kind: str, bus: str) -> AsyncIterator[Layer]:
-        """Open a bus, to be asked in that way; with the block its server leaves it."""
-        sequencer = await self.buses.get(bus)
+        """Open a bus and return its layer of this kind; the bus is closed with the block."""
+        sequencer = await self.buses.open(bus)
 
         def set_time(now_ms: int) -> None:
             self.clocks[bus].now_ms = now_ms
@@ -102,28 +105,30 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
             await sequencer.start()
             return sequencer
 
-        buses = Buses(open_bus)
+        logs = RedisLogs(redis.url)
+        buses = BusRegistry(open_bus, logs.exists)
         serving = grpc.aio.server()
-        register(serving, buses)
+        register_services(serving, Interceptor(), buses)
         target = f"127.0.0.1:{serving.add_insecure_port('127.0.0.1:0')}"
         await serving.start()
         async with grpc.aio.insecure_channel(target) as channel, GavelClient(target) as client:
             with SyncGavelClient(target) as blocking:
                 yield Server(buses, clocks, channel, client, blocking)
         await serving.stop(None)
+        await logs.close()
 
 
-@pytest.mark.parametrize("scenario", [pytest.param(scenario, id=scenario.id) for scenario in all_scenarios()])
+@pytest.mark.parametrize("scenario", [pytest.param(scenario, id=scenario.id) for scenario in load_scenarios()])
 async def test_scenario(server: Server, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks, what the file says comes about, the server proves it, and its log is the core's."""
+    """On every layer the scenario comes out as its file says, the log replays, and it is the core's."""
     if scenario.engines_disagree:
         monkeypatch.setattr(Network, "match", lambda network, text: [])
-    on_core = (await played(scenario, CoreLayer(scenario.id), len(scenario.steps))).known.events
-    # At once, each on a bus of its own: they wait for the disk together.
+    on_core = (await play_steps(scenario, CoreLayer(scenario.id), len(scenario.steps))).log.events
+    # Concurrently, each on a bus of its own, because they mostly wait for the disk.
     logs = await asyncio.gather(*(_log_of(server, scenario, kind) for kind in KINDS))
     for kind, log in zip(KINDS, logs, strict=True):
-        if normal_form(on_core) != normal_form(log):
-            assert readable(on_core) == readable(log), kind
+        if normalize(on_core) != normalize(log):
+            assert normalize_as_text(on_core) == normalize_as_text(log), kind
             pytest.fail(f"{kind}: the logs differ, in nothing that can be read")
 
 

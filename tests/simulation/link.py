@@ -1,7 +1,7 @@
-"""A server's connection to the log: it takes its time, goes down and comes up, and can be cut as if the server were killed.
+"""A server's connection to the log, with latency and outages. It can be cut, as if the server were killed.
 
-It wraps a `FaultyLog`, which draws what becomes of appends. A call over a link that is down was certainly not carried out;
-a call over one that was cut never returns, whatever became of it: what a server that is killed would have heard.
+It wraps a `FaultyLog`, which injects faults into appends. A call over a link that is down is not carried out. A call over a link
+that is cut never returns, whether it was carried out or not.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gavel_server.log import ConsumerGroup, Entry, EventLog, Head, IdEntry, LogU
 
 Answer = TypeVar("Answer")
 
-# How long a message is on its way, in seconds; most are quick.
+# Latencies of a message, in seconds; most are short.
 _LATENCIES_SECONDS = (0.0, 0.0, 0.0005, 0.001, 0.002, 0.02)
 
 
 class Link:
-    """`log` as one server reaches it."""
+    """One server's connection to `log`."""
 
     def __init__(self, log: EventLog, randomness: random.Random) -> None:
         self.bus = log.bus
@@ -30,58 +30,66 @@ class Link:
         self._randomness = randomness
 
     def cut(self) -> None:
-        """No call returns from now on, and none that is made from now on is carried out."""
+        """Let no call return from now on, and carry out no further call."""
         self._cut = True
 
-    async def _over(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        await self._travel()
+    async def _call(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        await self._delay()
         if self.down:
             raise LogUnavailableError("injected: the link is down")
         try:
             return await call()
         finally:
-            await self._travel()
+            await self._delay()
 
-    async def _travel(self) -> None:
+    async def _delay(self) -> None:
         await asyncio.sleep(self._randomness.choice(_LATENCIES_SECONDS))
         if self._cut:
             await asyncio.get_running_loop().create_future()
 
-    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, check_ids: Sequence[str]) -> None:
-        """Over the link, like everything below."""
-        await self._over(lambda: self._log.append(expected, entries, recorded_at_ms, check_ids))
+    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
+        """See EventLog. All calls go over the link."""
+        await self._call(lambda: self._log.append(expected, entries, recorded_at_ms, idempotency_keys))
 
     async def head(self) -> Head:
         """See EventLog."""
-        return await self._over(self._log.head)
+        return await self._call(self._log.head)
+
+    def is_confirmed(self, sequence_number: int) -> bool:
+        """See EventLog."""
+        return self._log.is_confirmed(sequence_number)
+
+    async def confirm(self, sequence_number: int) -> None:
+        """See EventLog."""
+        await self._call(lambda: self._log.confirm(sequence_number))
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = 1000) -> list[Record]:
         """See EventLog."""
-        return await self._over(lambda: self._log.read(from_sequence_number, to_sequence_number, limit))
+        return await self._call(lambda: self._log.read(from_sequence_number, to_sequence_number, limit))
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
-        return await self._over(lambda: self._log.read_many(sequence_numbers))
+        return await self._call(lambda: self._log.read_many(sequence_numbers))
 
     async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         """See EventLog."""
-        return await self._over(lambda: self._log.find(event_ids, now_ms))
+        return await self._call(lambda: self._log.find(event_ids, now_ms))
 
     async def time_ms(self) -> int:
         """See EventLog."""
-        return await self._over(self._log.time_ms)
+        return await self._call(self._log.time_ms)
 
     async def durability(self) -> list[str]:
         """See EventLog."""
-        return await self._over(self._log.durability)
+        return await self._call(self._log.durability)
 
     async def consumers(self) -> list[ConsumerGroup]:
         """See EventLog."""
-        return await self._over(self._log.consumers)
+        return await self._call(self._log.consumers)
 
     async def ensure_groups(self) -> None:
         """See EventLog."""
-        await self._over(self._log.ensure_groups)
+        await self._call(self._log.ensure_groups)
 
     async def close(self) -> None:
         """See EventLog."""

@@ -1,4 +1,4 @@
-"""One run of the simulated world: from a seed to a log that has been checked. As a program: `python -m tests.simulation.run SEED`."""
+"""One run of the simulated world, from a seed to a checked log. As a program: `python -m tests.simulation.run SEED`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import structlog
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules import reasons
-from gavel_rules.projection import State
+from gavel_rules import reason_codes
+from gavel_rules.state.state import State
 
-from tests.faults import FaultRates
 from tests.simulation import actors, invariants
-from tests.simulation.virtual import run_virtually
+from tests.simulation.virtual_time import run_virtually
 from tests.simulation.world import BUS, Weather, World
-from tests.unit.core.driver import replayed
+from tests.support.driver import replay_log
+from tests.support.faults import FaultRates
 
 
 class Run(NamedTuple):
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     events: int
@@ -32,16 +32,17 @@ class Run(NamedTuple):
     digest: str
     names: frozenset[str]
     outranked: int
+    repeats: int  # answers to requests that were repeated in flight, after the first answer
     failures: list[str]
 
 
 def simulate(seed: int) -> Run:
-    """Run the world of a seed, bring it to rest, and check what it left."""
+    """Run the world of a seed, let it settle, and check its log."""
     return run_virtually(_simulate(seed))
 
 
 def weather_of(seed: int) -> Weather:
-    """How bad the weather is: from calm to everything at once."""
+    """Return the faults of a seed: from none to all at once."""
     randomness = random.Random(f"weather/{seed}")
     stormy = randomness.choice((0.0, 0.02, 0.08))
     rates = FaultRates(
@@ -56,6 +57,8 @@ def weather_of(seed: int) -> Weather:
         kills=randomness.random() < 0.5,
         outages=randomness.random() < 0.5,
         clock_jumps=randomness.random() < 0.7,
+        repeats=randomness.random() < 0.7,
+        forgetting=randomness.random() < 0.5,
     )
 
 
@@ -64,22 +67,22 @@ async def _simulate(seed: int) -> Run:
     await world.open()
     await actors.operator(world, world.randomness("first operator"), 0)
     reactor = asyncio.create_task(actors.reactor(world, world.randomness("reactor")))
-    mishaps = [asyncio.create_task(mishap) for mishap in _mishaps(world)]
-    await asyncio.gather(*_cast(world))
+    faults = [asyncio.create_task(fault) for fault in _faults(world)]
+    await asyncio.gather(*_actors(world))
     world.calm = True
-    await asyncio.gather(*mishaps)
+    await asyncio.gather(*faults)
     for server in world.servers:
         server.skew_ms = 0
         server.link.down = False
-    # Long enough that every timer has spoken and every clock has caught up.
+    # Long enough for every timer to fire and every clock to catch up.
     await asyncio.sleep(30)
     await reactor
     digests = await _settle(world)
     await world.stop()
-    return await _checked(world, digests)
+    return await _check(world, digests)
 
 
-def _cast(world: World) -> list[Coroutine[Any, Any, None]]:
+def _actors(world: World) -> list[Coroutine[Any, Any, None]]:
     cast = [
         actors.operator(world, world.randomness("operator"), 5),
         actors.reader(world, world.randomness("reader"), 60),
@@ -94,19 +97,21 @@ def _cast(world: World) -> list[Coroutine[Any, Any, None]]:
     return cast
 
 
-def _mishaps(world: World) -> list[Coroutine[Any, Any, None]]:
-    mishaps = []
+def _faults(world: World) -> list[Coroutine[Any, Any, None]]:
+    faults = []
     if world.weather.kills:
-        mishaps.append(actors.killer(world, world.randomness("killer"), 8))
+        faults.append(actors.killer(world, world.randomness("killer"), 8))
     if world.weather.outages:
-        mishaps.append(actors.outages(world, world.randomness("outages"), 8))
+        faults.append(actors.outages(world, world.randomness("outages"), 8))
     if world.weather.clock_jumps:
-        mishaps.append(actors.clockmaker(world, world.randomness("clocks"), 10))
-    return mishaps
+        faults.append(actors.clockmaker(world, world.randomness("clocks"), 10))
+    if world.weather.forgetting:
+        faults.append(actors.forgetting(world, world.randomness("forgetting"), 60))
+    return faults
 
 
 async def _settle(world: World) -> list[str]:
-    """Let every server read to the end, and return the digests of their states."""
+    """Let every server read the whole log, and return the digests of their states."""
     digests = []
     head = (await world.log.head()).sequence_number
     for server in world.servers:
@@ -115,7 +120,7 @@ async def _settle(world: World) -> list[str]:
     return digests
 
 
-async def _checked(world: World, digests: list[str]) -> Run:
+async def _check(world: World, digests: list[str]) -> Run:
     records = await world.records()
     events = [Envelope.FromString(record.envelope) for record in records]
     failures = list(world.failures)
@@ -125,18 +130,18 @@ async def _checked(world: World, digests: list[str]) -> Run:
         if record.sequence_number > len(records) or records[record.sequence_number - 1] != record:
             failures.append(f"acknowledged, but not in the log: {key}, event {record.sequence_number}")
     try:
-        digest = replayed(BUS, records).state.digest()
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is what the run failed of
+        digest = replay_log(BUS, records).state.digest()
+    except Exception as error:  # noqa: BLE001  # any error is a failure of the run
         failures.append(f"replay: {type(error).__name__}: {error}")
         digest = ""
     rebuilt = State(BUS)
     for event in events:
         rebuilt.apply(event)
-    failures.extend(f"server {number} of the last ones shows another state" for number, other in enumerate(digests, 1) if other != digest)
-    if rebuilt.holds != invariants.holders(events)[0]:
-        failures.append("the state holds other conflict keys than the log says")
+    failures.extend(f"server {number} of the last ones has another state" for number, other in enumerate(digests, 1) if other != digest)
+    if rebuilt.conflict_keys != invariants.holders(events)[0]:
+        failures.append("the holders of conflict keys in the state differ from those of the log")
     if rebuilt.digest() != digest:
-        failures.append("a state that is rebuilt from the log is another one")
+        failures.append("the state rebuilt from the log differs")
     return Run(
         world.seed,
         len(events),
@@ -144,7 +149,8 @@ async def _checked(world: World, digests: list[str]) -> Run:
         records[-1].chain_hash.hex(),
         digest,
         frozenset("Compensation" if event.decision.compensates_decision_id else event.event_name for event in events),
-        sum(event.decision.reason_code == reasons.OUTRANKED for event in events),
+        sum(event.decision.reason_code == reason_codes.OUTRANKED for event in events),
+        world.repeats,
         failures,
     )
 
@@ -155,3 +161,4 @@ if __name__ == "__main__":
     for failure in finished.failures:
         print(failure)
     print(json.dumps({"events": finished.events, "chain_hash": finished.chain_hash, "digest": finished.digest}))
+    sys.exit(1 if finished.failures else 0)

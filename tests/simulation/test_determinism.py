@@ -1,4 +1,4 @@
-"""The same commands at the same moments give the same log in every process: hash seed, time zone, locale and batches do not matter."""
+"""The same commands at the same times give the same log, whatever the hash seed, time zone, locale and batches."""
 
 from __future__ import annotations
 
@@ -6,35 +6,34 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.simulation.run import simulate
-from tests.simulation.script import COMMANDS_PER_MOMENT, decide
+from tests.simulation.script import COMMANDS_PER_TIME, decide
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 SEED = 15
 
 
 def in_another_process(module: str, *arguments: object, **environment: str) -> Any:
     """Run a module of the tests as a program in this environment and return what it printed."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    said = subprocess.run(
+    output = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=100
     ).stdout
-    return json.loads(said.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def here() -> dict[str, object]:
-    """What the script gives in this process, one command at a time."""
+    """The result of the script in this process, one command at a time."""
     return decide(SEED, 1)
 
 
-def test_the_script_says_much(here: dict[str, object]) -> None:
-    """The script that is compared is long and has nearly every kind of event."""
+def test_the_script_is_long(here: dict[str, object]) -> None:
+    """The script has many events of nearly every kind."""
     assert isinstance(here["events"], int)
     assert here["events"] > 300
     names = here["names"]
@@ -43,9 +42,9 @@ def test_the_script_says_much(here: dict[str, object]) -> None:
     assert expected <= set(names)
 
 
-@pytest.mark.parametrize("batch_size", [2, 3, COMMANDS_PER_MOMENT, 100])
+@pytest.mark.parametrize("batch_size", [2, 3, COMMANDS_PER_TIME, 100])
 def test_batches_do_not_matter(here: dict[str, object], batch_size: int) -> None:
-    """However many commands a batch takes, the log is the same."""
+    """The log is the same for every batch size."""
     assert here == decide(SEED, batch_size)
 
 
@@ -59,12 +58,12 @@ def test_batches_do_not_matter(here: dict[str, object], batch_size: int) -> None
     ids=lambda environment: environment["TZ"],
 )
 def test_processes_do_not_matter(here: dict[str, object], environment: dict[str, str]) -> None:
-    """Another process with another hash seed, time zone and locale, and other batches, makes the same log."""
+    """The log is the same in a process with another hash seed, time zone and locale."""
     assert here == in_another_process("tests.simulation.script", SEED, 5, **environment)
 
 
 def test_a_simulation_repeats_in_another_process() -> None:
-    """A whole simulated run, with servers, faults and clocks, comes out the same under another hash seed: a seed says it all."""
+    """A simulated run with servers, faults and clocks is the same under another hash seed."""
     run = simulate(SEED)
-    again = in_another_process("tests.simulation.run", SEED, PYTHONHASHSEED="99", TZ="Asia/Kathmandu")
-    assert {"events": run.events, "chain_hash": run.chain_hash, "digest": run.digest} == again
+    output = in_another_process("tests.simulation.run", SEED, PYTHONHASHSEED="99", TZ="Asia/Kathmandu")
+    assert {"events": run.events, "chain_hash": run.chain_hash, "digest": run.digest} == output

@@ -1,4 +1,4 @@
-"""The simulated world, run by seeds. A failing seed is named and reproduces: `SIMULATION_SEEDS=…` runs more of them."""
+"""The simulated world, for many seeds. A failing seed is reported and reproduces; `SIMULATION_SEEDS=…` runs more of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ run_of = cache(simulate)
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Outages are what a simulation is made of: the server need not say each of them."""
+def _silence_servers() -> Iterator[None]:
+    """Silence the servers, which log every injected outage."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
@@ -30,25 +30,25 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_world(seed: int) -> None:
-    """Whatever went wrong, the log is lawful, every answer stands in it, a replay proves it, and all servers show the same state."""
+    """Whatever fails, the log keeps its invariants, holds every answer and replays, and all servers have the same state."""
     run = run_of(seed)
-    again = f"SIMULATION_SEEDS={seed + 1} pytest 'tests/simulation/test_simulation.py::test_world[{seed}]'"
-    assert [] == run.failures, f"seed {seed}, {weather_of(seed)}; again: {again}"
+    command = f"SIMULATION_SEEDS={seed + 1} pytest 'tests/simulation/test_simulation.py::test_world[{seed}]'"
+    assert [] == run.failures, f"seed {seed}, {weather_of(seed)}; again: {command}"
 
 
 def test_a_seed_repeats() -> None:
-    """The same seed gives the same log, to the last byte, and another seed another one."""
-    first, again, other = run_of(3), simulate(3), run_of(4)
-    assert first == again
+    """The same seed gives the same log, to the last byte; another seed gives another log."""
+    first, command, other = run_of(3), simulate(3), run_of(4)
+    assert first == command
     assert first.chain_hash != other.chain_hash
 
 
-def test_the_world_is_wild_enough() -> None:
-    """The fixed seeds see every kind of weather, many faults, and all that can happen to a decision."""
+def test_fixed_seeds_cover_every_fault() -> None:
+    """The fixed seeds cover every kind of fault and everything that can happen to a decision."""
     runs = [run_of(seed) for seed in range(SEEDS_DEFAULT)]
     weathers = [weather_of(seed) for seed in range(SEEDS_DEFAULT)]
     assert {1, 2, 3} == {weather.servers for weather in weathers}
-    assert all(any(getattr(weather, name) for weather in weathers) for name in ("kills", "outages", "clock_jumps"))
+    assert all(any(getattr(weather, name) for weather in weathers) for name in ("kills", "outages", "clock_jumps", "repeats", "forgetting"))
     assert sum(run.faults for run in runs) > 100
     names = Counter(name for run in runs for name in run.names)
     expected = {
@@ -59,3 +59,4 @@ def test_the_world_is_wild_enough() -> None:
     }  # fmt: skip
     assert expected <= names.keys()
     assert sum(run.outranked for run in runs) >= 5
+    assert sum(run.repeats for run in runs) > 100

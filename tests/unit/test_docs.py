@@ -20,15 +20,16 @@ from gavel.v1 import (
     rule_set_service_pb2,
     tool_service_pb2,
 )
-from gavel_rules import events, limits, reasons
-from gavel_rules.authoring.analysis import analyse
-from gavel_rules.language import codes
-from gavel_rules.language.ruleset import DocumentError, DocumentMessage, compile_rule_set
-from gavel_rules.stages import STAGES
-from gavel_server.cli.main import app
+from gavel_rules import limits, reason_codes
+from gavel_rules.authoring.lint import lint_rule_set
+from gavel_rules.events import kinds
+from gavel_rules.language.document import diagnostic_codes
+from gavel_rules.language.rule_set import DocumentError, DocumentMessage, compile_rule_set
+from gavel_server.cli.app import app
 from gavel_server.config import Settings
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.support.paths import ROOT
+
 DOCS: Final = ROOT / "docs"
 PAGES: Final = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SERVICES: Final = (
@@ -42,17 +43,19 @@ SERVICES: Final = (
 )
 # Modules whose limits an author of rule sets can meet.
 LIMITS_OF_DOCUMENTS: Final = (
-    "authoring.analysis",
-    "language.document",
-    "language.parts",
-    "language.source",
-    "language.schema",
-    "language.name_analysis",
-    "language.cost",
-    "language.patterns",
-    "language.suggestions",
-    "language.variables",
-    "language.ruleset",
+    "authoring.lint",
+    "language.document.diagnostics",
+    "language.document.models",
+    "language.document.source",
+    "language.document.yaml_reader",
+    "language.document.params_schema",
+    "language.document.schema_check",
+    "language.cel.name_analysis",
+    "language.cel.cost",
+    "language.cel.pattern_cost",
+    "text",
+    "language.cel.variables",
+    "language.rule_set",
 )
 # Named in the docs as not there yet.
 FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
@@ -101,7 +104,7 @@ def test_index_names_every_page(folder: Path) -> None:
 
 
 def test_decisions_have_unique_numbers() -> None:
-    """A number stands for one decision, and the page's heading bears it."""
+    """Each number belongs to one decision, and the page's heading has it."""
     pages = sorted((DOCS / "decisions").glob("0*.md"))
     assert [page.name[:4] for page in pages] == sorted({page.name[:4] for page in pages})
     assert [page.name for page in pages if not page.read_text(encoding="utf-8").startswith(f"# {page.name[:4]} ")] == []
@@ -111,23 +114,24 @@ def _emitted_reason_codes() -> set[str]:
     """Return Gavel's reason codes that any module of the core uses."""
     used: set[str] = set()
     for module in sorted((ROOT / "rules/gavel_rules").rglob("*.py")):
-        if module.stem != "stages":  # which names them all
-            used.update(re.findall(r"\breasons\.([A-Z_]+)\b", module.read_text(encoding="utf-8")))
-    return used & reasons.RESERVED
+        if module.stem != "reason_codes":  # it defines all of them
+            used.update(re.findall(r"\breason_codes\.([A-Z_]+)\b", module.read_text(encoding="utf-8")))
+    return used & reason_codes.RESERVED
 
 
 def test_reason_codes_are_explained() -> None:
-    """Every code that can be emitted is explained in arbitration.md, and every other one is named as reserved."""
+    """arbitration.md explains every code that can be emitted, and names every other one as reserved."""
     explained, _, reserved = _text("arbitration.md").partition("## Reserved reason codes")
     emitted = _emitted_reason_codes()
     assert sorted(code for code in emitted if f"`{code}`" not in explained) == []
-    assert sorted(re.findall(r"`([A-Z_]+)`", reserved.partition("## ")[0])) == sorted(reasons.RESERVED - emitted)
+    assert sorted(re.findall(r"`([A-Z_]+)`", reserved.partition("## ")[0])) == sorted(reason_codes.RESERVED - emitted)
 
 
 def test_stages_are_those_of_the_code() -> None:
-    """The table of stages has the numbers and codes of the code's table, in its order, as far as they are emitted."""
+    """The page's table of stages has the numbers and emitted codes of REASON_CODES, in the same order."""
     emitted = _emitted_reason_codes()
-    in_use = [(stage.number, emitted & set(stage.reason_codes)) for stage in STAGES]
+    numbers = sorted({row.stage for row in reason_codes.REASON_CODES if row.stage is not None})
+    in_use = [(number, emitted & set(reason_codes.codes_of_stage(number))) for number in numbers]
     table = [(int(cells[0]), re.findall(r"`([A-Z_]+)`", cells[2])) for cells in _rows(_text("arbitration.md")) if cells[0].isdigit()]
     assert [number for number, used in in_use if used] == [number for number, _ in table]
     for number, used in in_use:
@@ -135,14 +139,14 @@ def test_stages_are_those_of_the_code() -> None:
 
 
 def test_error_reasons_are_listed() -> None:
-    """Every ErrorReason stands in the error table of contract.md."""
+    """Every ErrorReason is in the error table of contract.md."""
     names = [name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()[1:]]
     table = " ".join(cells[0] for cells in _rows(_text("contract.md")))
     assert [name for name in names if f"`{name}`" not in table] == []
 
 
 def test_calls_are_listed() -> None:
-    """Every call of every service stands in contract.md."""
+    """Every call of every service is in contract.md."""
     text = _text("contract.md")
     methods = [method.name for module in SERVICES for service in module.DESCRIPTOR.services_by_name.values() for method in service.methods]
     assert [name for name in methods if f"`{name}`" not in text] == []
@@ -159,13 +163,13 @@ def _documented(page: str) -> dict[str, str]:
 
 
 def test_limits_are_listed_with_their_values() -> None:
-    """Every limit of the contract stands in contract.md with the value that the code has."""
+    """Every limit of the contract is in contract.md with its value in the code."""
     documented = _documented("contract.md")
     assert {name: documented.get(name) for name in _limits(limits)} == {name: f"{value:,}" for name, value in _limits(limits).items()}
 
 
 def test_limits_of_documents_are_listed_with_their_values() -> None:
-    """Every limit of rule set documents stands in rule-language.md with the value that the code has."""
+    """Every limit of rule set documents is in rule-language.md with its value in the code."""
     documented = _documented("rule-language.md")
     expected = {}
     for name in LIMITS_OF_DOCUMENTS:
@@ -180,42 +184,42 @@ def test_limits_of_documents_are_listed_with_their_values() -> None:
 
 
 def _modules_of_the_compiler() -> set[Path]:
-    """Return the compiler's modules: all of the core that `ruleset` and `analysis` import, and the process that runs them."""
+    """Return the compiler's modules: `language.rule_set`, `authoring.lint`, all modules of the core that these import, and the worker."""
     package = ROOT / "rules/gavel_rules"
     found: set[Path] = set()
-    waiting = {package / "language/ruleset.py", package / "authoring/analysis.py"}
+    waiting = {package / "language/rule_set.py", package / "authoring/lint.py"}
     while waiting:
         module = waiting.pop()
         found.add(module)
         imported = re.findall(r"^from gavel_rules\.([\w.]+) import", module.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        waiting.update({package / f"{name.replace('.', '/')}.py" for name in imported if name != "language"} - found)
-    return found | {ROOT / "server/gavel_server/compile_worker.py"}
+        waiting.update({path for name in imported if (path := package / f"{name.replace('.', '/')}.py").is_file()} - found)
+    return found | {ROOT / "server/gavel_server/compile/worker.py"}
 
 
 def _codes_of_the_compiler() -> set[str]:
-    """Return every kebab-case text of the compiler's modules: these are its codes, and nothing else there looks like one."""
-    found = {"not-bool", "not-double", "not-scalar", "not-string"}  # made of the type that an expression should have
+    """Return every kebab-case text of the compiler's modules. These are its codes; no other text there has this form."""
+    found = {"not-bool", "not-double", "not-scalar", "not-string"}  # built from the type that an expression should have
     for module in _modules_of_the_compiler():
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[a-z]+(-[a-z]+)+", node.value):
                 found.add(node.value)
-    return found - {events.FACT_DERIVATION_REACTOR}
+    return found - {kinds.FACT_DERIVATION_REACTOR}
 
 
 def test_the_table_of_codes_is_complete() -> None:
     """The table has the codes that the compiler's modules use, and no other."""
-    assert sorted(_codes_of_the_compiler()) == sorted({*codes.MISTAKES, *codes.WARNINGS})
+    assert sorted(_codes_of_the_compiler()) == sorted({*diagnostic_codes.MISTAKES, *diagnostic_codes.WARNINGS})
 
 
 def test_codes_of_the_compiler_are_listed() -> None:
-    """rule-language.md lists every code with what the table says that it means."""
+    """rule-language.md lists every code with the meaning from the code's table."""
     rows = [cells for cells in _rows(_text("rule-language.md")) if re.fullmatch(r"`[a-z]+(-[a-z]+)+`", cells[0])]
-    assert {**codes.MISTAKES, **codes.WARNINGS} == {cells[0].strip("`"): cells[1].rstrip(" |") for cells in rows}
+    assert {**diagnostic_codes.MISTAKES, **diagnostic_codes.WARNINGS} == {cells[0].strip("`"): cells[1].rstrip(" |") for cells in rows}
 
 
 def test_every_code_has_an_example() -> None:
-    """Every code has an example that a test below makes, but for those that no single change to the sample can give."""
-    without = {*codes.MISTAKES, *codes.WARNINGS} - {example[0] for example in _examples()}
+    """Every code has an example, which a test below compiles, except for codes that no single change to the sample can cause."""
+    without = {*diagnostic_codes.MISTAKES, *diagnostic_codes.WARNINGS} - {example[0] for example in _examples()}
     assert {
         "document-too-long",
         "duplicate-derivation",
@@ -237,7 +241,7 @@ def _sample() -> str:
 
 
 def _examples() -> list[tuple[str, str, str, str]]:
-    """Return (code, what to change, what into, message) of every example of a mistake or warning."""
+    """Return (code, text to replace, replacement, message) of every example of a mistake or warning."""
     examples = []
     for cells in _rows(_text("rule-language.md")):
         change = re.fullmatch(r"`([^`]+)` to `([^`]+)`", cells[2]) if len(cells) == 4 else None
@@ -249,18 +253,18 @@ def _examples() -> list[tuple[str, str, str, str]]:
 def test_the_sample_document_is_valid() -> None:
     """The document at the top of rule-language.md compiles, without a warning."""
     compiled = compile_rule_set(_sample())
-    assert (compiled.warnings, analyse(compiled)) == ((), ())
+    assert (compiled.warnings, lint_rule_set(compiled)) == ((), ())
 
 
 @pytest.mark.parametrize(("code", "old", "new", "message"), _examples(), ids=[example[0] for example in _examples()])
 def test_example_of_a_mistake(code: str, old: str, new: str, message: str) -> None:
-    """The change that the page describes gives the code and the message that it says."""
+    """The change that the page describes gives the code and the message that the page shows."""
     document = _sample()
     assert old in document
     found: tuple[DocumentMessage, ...]
     try:
         compiled = compile_rule_set(document.replace(old, new, 1))
-        found = (*compiled.warnings, *analyse(compiled))
+        found = (*compiled.warnings, *lint_rule_set(compiled))
     except DocumentError as error:
         found = error.messages
     said = [f"{one.code}: {one.message}" + (f" ({one.suggestion})" if one.suggestion else "") for one in found]
@@ -268,7 +272,7 @@ def test_example_of_a_mistake(code: str, old: str, new: str, message: str) -> No
 
 
 def test_settings_are_listed() -> None:
-    """Every setting stands in operating.md with its option and its environment variable."""
+    """Every setting is in operating.md with its option and its environment variable."""
     rows = {cells[0].strip("`"): cells for cells in _rows(_text("operating.md"))}
     for name in Settings.model_fields:
         assert f"`--{name.replace('_', '-')}`" in rows[name][1]
@@ -277,7 +281,7 @@ def test_settings_are_listed() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_exist(page: Path) -> None:
-    """Every `gavel COMMAND` that the docs show is a command of the program, or is named as one to come."""
+    """Every `gavel COMMAND` in the docs is a command of the program, or is named there as one of a later release."""
     known = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups} | FUTURE_COMMANDS
     text = page.read_text(encoding="utf-8")
     lines = re.findall(r"^    .+$", text, flags=re.MULTILINE) + "\n".join(re.findall(r"```sh\n.*?```", text, flags=re.DOTALL)).splitlines()
@@ -287,7 +291,7 @@ def test_commands_exist(page: Path) -> None:
 
 
 def test_every_command_is_listed() -> None:
-    """operating.md has a table of all commands, and of nothing else."""
+    """The table of commands in operating.md lists exactly the commands of the program."""
     groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
     commands = {
         f"{prefix}{command.name or getattr(command.callback, '__name__', None)}"
@@ -300,7 +304,7 @@ def test_every_command_is_listed() -> None:
 
 
 def test_hazards_have_their_tests() -> None:
-    """Every known hazard of the engines stands in guarantees.md, with tests that exist."""
+    """Every known hazard of the engines is in guarantees.md, with tests that exist."""
     rows = {cells[0]: cells for cells in _rows(_text("guarantees.md")) if re.fullmatch(r"[HC]\d+", cells[0])}
     assert {*(f"H{number}" for number in range(1, 19)), *(f"C{number}" for number in range(1, 9))} == rows.keys()
     tests = {
@@ -313,11 +317,12 @@ def test_hazards_have_their_tests() -> None:
 
 
 def test_demands_have_their_tests() -> None:
-    """The table of what seeds 002 demand goes through §4 to §10 in order, and each test that it names is in the file that it links to."""
-    rows = [cells for cells in _rows(_text("guarantees.md")) if re.fullmatch(r"\d+(\.\d+)*", cells[0])]
+    """The constitution lists the demands of §4 to §11 in order, and each test it names is in the linked file."""
+    framework, _, systems = _text("constitution.md").partition("## The four systems")
+    rows = [cells for cells in _rows(framework) if re.fullmatch(r"\d+(\.\d+)*", cells[0])]
     sections = [[int(number) for number in cells[0].split(".")] for cells in rows]
     assert sorted(sections) == sections
-    assert set(range(4, 11)) == {section[0] for section in sections}
-    for cells in rows:
+    assert set(range(4, 12)) == {section[0] for section in sections}
+    for cells in [*rows, *_rows(systems)]:
         for name, target in re.findall(r"\[(test_\w+)\]\(([^)]+)\)", cells[-1]):
             assert re.search(rf"def {name}\(", (DOCS / target).read_text(encoding="utf-8")), (cells[0], name)

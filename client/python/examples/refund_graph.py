@@ -1,16 +1,16 @@
-"""An agent as a graph of nodes, in the manner of LangGraph, governed by Gavel; its nodes are plain functions, no model is asked.
+"""An agent as a graph of nodes, like those of LangGraph, governed by Gavel. Its nodes are plain functions; it calls no model.
 
     python client/python/examples/refund_graph.py --server 127.0.0.1:9090
 
-The refund rule set that ships with Gavel has to be in force (see docs/clients.md). A complaint comes in as a
-fact, `UserIntentDetected`. It fires a trigger, which runs the graph:
+The refund rule set that ships with Gavel must be in force (see docs/clients.md). A complaint arrives as a fact,
+`UserIntentDetected`. It fires a trigger, which runs the graph:
 
     triage ──▶ plan ──▶ propose ──▶ conclude          propose is a ProposalLoop: tools, observations, proposals
        ╰────────────────────────────────▲             until the refund is decided
 
-Nodes share a state (a dict) and know nothing of Gavel. Where the graph goes is decided by edges. Every step is exported as an
-AGENT_DIAGNOSTIC with a GraphTransition: which node, which version of the state, what it read and made, and why it went there. That
-is what an auditor sees of the agent: its steps and its evidence, not its thoughts.
+The nodes share a state; edges select the next node. Every step is published as an AGENT_DIAGNOSTIC with a GraphTransition: the
+node, the version of the state, the events read and written, and the reason. An auditor sees the agent's steps and evidence, not
+its thoughts.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ END: Final = "end"
 
 @dataclass
 class State:
-    """What the nodes share: the complaint, what they make of it, and the ids of the events behind it."""
+    """The state that the nodes share: the complaint, its analysis, and the ids of the events that a step read and wrote."""
 
     complaint: Envelope
     amount: float = 0.0
     wants_refund: bool = False
     outcome: str = ""
     read: list[str] = field(default_factory=list)
-    made: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
 
 
 Node = Callable[[State], Awaitable[None]]
-# Names the next node and says why, as a reason code.
+# Returns the next node and a reason code.
 Edge = Callable[[State], tuple[str, str]]
 
 
 class Graph:
-    """Nodes and edges; `run` walks from `entry` until an edge leads to END and exports each step."""
+    """A graph of nodes and edges. `run` starts at `entry`, publishes each step and ends when an edge leads to END."""
 
     def __init__(self, client: GavelClient, entry: str) -> None:
         self._client = client
@@ -79,15 +79,15 @@ class Graph:
         self._nodes: dict[str, tuple[Node, Edge]] = {}
 
     def add(self, name: str, node: Node, edge: Edge) -> None:
-        """Add a node and the edge that leaves it."""
+        """Add a node and its outgoing edge."""
         self._nodes[name] = (node, edge)
 
     async def run(self, state: State) -> None:
-        """Walk the graph."""
+        """Run the nodes from `entry` to END."""
         name, reason, version = self._entry, "TRIGGERED", 0
         while name != END:
             node, edge = self._nodes[name]
-            state.read, state.made = [], []
+            state.read, state.written = [], []
             await node(state)
             version += 1
             await self._export(
@@ -96,7 +96,7 @@ class Graph:
                     graph_node=name,
                     state_version=version,
                     input_event_ids=state.read,
-                    output_event_ids=state.made,
+                    output_event_ids=state.written,
                     transition_reason_code=reason,
                 ),
             )
@@ -117,7 +117,7 @@ class Graph:
 
 
 def refund_graph(client: GavelClient) -> Graph:
-    """Return the agent: it reads a complaint, plans a refund, has it decided, and notes what became of it."""
+    """Return the agent: it reads a complaint, plans a refund, proposes it and stores the outcome."""
 
     async def triage(state: State) -> None:
         state.read = [state.complaint.event_id]
@@ -141,10 +141,10 @@ def refund_graph(client: GavelClient) -> Graph:
             trace_id=state.complaint.trace_id,
             causation_id=state.complaint.event_id,
         )
-        result = await ProposalLoop(client, sources(client)).run(proposal)
-        for one in result.rounds:
-            state.made += [one.proposal.event_id, *(event.event_id for event in one.published)]
-            state.read += [one.decision.event_id] if one.decision is not None else []
+        result = await ProposalLoop(client, evidence_providers(client)).run(proposal)
+        for item in result.rounds:
+            state.written += [item.proposal.event_id, *(event.event_id for event in item.published)]
+            state.read += [item.decision.event_id] if item.decision is not None else []
         state.outcome = result.reason.name
 
     async def conclude(state: State) -> None:
@@ -158,8 +158,8 @@ def refund_graph(client: GavelClient) -> Graph:
     return graph
 
 
-def sources(client: GavelClient) -> FactProviders:
-    """Return where the agent gets what the rules want to know: the order database's gateway, and a fraud tool."""
+def evidence_providers(client: GavelClient) -> FactProviders:
+    """Return the providers of the evidence that the rules require: the gateway of the order database, and a fraud tool."""
     providers = FactProviders()
     values = {"order.status": "delivered", "order.total": 80, "order.customer_id": "c-77"}
 
@@ -176,13 +176,13 @@ def sources(client: GavelClient) -> FactProviders:
 
 
 async def complain(client: GavelClient, order: str, text: str, amount: float) -> Envelope:
-    """Record a customer's complaint as a gateway does: the first fact of a piece of work."""
+    """Publish a customer's complaint, as a gateway does: the first fact of a trace."""
     fact = fact_envelope(order, GATEWAY, key="order.complaint", value={"text": text, "amount": amount}, event_name="UserIntentDetected")
     return (await client.publish_event(fact)).envelope
 
 
 def line(event: Envelope) -> str:
-    """Return an event as a line of the timeline."""
+    """Return the line of the timeline for an event."""
     kind = EventCategory.Name(event.event_category).removeprefix("EVENT_CATEGORY_").removesuffix("_EVENT").replace("_", " ").lower()
     match event.WhichOneof("payload"):
         case "fact":
@@ -196,7 +196,7 @@ def line(event: Envelope) -> str:
         case "agent_diagnostic" if event.agent_diagnostic.HasField("graph_transition"):
             step = event.agent_diagnostic.graph_transition
             what = f"node {step.graph_node} (state {step.state_version}, because {step.transition_reason_code})"
-            what += f" read {len(step.input_event_ids)}, made {len(step.output_event_ids)}"
+            what += f" read {len(step.input_event_ids)}, wrote {len(step.output_event_ids)}"
         case _:
             what = event.event_name
     at = event.recorded_at.ToDatetime(tzinfo=UTC).strftime("%H:%M:%S.%f")[:-3]
@@ -204,19 +204,19 @@ def line(event: Envelope) -> str:
 
 
 async def run(server: str, bus: str, complaints: Sequence[tuple[str, float]]) -> None:
-    """Let customers complain, the agent be woken, and print what the log says of each piece of work."""
+    """Publish the complaints, run the agent, and print the trace of each complaint."""
     run_id = os.urandom(3).hex()
-    left = len(complaints)
+    pending = len(complaints)
     async with GavelClient(server, bus=bus) as client:
         graph = refund_graph(client)
-        facts = [await complain(client, f"order/{run_id}-{number}", *said) for number, said in enumerate(complaints, start=1)]
+        facts = [await complain(client, f"order/{run_id}-{number}", *complaint) for number, complaint in enumerate(complaints, start=1)]
 
         async def wake(firing: Firing) -> None:
-            nonlocal left
+            nonlocal pending
             for complaint in firing.events:
                 await graph.run(State(complaint))
-                left -= 1
-            if not left:
+                pending -= 1
+            if not pending:
                 subscription.stop()
 
         trigger = Trigger("complaints", event_names=("UserIntentDetected",), subjects=(f"order/{run_id}-*",), window_ms=50)

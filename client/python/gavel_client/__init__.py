@@ -1,12 +1,17 @@
 """Gavel's Python client.
 
-`GavelClient` (asyncio) and `SyncGavelClient` speak the contract; `envelopes` builds what they send. `executor` carries out
-approved decisions, `fdr` derives facts from executions, both over the work queues of `work_queue`. `proposal_loop` plays an agent's
-proposals to their end, with the evidence that `providers` get; `trigger_subscription` wakes an agent for what `triggers` name. The
-package knows the server by its contract only, and starts no thread and opens no connection at import.
+`GavelClient` (asyncio) and `SyncGavelClient` call the server; `envelopes` builds the events that they send. `executor` carries
+out approved decisions with the functions of `handlers`. `consumers` reads the work queues and derives facts from executions.
+`agents` holds the proposal loop, providers of evidence, and triggers. The package depends on the server's contract only. Its
+import starts no thread and opens no connection.
 """
 
-from gavel_client.client import GavelClient
+from gavel_client.agents.loop_results import LoopResult, StopReason
+from gavel_client.agents.proposal_loop import ProposalLoop, SyncProposalLoop
+from gavel_client.agents.providers import FactNeed, FactProviders, ToolReading
+from gavel_client.agents.trigger_file import load_triggers
+from gavel_client.agents.trigger_subscription import PositionFile, TriggerSubscription
+from gavel_client.agents.triggers import Firing, Trigger
 from gavel_client.envelopes import (
     content_hash,
     diagnostic_envelope,
@@ -19,14 +24,9 @@ from gavel_client.envelopes import (
     tool_call_envelope,
     tool_result_envelope,
 )
-from gavel_client.errors import GavelClientError, GavelError, HandlerError, ProviderError, TriggerFileError, Violation, WorkQueueError
-from gavel_client.loop_results import LoopResult, StopReason
-from gavel_client.proposal_loop import ProposalLoop, SyncProposalLoop
-from gavel_client.providers import FactNeed, FactProviders, ToolReading
-from gavel_client.sync import SyncGavelClient
-from gavel_client.trigger_file import load_triggers
-from gavel_client.trigger_subscription import PositionFile, TriggerSubscription
-from gavel_client.triggers import Firing, Trigger
+from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelClientError, GavelError, HandlerError, ProviderError, TriggerFileError, Violation, WorkQueueError
+from gavel_client.rpc.sync import SyncGavelClient
 
 __all__ = [
     "FactNeed",

@@ -1,7 +1,7 @@
-"""Builders of envelopes, from plain Python values: what a producer knows of an event, and nothing that the server fills in.
+"""Builders of envelopes from plain Python values. They leave the fields of the server empty.
 
-Every envelope gets its event_id here, once, and an event_id is the idempotency key: whoever sends the same envelope again,
-even after a crash or a timeout, adds nothing to the log. Build one envelope per event, not one per try.
+Each builder assigns an event_id, which is the idempotency key: sending the same envelope again, even after a crash or a timeout,
+adds nothing to the log. Build one envelope for each event, not one for each try.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
@@ -23,17 +22,18 @@ from gavel.v1.fact_pb2 import OBSERVED_FROM_UNSPECIFIED, Fact, ObservedFrom
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_rules.events.ids import uuid7
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gavel_client.values import to_struct, to_value
 
 
 class EnvelopeFields(TypedDict, total=False):
-    """What any envelope may carry besides its subject, producer and payload. Leave out what you do not know.
+    """Optional fields of any envelope, in addition to subject, producer and payload.
 
-    `event_id`: a UUID of any version but 8; without one a UUIDv7 is made. `event_name`: PascalCase, past tense.
-    `occurred_at`: an aware datetime; without one it is when the server records the event. `trace_id`: 1..128 printable ASCII
-    characters. `causation_id`: event_id of the cause, which must be in the bus.
+    `event_id`: a UUID of any version but 8; default: a new UUIDv7. `event_name`: PascalCase, past tense. `occurred_at`: an aware
+    datetime; default: the time at which the server records the event. `trace_id`: 1..128 printable ASCII characters.
+    `causation_id`: event_id of the cause, which must be in the bus.
     """
 
     event_id: str
@@ -45,15 +45,12 @@ class EnvelopeFields(TypedDict, total=False):
 
 
 def new_event_id() -> str:
-    """Return a UUIDv7: 48 bits of Unix milliseconds, then random bits (RFC 9562 §5.7)."""
-    milliseconds = time.time_ns() // 1_000_000
-    number = (milliseconds << 80) | int.from_bytes(os.urandom(10), "big")
-    # Version 7 in bits 48..51, variant 10 in bits 64..65.
-    return str(uuid.UUID(int=(number & ~(0xF << 76) & ~(0x3 << 62)) | (0x7 << 76) | (0x2 << 62)))
+    """Return a new UUIDv7 by the wall clock."""
+    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
 
 
 def reference(envelope: Envelope) -> EventReference:
-    """Return the reference by which a proposal cites a recorded event."""
+    """Return the reference with which a proposal cites a recorded event."""
     return EventReference(event_id=envelope.event_id, sequence_number=envelope.sequence_number)
 
 
@@ -74,10 +71,10 @@ def proposal_envelope(
     projection_version: int | None = None,
     **fields: Unpack[EnvelopeFields],
 ) -> Envelope:
-    """Return a PROPOSAL of an agent: one action on `subject` (seeds 002 §5.5).
+    """Return a PROPOSAL of an agent: one action on `subject` (constitution §5.5).
 
-    `max_fact_age_ms` > 0 bounds the age of the evidence; `risk` and `confidence` are 0..1; `based_on_events` names the
-    facts and observations that it rests on (see `reference`).
+    `max_fact_age_ms` > 0 limits the age of the evidence. `risk` and `confidence` are 0..1. `based_on_events` cites facts and
+    observations (see `reference`).
     """
     proposal = Proposal(
         action_type=action_type,
@@ -105,9 +102,9 @@ def fact_envelope(
     max_age_ms: int = 0,
     **fields: Unpack[EnvelopeFields],
 ) -> Envelope:
-    """Return a FACT of a controlled channel: `key` of `subject` is `value`; None retracts it (seeds 002 §4.7).
+    """Return a FACT of a controlled channel: `key` of `subject` has `value`; None retracts it (constitution §4.7).
 
-    `max_age_ms` 0: the fact itself sets no limit to its age.
+    `max_age_ms` 0: the fact sets no limit on its age.
     """
     fact = Fact(key=key, value=to_value(value), observed_from=observed_from, max_age_ms=max_age_ms)
     return _envelope(Envelope(subject=subject, producer=producer, fact=fact), fields)
@@ -125,9 +122,9 @@ def observation_envelope(
     confidence: float = 1.0,
     **fields: Unpack[EnvelopeFields],
 ) -> Envelope:
-    """Return an OBSERVATION of an agent: fact keys and the values it read through a tool (seeds 002 §4.6).
+    """Return an OBSERVATION of an agent: values by fact key, read through a tool (constitution §4.6).
 
-    `evidence` is the recorded TOOL_RESULT that holds the raw answer; without it the observation is mere inference (tier 3).
+    `evidence` is the recorded TOOL_RESULT of the reading; without it the observation is inference (tier 3).
     """
     observation = Observation(
         source_tool=source_tool,
@@ -157,9 +154,9 @@ def tool_call_envelope(
     started_at: datetime | None = None,
     **fields: Unpack[EnvelopeFields],
 ) -> Envelope:
-    """Return a TOOL_CALL of an agent, with a fresh execution_id (seeds 001).
+    """Return a TOOL_CALL of an agent, with a new execution_id (constitution 001).
 
-    The log keeps the hash of `arguments`, not the arguments; `arguments_summary` is for people, without secrets.
+    The log stores only the hash of `arguments`. `arguments_summary` is for people; put no secret into it.
     """
     tool_call = ToolCall(
         execution_id="exec_" + os.urandom(6).hex(),
@@ -190,10 +187,10 @@ def tool_result_envelope(
     finished_at: datetime | None = None,
     **fields: Unpack[EnvelopeFields],
 ) -> Envelope:
-    """Return the TOOL_RESULT that answers the recorded TOOL_CALL `call`: its subject, producer, trace and execution_id.
+    """Return the TOOL_RESULT of the recorded TOOL_CALL `call`, with its subject, producer, trace and execution_id.
 
-    The log keeps the hash of `result` (JSON values); with an `error_code` there is no result. A `reproducible` one must say
-    what was asked (`query_ref`) of which snapshot (`snapshot_ref`) (seeds 002 §5.3).
+    The log stores only the hash of `result` (JSON values); an `error_code` replaces the result. A `reproducible` result requires
+    the query (`query_ref`) and the snapshot that it read (`snapshot_ref`) (constitution §5.3).
     """
     tool_result = ToolResult(
         execution_id=call.tool_call.execution_id,
@@ -232,7 +229,7 @@ def diagnostic_envelope(
     llm_invocation: LlmInvocation | None = None,
     **fields: Unpack[EnvelopeFields],
 ) -> Envelope:
-    """Return an AGENT_DIAGNOSTIC: how something ran, never a chain of thought (seeds 002 §8)."""
+    """Return an AGENT_DIAGNOSTIC: metadata of a run, never a chain of thought (constitution §8)."""
     diagnostic = AgentDiagnostic(
         kind=kind,
         attributes=to_struct(attributes or {}, "attributes"),
@@ -243,7 +240,7 @@ def diagnostic_envelope(
 
 
 def execution_envelope(subject: str, producer: Producer, execution: Execution, **fields: Unpack[EnvelopeFields]) -> Envelope:
-    """Return an executor's report of an attempt (seeds 002 §7)."""
+    """Return an EXECUTION, an executor's report of an attempt (constitution §7)."""
     return _envelope(Envelope(subject=subject, producer=producer, execution=execution), fields)
 
 

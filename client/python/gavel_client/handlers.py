@@ -1,8 +1,8 @@
-"""What carries out an action: handlers, what they are told, and what they answer.
+"""Handlers: the functions of an application that carry out actions, their context and their result.
 
-A handler is a coroutine function that acts on the outside world. It may be called again for the same decision (after a crash, a
-lost lease, a retry), so it must pass on `context.idempotency_key`, or look before it acts. It is cancelled when it takes too
-long or when its lease cannot be kept; whatever else it started it must end then.
+A handler is a coroutine function that acts on the outside world. The executor may call it again for the same decision (after a
+crash, a lost lease, a retry). The handler must therefore pass `context.idempotency_key` on, or check before it acts. The executor
+cancels a handler that exceeds its timeout or loses its lease; the handler must then stop everything it started.
 
     handlers = Handlers()
 
@@ -34,26 +34,26 @@ HANDLER_TIMEOUT_MS_DEFAULT: Final = 60_000
 
 @dataclass(frozen=True)
 class ExecutionContext:
-    """What a handler carries out: exactly the action and parameters that were approved."""
+    """The approved action and parameters, for one attempt to carry them out."""
 
     decision: Envelope
-    """The DECISION as it stands in the log."""
+    """The DECISION as recorded in the log."""
     params: dict[str, Any]
     """`decision.decision.params` as Python values."""
     attempt: int
-    """From 1."""
+    """Number of the attempt, from 1."""
     execution_id: str
-    """The attempt's id, "exec_" and 12 hex digits."""
+    """Id of the attempt, "exec_" and 12 hex digits."""
 
     @property
     def idempotency_key(self) -> str:
-        """The decision_id: the same for every attempt. Hand it to whatever must not act twice."""
+        """The decision_id, which is the same for every attempt. Pass it to every system that must act only once."""
         return self.decision.decision.decision_id
 
 
 @dataclass(frozen=True)
 class HandlerResult:
-    """How an attempt ended. Make one by the function of its status."""
+    """The outcome of an attempt. Create it with the class method of its status."""
 
     status: ExecutionStatus.ValueType
     result: Mapping[str, object] = field(default_factory=dict)
@@ -64,19 +64,19 @@ class HandlerResult:
 
     @classmethod
     def success(cls, result: Mapping[str, object] | None = None) -> HandlerResult:
-        """Done. `result` (JSON values) goes into the log and into derivations; put no secret into it."""
+        """The action succeeded. `result` (JSON values) is recorded and read by derivations; put no secret into it."""
         return cls(EXECUTION_STATUS_SUCCESS, result=result or {})
 
     @classmethod
     def failed(cls, error_code: str, error_message: str = "") -> HandlerResult:
-        """Failed without effect. May be tried again as the rule set says."""
+        """The action failed without effect. The rule set's retry policy applies."""
         return cls(EXECUTION_STATUS_FAILED, error_code=error_code, error_message=error_message)
 
     @classmethod
     def partial(
         cls, completed_steps: Sequence[str], error_code: str, error_message: str = "", result: Mapping[str, object] | None = None
     ) -> HandlerResult:
-        """Half done: these steps have had their effect, and the rest needs compensation or a person. Never retried."""
+        """Only `completed_steps` took effect; compensation or a person is needed. The action is never retried."""
         return cls(
             EXECUTION_STATUS_PARTIAL,
             result=result or {},
@@ -87,12 +87,12 @@ class HandlerResult:
 
     @classmethod
     def timeout(cls, error_code: str, error_message: str = "") -> HandlerResult:
-        """Nobody knows in time whether it happened. May be tried again as the rule set says."""
+        """The outcome was not known in time. The rule set's retry policy applies."""
         return cls(EXECUTION_STATUS_TIMEOUT, error_code=error_code, error_message=error_message)
 
     @classmethod
     def aborted(cls, reason_code: str) -> HandlerResult:
-        """Given up before any effect, for a reason in UPPER_SNAKE_CASE. Never retried."""
+        """The handler gave up before any effect. `reason_code` is in UPPER_SNAKE_CASE. The action is never retried."""
         return cls(EXECUTION_STATUS_ABORTED, reason_code=reason_code)
 
 
@@ -100,14 +100,14 @@ Handler = Callable[[ExecutionContext], Awaitable[HandlerResult]]
 
 
 class ActionHandler(NamedTuple):
-    """A handler and how long it may take."""
+    """A handler and its timeout."""
 
     handle: Handler
     timeout_ms: int
 
 
 class Handlers(Mapping[str, ActionHandler]):
-    """Which handler carries out which action type."""
+    """Handlers by action type."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, ActionHandler] = {}
@@ -115,17 +115,17 @@ class Handlers(Mapping[str, ActionHandler]):
     def action(self, action_type: str, *, timeout_ms: int = HANDLER_TIMEOUT_MS_DEFAULT) -> Callable[[Handler], Handler]:
         """Register the decorated coroutine function for `action_type`.
 
-        Raises TypeError for a plain function, which would hold up every other attempt and the renewal of its own lease, and
-        ValueError if the action has a handler already.
+        Raises TypeError for a plain function, which would block all other attempts and the renewal of its own lease, and
+        ValueError if the action already has a handler.
         """
 
         def register(handler: Handler) -> Handler:
             if not (inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)):
                 raise TypeError(
-                    f"the handler of {action_type} is no coroutine function; write `async def`, and run what blocks in asyncio.to_thread"
+                    f"the handler of {action_type} is not a coroutine function; use `async def`, and asyncio.to_thread for blocking calls"
                 )
             if action_type in self._handlers:
-                raise ValueError(f"the action {action_type} has a handler already")
+                raise ValueError(f"the action {action_type} already has a handler; register one handler for each action")
             self._handlers[action_type] = ActionHandler(handler, timeout_ms)
             return handler
 

@@ -1,7 +1,8 @@
-"""Python values to the contract's Struct and Value, and back.
+"""Conversion between Python values and the contract's Struct and Value.
 
-A Struct holds JSON: null, booleans, doubles, strings, lists and objects. What would not come back as it went in (an integer
-beyond ±2^53, NaN, bytes, a date) is refused here, with the path to it, rather than rounded in silence.
+A Struct holds JSON: null, booleans, doubles, strings, lists and objects. `gavel_rules.values` converts; this module accepts more
+types (any Mapping or Sequence) and refuses, with its path, every value that would not survive the conversion: an integer
+beyond ±2^53, NaN, bytes, a date. It never rounds.
 """
 
 from __future__ import annotations
@@ -10,83 +11,71 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gavel_rules.values import INTEGER_MAX
-from google.protobuf.struct_pb2 import NULL_VALUE, ListValue, Struct, Value
+from gavel_rules.values import INTEGER_MAX, python_to_value, struct_to_dict, value_to_python
+from google.protobuf.struct_pb2 import Struct, Value
 
-# Deeper values would not survive protobuf's own limit of recursion. The server allows parameters fewer levels (16).
+# Protobuf limits recursion when it parses. The server allows parameters fewer levels (16).
 NESTING_MAX: Final = 24
 
 
 def to_value(value: object, path: str = "value") -> Value:
-    """Return `value` as a Value. Raises ValueError or TypeError that names the place by `path`."""
-    return _to_value(value, path, NESTING_MAX)
+    """Return `value` as a Value. Raises ValueError or TypeError; the message names the place by `path`."""
+    return python_to_value(_to_json(value, path, NESTING_MAX))
 
 
 def to_struct(mapping: Mapping[str, object], path: str = "params") -> Struct:
-    """Return `mapping` as a Struct. Raises ValueError or TypeError that names the place by `path`."""
+    """Return `mapping` as a Struct. Raises ValueError or TypeError; the message names the place by `path`."""
     if not isinstance(mapping, Mapping):
         raise TypeError(f"{path} is of type {type(mapping).__name__}; use a mapping")
-    return _to_struct(mapping, path, NESTING_MAX)
+    return to_value(mapping, path).struct_value
 
 
 def from_value(value: Value) -> Any:
-    """Return a Value as Python: whole numbers as int, other numbers as float."""
-    match value.WhichOneof("kind"):
-        case "bool_value":
-            return value.bool_value
-        case "number_value":
-            number = value.number_value
-            return int(number) if number.is_integer() and abs(number) <= INTEGER_MAX else number
-        case "string_value":
-            return value.string_value
-        case "struct_value":
-            return from_struct(value.struct_value)
-        case "list_value":
-            return [from_value(item) for item in value.list_value.values]
-    return None
+    """Return a Value as a Python value: whole numbers as int, other numbers as float."""
+    return _with_integers(value_to_python(value))
 
 
 def from_struct(struct: Struct) -> dict[str, Any]:
-    """Return a Struct as a dict of Python values."""
-    return {key: from_value(value) for key, value in struct.fields.items()}
+    """Return a Struct as a dict of Python values: whole numbers as int, other numbers as float."""
+    return {name: _with_integers(value) for name, value in struct_to_dict(struct).items()}
 
 
-def _to_struct(mapping: Mapping[str, object], path: str, levels_left: int) -> Struct:
-    if levels_left == 0:
-        raise ValueError(f"{path} is nested deeper than {NESTING_MAX} levels")
-    struct = Struct()
-    for key, value in mapping.items():
-        if not isinstance(key, str):
-            raise TypeError(f"{path} has the key {key!r}; keys must be strings")
-        struct.fields[key].CopyFrom(_to_value(value, f"{path}.{key}", levels_left - 1))
-    return struct
-
-
-def _to_value(value: object, path: str, levels_left: int) -> Value:
+def _to_json(value: object, path: str, levels_left: int) -> object:
+    """Return `value` with dicts and lists for its mappings and sequences."""
     match value:
-        case None:
-            return Value(null_value=NULL_VALUE)
-        case bool():
-            return Value(bool_value=value)
+        case None | bool() | str():
+            return value
         case int() | float():
-            return Value(number_value=_to_number(value, path))
-        case str():
-            return Value(string_value=value)
-        case Mapping():
-            return Value(struct_value=_to_struct(value, path, levels_left))
+            return _checked_number(value, path)
         case bytes() | bytearray():
             pass
+        case Mapping() | Sequence() if levels_left == 0:
+            raise ValueError(f"{path} is nested deeper than {NESTING_MAX} levels")
+        case Mapping():
+            for key in value:
+                if not isinstance(key, str):
+                    raise TypeError(f"{path} has the key {key!r}; keys must be strings")
+            return {key: _to_json(item, f"{path}.{key}", levels_left - 1) for key, item in value.items()}
         case Sequence():
-            if levels_left == 0:
-                raise ValueError(f"{path} is nested deeper than {NESTING_MAX} levels")
-            items = [_to_value(item, f"{path}[{index}]", levels_left - 1) for index, item in enumerate(value)]
-            return Value(list_value=ListValue(values=items))
+            return [_to_json(item, f"{path}[{index}]", levels_left - 1) for index, item in enumerate(value)]
     raise TypeError(f"{path} is of type {type(value).__name__}; use None, bool, int, float, str, a sequence or a mapping")
 
 
-def _to_number(value: float, path: str) -> float:
-    if not math.isfinite(value):
-        raise ValueError(f"{path} is {value}; only finite numbers can be sent")
-    if abs(value) > INTEGER_MAX:
-        raise ValueError(f"{path} is {value}, beyond ±2^53, where doubles are no longer exact; send it as a string")
-    return float(value)
+def _checked_number(number: float, path: str) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"{path} is {number}; only finite numbers can be sent")
+    if abs(number) > INTEGER_MAX:
+        raise ValueError(f"{path} is {number}, beyond ±2^53, where doubles are no longer exact; send it as a string")
+    return float(number)
+
+
+def _with_integers(value: object) -> Any:
+    """Return a JSON value with int in place of each float that is a whole number within ±2^53."""
+    match value:
+        case float():
+            return int(value) if value.is_integer() and abs(value) <= INTEGER_MAX else value
+        case dict():
+            return {name: _with_integers(item) for name, item in value.items()}
+        case list():
+            return [_with_integers(item) for item in value]
+    return value

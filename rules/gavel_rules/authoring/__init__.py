@@ -1,4 +1,4 @@
-"""What authors of rule sets have beside the compiler: tests and coverage, warnings, made cases, differences, formatting, simulation.
+"""Tools for authors of rule sets: warnings, tests and coverage, sample cases, differences, formatting, diagrams, simulation.
 
-All of it stands on the language and on arbitration; nothing there knows of it, and no decision is ever made with it.
+They use the rule language and arbitration, which never import them. No decision is made with them.
 """

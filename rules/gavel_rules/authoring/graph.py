@@ -1,7 +1,7 @@
-"""A rule set as a diagram: which facts its rules read, and in which order the rules of an action are asked.
+"""Diagrams of a rule set: which facts its rules read, and in which order the rules of an action are evaluated.
 
-Only names go into it, all of which a document holds to plain characters: nothing needs to be escaped, and no text of an author's
-can become a part of the drawing.
+They contain names only. A document restricts names to plain characters, so nothing needs to be escaped and no text of an author
+becomes part of the drawing.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from gavel_rules.language.conditions import Condition, Environment, Expression
-from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
+from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
 _FACTS: Final = "facts."
 _COLOURS: Final = {"approve": "#d9f2d9", "reject": "#f7d9d9", "review": "#fdf0cf"}
-
-
-_BREAK: Final = r"\n"  # as Graphviz writes the end of a line
+_BREAK: Final = r"\n"  # Graphviz's escape for the end of a line
 
 
 class Node(NamedTuple):
-    """A box. `kind` is "action", "fact", "approve", "reject" or "review"; `lines` are its text."""
+    """A box with lines of text. `kind` is "action", "fact", "approve", "reject" or "review"."""
 
     name: str
     kind: str
@@ -28,9 +26,9 @@ class Node(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """An arrow. `kind` is "reads", from a fact to what reads it, or "next", from a rule to the one that is asked if it does not match.
+    """An arrow. `kind` is "reads", from a fact to the rule or fact that reads it, or "next", from a rule to the rule below it.
 
-    What reads a fact is a rule's condition, or the subject of another fact.
+    A rule reads a fact in its condition, a fact reads another one in its subject.
     """
 
     origin: str
@@ -46,15 +44,15 @@ class Graph(NamedTuple):
     edges: tuple[Edge, ...]
 
 
-def graphs(rule_set: CompiledRuleSet) -> tuple[Graph, ...]:
-    """Return a diagram for each action of a rule set."""
+def build_graphs(rule_set: CompiledRuleSet) -> tuple[Graph, ...]:
+    """Return the diagram of each action of a rule set."""
     return tuple(_graph(f"a{number}", action) for number, action in enumerate(rule_set.actions.values()))
 
 
-def mermaid(rule_set: CompiledRuleSet) -> str:
-    """Return the diagrams in Mermaid's language, as documentation pages and forges draw it."""
+def render_mermaid(rule_set: CompiledRuleSet) -> str:
+    """Return the diagrams in Mermaid's language, which documentation pages and forges draw."""
     lines = ["flowchart LR"]
-    for graph in graphs(rule_set):
+    for graph in build_graphs(rule_set):
         lines.append(f'  subgraph {graph.action.name}["{graph.action.lines[0]}"]')
         for node in graph.nodes:
             opening, closing = ("[(", ")]") if node.kind == "fact" else ("[", "]")
@@ -65,10 +63,10 @@ def mermaid(rule_set: CompiledRuleSet) -> str:
     return "\n".join(lines)
 
 
-def dot(rule_set: CompiledRuleSet) -> str:
+def render_dot(rule_set: CompiledRuleSet) -> str:
     """Return the diagrams in Graphviz's language."""
     lines = [f'digraph "{rule_set.policy_id}" {{', "  rankdir=LR", '  node [shape=box, style=filled, fillcolor="#ffffff"]']
-    for graph in graphs(rule_set):
+    for graph in build_graphs(rule_set):
         lines.append(f"  subgraph cluster_{graph.action.name} {{")
         lines.append(f'    label="{graph.action.lines[0]}"')
         for node in graph.nodes:
@@ -82,8 +80,8 @@ def dot(rule_set: CompiledRuleSet) -> str:
     return "\n".join(lines)
 
 
-def described(rule_set: CompiledRuleSet) -> dict[str, object]:
-    """Return what the diagrams show as plain data: for each action its facts in the order of their selection, and its rules in theirs."""
+def graph_data(rule_set: CompiledRuleSet) -> dict[str, object]:
+    """Return the content of the diagrams as JSON data: for each action its facts in the order of selection, and its rules by priority."""
     return {
         "policy_id": rule_set.policy_id,
         "version": rule_set.version,
@@ -91,7 +89,7 @@ def described(rule_set: CompiledRuleSet) -> dict[str, object]:
             {
                 "action": action.action_type,
                 "facts": [
-                    {"name": fact.name, "key": fact.key, "optional": fact.optional, "subject_reads": _taken(action, fact.name)}
+                    {"name": fact.name, "key": fact.key, "optional": fact.optional, "subject_reads": _subject_facts(action, fact.name)}
                     for fact in action.facts
                 ],
                 "rules": [
@@ -100,7 +98,7 @@ def described(rule_set: CompiledRuleSet) -> dict[str, object]:
                         "priority": rule.priority,
                         "effect": rule.effect,
                         "reason_code": rule.reason_code,
-                        "reads": _facts_read(condition, action.environment),
+                        "reads": _condition_facts(condition, action.environment),
                     }
                     for rule, condition in zip(action.rules, action.conditions, strict=True)
                 ],
@@ -113,26 +111,26 @@ def described(rule_set: CompiledRuleSet) -> dict[str, object]:
 def _graph(prefix: str, action: CompiledAction) -> Graph:
     facts = {fact.name: f"{prefix}f{number}" for number, fact in enumerate(action.facts)}
     nodes = [Node(facts[fact.name], "fact", (f"{fact.name}?" if fact.optional else fact.name, fact.key)) for fact in action.facts]
-    edges = [Edge(facts[need], facts[fact.name], "reads") for fact in action.facts for need in _taken(action, fact.name)]
+    edges = [Edge(facts[need], facts[fact.name], "reads") for fact in action.facts for need in _subject_facts(action, fact.name)]
     before = ""
     for number, (rule, condition) in enumerate(zip(action.rules, action.conditions, strict=True)):
         name = f"{prefix}r{number}"
         nodes.append(Node(name, rule.effect, (f"{rule.priority} {rule.id}", f"{rule.effect} {rule.reason_code}".strip())))
-        edges.extend(Edge(facts[fact], name, "reads") for fact in _facts_read(condition, action.environment))
+        edges.extend(Edge(facts[fact], name, "reads") for fact in _condition_facts(condition, action.environment))
         if before:
             edges.append(Edge(before, name, "next"))
         before = name
     return Graph(Node(prefix, "action", (action.action_type,)), tuple(nodes), tuple(edges))
 
 
-def _taken(action: CompiledAction, fact: str) -> list[str]:
-    """Return the declared facts that the subject of a declared fact takes."""
+def _subject_facts(action: CompiledAction, fact: str) -> list[str]:
+    """Return the declared facts that the subject of a declared fact reads."""
     expression = action.subject_expressions.get(fact)
     return [] if expression is None else sorted(_facts(expression.names()))
 
 
-def _facts_read(condition: Condition, environment: Environment) -> list[str]:
-    return sorted(_facts(Expression(environment, condition).names()))
+def _condition_facts(condition: CheckedExpression, environment: Environment) -> list[str]:
+    return sorted(_facts(ScopedExpression(environment, condition).names()))
 
 
 def _facts(names: Iterable[str]) -> Iterator[str]:

@@ -1,5 +1,7 @@
-"""The rule language: from an author's text to a compiled rule set that both engines can evaluate, or to all its mistakes at once.
+"""The rule language: compiles an author's text to a rule set that both engines can evaluate, or reports all its mistakes.
 
-`document` reads and checks the form, `checking` the meaning, `conditions` and its neighbours the expressions; `lowering` makes
-patterns of them for the Rete `network`, `reference` is the second engine, and `ruleset` is what arbitration sees of it all.
+- `document` reads the text and checks its form.
+- `cel` parses and checks expressions, and bounds their cost.
+- `engines` evaluates conditions: the Rete network on lowered formulas, and CEL's own evaluator as the reference.
+- `action_checker` checks the meaning of a document; `rule_set` is the compiled result that arbitration uses.
 """

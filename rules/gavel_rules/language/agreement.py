@@ -1,12 +1,11 @@
-"""What rule sets that share an action have to agree on, and where they do not (seeds 002 §6.2).
+"""Settings on which rule sets that share an action have to agree (constitution §6.2, ADR 0021).
 
-Several rule sets may govern one action: each asks for its own evidence and has its own say. Some settings are the action's
-and not one rule set's: what an approval holds alone, how proposals are ranked and for how long they are waited for, how an
-execution may be tried again, and what makes it good. With two answers to these nobody could say what holds, so rule sets that
-answer differently do not come into force together.
+Several rule sets may govern one action, each with its own evidence and rules. Some settings belong to the action and cannot have two
+values: its conflict key, its score and contest window, its retry policy and its compensation. Rule sets that disagree on one of them
+are not activated together.
 
-Settings are compared by what they mean. The layout of an expression does not matter, nor whether a variable names a part of
-it; the type of a param that it reads does, and so does what the fact is that a name stands for.
+Settings are compared by meaning. Layout and variables do not matter in an expression; the types of the params that it reads and the
+declarations of its facts do.
 """
 
 from __future__ import annotations
@@ -15,42 +14,42 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.language.conditions import Expression
-from gavel_rules.language.ruleset import CompiledAction, CompiledRuleSet
-from gavel_rules.texts import clipped
+from gavel_rules.language.cel.checker import ScopedExpression
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.text import clipped
 
 DISAGREEMENTS_NAMED_MAX: Final = 20
 SETTING_LENGTH_MAX: Final = 200
 
 
 class Disagreement(NamedTuple):
-    """One setting of one action that two rule sets want differently, as far as people are to be told."""
+    """One setting of one action that differs between two rule sets; its values are shortened for people."""
 
     action_type: str
     setting: str
-    wanted: str
+    value: str
     other_policy_id: str
     other_version: int
-    in_force: str
+    other_value: str
 
     def __str__(self) -> str:
         return (
-            f"{self.setting} of action {self.action_type} is {self.wanted}, but {self.in_force} "
+            f"{self.setting} of action {self.action_type} is {self.value}, but {self.other_value} "
             f"in rule set {self.other_policy_id} version {self.other_version}, which is in force"
         )
 
 
 class _Setting(NamedTuple):
-    """A setting as its author wrote it, and what it means: equal if and only if that is the same."""
+    """A setting as its author wrote it, and its meaning, which is equal for equal settings only."""
 
     written: str
     meaning: object
 
 
-def disagreements(candidate: CompiledRuleSet, in_force: Iterable[CompiledRuleSet]) -> list[Disagreement]:
-    """Return where a rule set disagrees with others about the actions that it shares with them, by action, rule set and setting.
+def find_disagreements(candidate: CompiledRuleSet, in_force: Iterable[CompiledRuleSet]) -> list[Disagreement]:
+    """Return the disagreements of a rule set with others on the actions they share, by action, rule set and setting.
 
-    What has the candidate's own policy_id is what it would replace, and is not asked.
+    The active version of the candidate's own policy is skipped: the candidate would replace it.
     """
     others = sorted((other for other in in_force if other.policy_id != candidate.policy_id), key=lambda other: other.policy_id)
     return [
@@ -58,72 +57,73 @@ def disagreements(candidate: CompiledRuleSet, in_force: Iterable[CompiledRuleSet
         for action_type, action in candidate.actions.items()
         for other in others
         if action_type in other.actions
-        for disagreement in _between(action, other.actions[action_type])
+        for disagreement in _compare(action, other.actions[action_type])
     ]
 
 
-def described(found: list[Disagreement]) -> str:
+def format_disagreements(disagreements: list[Disagreement]) -> str:
     """Return disagreements as one sentence, with what to do about them."""
-    named = "; ".join(map(str, found[:DISAGREEMENTS_NAMED_MAX]))
-    more = len(found) - DISAGREEMENTS_NAMED_MAX
-    others = ", ".join(sorted({one.other_policy_id for one in found}))
+    shown = "; ".join(map(str, disagreements[:DISAGREEMENTS_NAMED_MAX]))
+    more = len(disagreements) - DISAGREEMENTS_NAMED_MAX
+    others = ", ".join(sorted({disagreement.other_policy_id for disagreement in disagreements}))
     return (
-        f"{named}{f'; and {more} more' if more > 0 else ''}. "
-        f"Rule sets that share an action have to agree on this: write it alike, or take {others} out of force first"
+        f"{shown}{f'; and {more} more' if more > 0 else ''}. "
+        f"Rule sets that share an action must agree on these settings: change one of them, or take {others} out of force first"
     )
 
 
-def _between(action: CompiledAction, other: CompiledAction) -> Iterator[Disagreement]:
-    theirs = _settings(other)
+def _compare(action: CompiledAction, other: CompiledAction) -> Iterator[Disagreement]:
+    other_settings = _settings(other)
     for name, own in _settings(action).items():
-        if own.meaning != theirs[name].meaning:
-            wanted, in_force = _told_apart(own.written, theirs[name].written)
-            yield Disagreement(action.action_type, name, wanted, other.policy_id, other.version, in_force)
+        theirs = other_settings[name]
+        if own.meaning != theirs.meaning:
+            value, other_value = _distinguish(own.written, theirs.written)
+            yield Disagreement(action.action_type, name, value, other.policy_id, other.version, other_value)
 
 
-def _told_apart(one: str, other: str) -> tuple[str, str]:
-    """Return two settings for people: where they read alike, it is what they read that differs."""
-    if one == other:
-        return clipped(one, SETTING_LENGTH_MAX), "the same text over params or facts that are declared differently"
-    return clipped(one, SETTING_LENGTH_MAX), clipped(other, SETTING_LENGTH_MAX)
+def _distinguish(value: str, other_value: str) -> tuple[str, str]:
+    """Return two settings for people. If they have the same text, they read names with different declarations."""
+    if value == other_value:
+        return clipped(value, SETTING_LENGTH_MAX), "the same text, but with other declarations of its params or facts"
+    return clipped(value, SETTING_LENGTH_MAX), clipped(other_value, SETTING_LENGTH_MAX)
 
 
 def _settings(action: CompiledAction) -> Mapping[str, _Setting]:
     part = action.part
     settings = {
-        "conflict_key": _expression(action, action.conflict_key_expression),
-        "score": _Setting("the default", None) if action.score_expression is None else _expression(action, action.score_expression),
+        "conflict_key": _expression_setting(action, action.conflict_key_expression),
+        "score": _Setting("the default", None) if action.score_expression is None else _expression_setting(action, action.score_expression),
         "contest_window_ms": _Setting(str(part.contest_window_ms), part.contest_window_ms),
     }
     for name, value in part.retry.model_dump().items():
         settings[f"retry.{name}"] = _Setting(str(value), value)
-    settings["compensation"] = _compensation(action)
+    settings["compensation"] = _compensation_setting(action)
     return settings
 
 
-def _expression(action: CompiledAction, expression: Expression) -> _Setting:
-    return _Setting(json.dumps(expression.condition.written, ensure_ascii=False), _meaning(action, expression))
+def _expression_setting(action: CompiledAction, scoped: ScopedExpression) -> _Setting:
+    return _Setting(json.dumps(scoped.expression.written, ensure_ascii=False), _meaning(action, scoped))
 
 
-def _compensation(action: CompiledAction) -> _Setting:
+def _compensation_setting(action: CompiledAction) -> _Setting:
     compensation, part = action.compensation, action.part.compensation
     if compensation is None or part is None:
         return _Setting("none", None)
     written = json.dumps(part.model_dump(), ensure_ascii=False, sort_keys=True)
-    params = [(name, _meaning(action, one.expression)) for name, one in compensation.expressions]
+    params = [(name, _meaning(action, report.scoped)) for name, report in compensation.expressions]
     return _Setting(written, (compensation.action_type, params))
 
 
-def _meaning(action: CompiledAction, expression: Expression) -> Any:
-    """Return the tree of an expression with the type of all that it reads and, of a fact, which one that is."""
-    names = sorted(expression.names())
-    types = [(name, expression.environment.types.get(name)) for name in names]
+def _meaning(action: CompiledAction, scoped: ScopedExpression) -> Any:
+    """Return the tree of an expression with the types of the names that it reads, and the declarations of its facts."""
+    names = sorted(scoped.names())
+    types = [(name, scoped.environment.types.get(name)) for name in names]
     declared = {f"facts.{fact.name}": fact for fact in action.facts}
     facts = []
     for name in names:
         fact = declared.get(name)
         if fact is not None:
             template = action.subject_expressions.get(fact.name)
-            whose = None if template is None else _meaning(action, template)
-            facts.append((fact._replace(subject=""), whose))
-    return expression.condition.tree, types, facts
+            subject = None if template is None else _meaning(action, template)
+            facts.append((fact._replace(subject=""), subject))
+    return scoped.expression.tree, types, facts

@@ -1,8 +1,8 @@
-"""Compensations: the action that makes a half-done execution good, with an expression for each of its params (seeds 002 §7).
+"""Compensations: the action that repairs a half-done execution, with an expression for each of its params (constitution §7, ADR 0022).
 
-The action need not be declared in the same rule set. Where it is, the params that the expressions give are held to its schema:
-as far as types go when the rule set is compiled, and whole when there are values. What they give for one report is a function
-of the report and its decision; whether and when a compensation is decided is not said here (`execution`).
+The action may belong to another rule set. If it is declared in this one, the expressions are checked against its params schema: their types
+when the rule set is compiled, their values when the compensation is approved. The values depend on the report and its decision alone.
+`execution` decides whether and when a compensation happens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from gavel.v1.decision_pb2 import RetryPolicy
 from gavel.v1.envelope_pb2 import Envelope
 from google.protobuf.struct_pb2 import Struct
 
-from gavel_rules.language.conditions import Condition
+from gavel_rules.language.cel.checker import CheckedExpression
+from gavel_rules.language.cel.vocabulary import ValueType
+from gavel_rules.language.document.params_schema import ParamsSchema
 from gavel_rules.language.report_expressions import NoValueError, ReportExpression
-from gavel_rules.language.schema import ParamsSchema
-from gavel_rules.language.suggestions import suggestion
-from gavel_rules.language.vocabulary import ValueType
 from gavel_rules.limits import COMPENSATION_PARAMS_BYTES_MAX
+from gavel_rules.text import suggestion
 from gavel_rules.values import problems, python_to_value, struct_to_dict
 
 Report = Callable[[str, str, str, str], None]  # the param or "", code, message, suggestion
 
-# What CEL may give for a param of some type. Numbers travel as doubles.
+# The CEL types accepted for a param of each type. Numbers travel as doubles.
 _GIVES: Final[Mapping[str, tuple[str, ...]]] = {
     "string": ("STRING",),
     "bool": ("BOOL",),
@@ -45,18 +45,18 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 class CompensationParams(NamedTuple):
-    """The params of a compensation for one report, with everything that keeps them from being used."""
+    """The params of a compensation for one report, and the problems that make them unusable."""
 
     params: Struct
-    failed: tuple[str, ...]  # what is wrong, a line each
-    violations: tuple[tuple[str, str], ...]  # (JSON pointer, keyword) of what does not fit the action's schema
+    failures: tuple[str, ...]  # a line each
+    violations: tuple[tuple[str, str], ...]  # (JSON pointer, keyword) of the violations of the action's schema
 
 
 class Compensation:
-    """What a rule set declares to make good an action that was half done, compiled.
+    """The compensation that a rule set declares for an action, compiled.
 
-    `target` is the schema of the compensating action's params, None where another rule set declares it. `retry` is how that
-    action may be retried.
+    `target` is the params schema of the compensating action, None where another rule set declares that action. `retry` is the retry
+    policy of the compensating action.
     """
 
     def __init__(
@@ -68,36 +68,36 @@ class Compensation:
         self._target = target
 
     def params(self, report: Envelope, decision: Envelope) -> CompensationParams:
-        """Return the params for a PARTIAL report of a decision."""
+        """Return the params for a PARTIAL report on a decision."""
         params = Struct()
-        failed = []
+        failures = []
         for name, expression in self.expressions:
             try:
                 value = expression.json(report, decision)
             except NoValueError:
-                failed.append(f"{name}: its expression gives no value for this report")
+                failures.append(f"{name}: its expression gives no value for this report")
                 continue
-            found = problems(value, name, depth=1)
-            if found:
-                failed.extend(f"{path} {problem}" for path, problem in found[:1])
+            value_problems = problems(value, name, depth=1)
+            if value_problems:
+                failures.extend(f"{path} {problem}" for path, problem in value_problems[:1])
             else:
                 params.fields[name].CopyFrom(python_to_value(value))
-        if not failed and params.ByteSize() > COMPENSATION_PARAMS_BYTES_MAX:
-            failed.append(f"the params are {params.ByteSize()} bytes; the limit is {COMPENSATION_PARAMS_BYTES_MAX}")
-        violations = () if failed or self._target is None else self._target.violations(struct_to_dict(params))
-        return CompensationParams(params, tuple(failed), violations)
+        if not failures and params.ByteSize() > COMPENSATION_PARAMS_BYTES_MAX:
+            failures.append(f"the params are {params.ByteSize()} bytes; the limit is {COMPENSATION_PARAMS_BYTES_MAX}")
+        violations = () if failures or self._target is None else self._target.violations(struct_to_dict(params))
+        return CompensationParams(params, tuple(failures), violations)
 
 
-def check_compensation(action: str, params: Mapping[str, Condition], target: ParamsSchema | None, report: Report) -> None:
-    """Report everything that does not fit in the params of a compensation; `target` is its action's schema, where that is declared."""
+def check_compensation(action: str, params: Mapping[str, CheckedExpression], target: ParamsSchema | None, report: Report) -> None:
+    """Report the params of a compensation that do not fit. `target` is its action's schema, if the document declares that action."""
     for name, condition in params.items():
-        given = condition.result.partition("<")[0].upper()
-        if given == "DYN":
+        result_type = condition.result.partition("<")[0].upper()
+        if result_type == "DYN":
             continue
-        if given not in _JSON:
-            report(name, "type-error", f"a param cannot be a {given.lower()}", "string(x) gives text")
+        if result_type not in _JSON:
+            report(name, "type-error", f"a param cannot be a {result_type.lower()}", "convert it with string(x)")
         elif target is not None and name in target.type.fields:
-            _check_type(name, given, target.type.fields[name].type, report)
+            _check_type(name, result_type, target.type.fields[name].type, report)
     if target is None:
         return
     known = sorted(target.type.fields)
@@ -109,8 +109,8 @@ def check_compensation(action: str, params: Mapping[str, Condition], target: Par
             report("", "missing-key", f"the param {name} of {action} is missing", "add it")
 
 
-def _check_type(name: str, given: str, wanted: ValueType, report: Report) -> None:
-    accepted = _GIVES.get(wanted.kind)
-    if accepted is not None and given not in accepted:
-        named = _NAMES.get(wanted.kind, f"a {wanted.kind}")
-        report(name, "type-error", f"the param {name} is {named}, and the expression gives {given.lower()}", "")
+def _check_type(name: str, result_type: str, type_: ValueType, report: Report) -> None:
+    accepted = _GIVES.get(type_.kind)
+    if accepted is not None and result_type not in accepted:
+        description = _NAMES.get(type_.kind, f"a {type_.kind}")
+        report(name, "type-error", f"the param {name} must be {description}, but the expression gives {result_type.lower()}", "")

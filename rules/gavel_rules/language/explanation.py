@@ -1,4 +1,4 @@
-"""How one rule came out: the parts of its condition, outermost first, each with its value as text."""
+"""Explanations: the terms of a rule's condition, outermost first, each with its value as text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from gavel.v1.arbitration_service_pb2 import ExplainedTerm, RuleExplanation
 
-from gavel_rules.language.cel_syntax import Call, Constant, ListLiteral, Node
-from gavel_rules.language.conditions import Condition, Environment
-from gavel_rules.language.lowering import Span, own_span, text_json
-from gavel_rules.texts import clipped
+from gavel_rules.language.cel.checker import CheckedExpression, Environment
+from gavel_rules.language.cel.syntax_tree import Call, Constant, ListLiteral, Node
+from gavel_rules.language.engines.lowering import Span, operand_span, text_to_json
+from gavel_rules.text import clipped
 
 VALUE_LENGTH_MAX: Final = 200
 
@@ -19,8 +19,10 @@ _SIGNS: Final = {"_==_": "==", "_!=_": "!=", "_<_": "<", "_<=_": "<=", "_>_": ">
 _SCALARS: Final = ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "BYTES", "TIMESTAMP", "DURATION")
 
 
-def explain(policy_id: str, rule_id: str, condition: Condition, environment: Environment, values: dict[str, object]) -> RuleExplanation:
-    """Return how a rule's condition came out on the values of a case."""
+def explain(
+    policy_id: str, rule_id: str, condition: CheckedExpression, environment: Environment, values: dict[str, object]
+) -> RuleExplanation:
+    """Return the terms of a rule's condition with their values in a case."""
     explanation = RuleExplanation(policy_id=policy_id, rule_id=rule_id)
     seen: set[str] = set()
     for low, high in _spans(condition.tree, (0, len(condition.source)), condition.source):
@@ -31,9 +33,9 @@ def explain(policy_id: str, rule_id: str, condition: Condition, environment: Env
         try:
             expression = environment.compile(source)
         except RuntimeError:
-            continue  # not an expression by itself: a place in the tree that the text does not bear out
+            continue  # the place in the tree does not enclose a whole expression
         value = _value(expression, source, values)
-        whole = not explanation.terms  # comes first
+        whole = not explanation.terms  # the whole condition comes first
         expression = condition.written if whole else condition.text[low:high]
         explanation.terms.append(ExplainedTerm(expression=expression.strip(), value=value))
         if whole:
@@ -41,8 +43,8 @@ def explain(policy_id: str, rule_id: str, condition: Condition, environment: Env
     return explanation
 
 
-def branches(condition: Condition, environment: Environment) -> tuple[str, ...]:
-    """Return the operands of a condition's logic that have no logic of their own, as `explain` names them, each once."""
+def branches(condition: CheckedExpression, environment: Environment) -> tuple[str, ...]:
+    """Return the operands of a condition's logic that have no logic of their own, in the words of `explain`, each once."""
     found: dict[str, str] = {}
     for low, high in _leaves(condition.tree, (0, len(condition.source)), condition.source):
         source = condition.source[low:high].strip()
@@ -61,7 +63,7 @@ def _compiles(environment: Environment, source: str) -> bool:
 
 
 def _leaves(node: Node, span: Span, source: str) -> Iterator[Span]:
-    """Yield where the operands of a condition's logic stand that are no logic themselves, literals aside."""
+    """Yield the spans of the operands of a condition's logic that are not logic themselves, except for literals."""
     match node:
         case Call("!_", None, (operand,)):
             yield from _leaves(operand, (node.offset + 1, span[1]), source)
@@ -71,12 +73,12 @@ def _leaves(node: Node, span: Span, source: str) -> Iterator[Span]:
         case Constant():
             return
         case _:
-            yield span if span == (0, len(source)) else own_span(source, span)
+            yield span if span == (0, len(source)) else operand_span(source, span)
 
 
 def _spans(node: Node, span: Span, source: str) -> Iterator[Span]:
-    """Yield where the parts of a condition stand: itself, the operands of its logic, and what its comparisons compare."""
-    yield span if span == (0, len(source)) else own_span(source, span)
+    """Yield the spans of a condition, of the operands of its logic, and of the operands of its comparisons, except for literals."""
+    yield span if span == (0, len(source)) else operand_span(source, span)
     match node:
         case Call("!_", None, (operand,)):
             yield from _spans(operand, (node.offset + 1, span[1]), source)
@@ -97,7 +99,7 @@ def _value(expression: Any, source: str, values: dict[str, object]) -> str:
         return _failure(answer.value())
     if kind.startswith(_SCALARS):
         return _literal(answer.plain_value())
-    # The library must not hand out a null, nor what may hold one: see `reference`.
+    # `plain_value` of a null, or of what holds one, corrupts reference counts: see `engines.cel`.
     return _literal(values[source]) if source in values else f"a {kind.partition('<')[0].lower()}"
 
 
@@ -112,11 +114,11 @@ def _failure(message: object) -> str:
 
 
 def _literal(value: object) -> str:
-    """Return a value as CEL would write it."""
+    """Return a value in CEL's notation."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, str):
-        return clipped(text_json(value), VALUE_LENGTH_MAX)
+        return clipped(text_to_json(value), VALUE_LENGTH_MAX)
     if isinstance(value, list):
         return clipped(f"[{', '.join(map(_literal, value))}]", VALUE_LENGTH_MAX)
     if isinstance(value, dict):

@@ -1,15 +1,14 @@
-"""Whether any proposal of an action on a subject could succeed, as far as the facts tell (seeds 002 §6.4).
+"""Whether any proposal of an action on a subject could succeed, given its facts (constitution §6.4).
 
-The rules are evaluated three-valued: what the log says for certain is known, everything else (params, the proposal's estimates,
-the producer, the trace, time) is unknown. If neither an approval nor a review is possible whatever the unknown may be, the
-agent is told to stop. The claim is sound and not complete: it is never made where another proposal could pass, and there
-are hopeless cases in which it is not made.
+The rules are evaluated with three truth values. Facts that are certain from the log are known; params, the proposal's estimates, the
+producer, the trace and time are unknown. If neither an approval nor a review is possible whatever the unknown values are, the agent is told
+to stop. The claim is sound and not complete: it is never made where another proposal could pass, but not every hopeless case is found.
 
-A fact is known if nothing but a new event can change what the rules see of it. So its subject must not come from params, and
-everything that could speak in its place once it is too old must say the same.
+A fact is known if only a new event can change what the rules see of it. Its subject must therefore not come from params, and all
+evidence that could replace it once it is too old must have the same value.
 
-The lowered formulas are exact, and so is this evaluation of them: a conjunction is impossible as soon as one of its atoms
-is, and certain when all of them are. A guard is asked of CEL where all that it reads is known.
+Lowered formulas are exact, and evaluating them keeps that: a conjunction is impossible if one of its atoms is, and certain if all
+of them are. CEL evaluates a guard if every fact that it reads is known.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.language.case import Reader, bare_case
-from gavel_rules.language.conditions import Environment
-from gavel_rules.language.lowering import GUARD, PRESENCE, Atom, Conjunction, Formula, Guard, Lowered, Slot
-from gavel_rules.language.reading import presences, reads
-from gavel_rules.language.reference import Program, guard_source
+from gavel_rules.language.cel.checker import Environment
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.engines.case import CaseReader, bare_case
+from gavel_rules.language.engines.cel import Program, guard_source
+from gavel_rules.language.engines.lowering import GUARD, PRESENCE, Atom, Conjunction, Formula, Guard, LoweredCondition, Slot
 
 _FACTS: Final = "facts."
 _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -36,8 +35,8 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-class Known:
-    """What is certain about the declared facts, by name. A name in neither is unknown."""
+class KnownFacts:
+    """The declared facts that are certain, by name: their values, and those known to be absent. All others are unknown."""
 
     def __init__(self, values: dict[str, object], absent: set[str]) -> None:
         self.values: Final = values
@@ -45,10 +44,10 @@ class Known:
 
 
 class Prospect(NamedTuple):
-    """What an action's rules may still say."""
+    """The outcomes that an action's rules still allow."""
 
     may_pass: bool  # an approval or a review is possible
-    surely_rejects: bool  # whatever else, a rule rejects
+    surely_rejects: bool  # a rule rejects, whatever the unknown values are
 
 
 POSSIBLE: Final = Prospect(may_pass=True, surely_rejects=False)
@@ -61,7 +60,7 @@ class _Unknown:
 
 
 class _Absent:
-    """Marks a value that is known not to be there."""
+    """Marks a value that is known to be absent."""
 
 
 _UNKNOWN: Final = _Unknown()
@@ -69,17 +68,17 @@ _ABSENT: Final = _Absent()
 
 
 class Feasibility:
-    """The rules of one action, asked with some facts known and everything else unknown."""
+    """Evaluates the rules of one action with some facts known and everything else unknown."""
 
-    def __init__(self, environment: Environment, effects: Sequence[str], lowered: Sequence[Lowered]) -> None:
-        """`effects` and `lowered` are those of the rules, by falling priority."""
-        self._rules = [(effect, of_rule.formula) for effect, of_rule in zip(effects, lowered, strict=True)]
-        self._guards = {guard.source: _GuardProgram(environment, guard) for of_rule in lowered for guard in of_rule.guards}
-        atoms = [atom for of_rule in lowered for conjunction in of_rule.formula for atom in conjunction]
+    def __init__(self, environment: Environment, effects: Sequence[str], lowered: Sequence[LoweredCondition]) -> None:
+        """`effects` and `lowered` belong to the rules, by falling priority."""
+        self._rules = [(effect, condition.formula) for effect, condition in zip(effects, lowered, strict=True)]
+        self._guards = {guard.source: _GuardProgram(environment, guard) for condition in lowered for guard in condition.guards}
+        atoms = [atom for condition in lowered for conjunction in condition.formula for atom in conjunction]
         self._literals: dict[str, Any] = {atom.right: json.loads(atom.right) for atom in atoms if isinstance(atom.right, str)}
 
-    def prospect(self, known: Known) -> Prospect:
-        """Return what the rules may say: the matching one of highest priority speaks."""
+    def assess(self, known: KnownFacts) -> Prospect:
+        """Return which outcomes are possible. Of the rules that match, the one of highest priority decides."""
         may_pass = False
         for effect, formula in self._rules:
             holds = self._any(formula, known)
@@ -91,8 +90,8 @@ class Feasibility:
                 return POSSIBLE if may_pass else HOPELESS
         return POSSIBLE if may_pass else SILENT
 
-    def _any(self, formula: Formula, known: Known) -> bool | None:
-        """Return whether a formula holds: None where that depends on what is not known."""
+    def _any(self, formula: Formula, known: KnownFacts) -> bool | None:
+        """Return whether a formula holds; None where that depends on unknown values."""
         possible = False
         for conjunction in formula:
             holds = self._all(conjunction, known)
@@ -101,7 +100,7 @@ class Feasibility:
             possible = possible or holds is None
         return None if possible else False
 
-    def _all(self, conjunction: Conjunction, known: Known) -> bool | None:
+    def _all(self, conjunction: Conjunction, known: KnownFacts) -> bool | None:
         certain = True
         for atom in conjunction:
             holds = self._atom(atom, known)
@@ -110,8 +109,8 @@ class Feasibility:
             certain = certain and holds is not None
         return True if certain else None
 
-    def _atom(self, atom: Atom, known: Known) -> bool | None:
-        """Return whether an atom holds. What is absent makes it neither true nor false, so it does not hold."""
+    def _atom(self, atom: Atom, known: KnownFacts) -> bool | None:
+        """Return whether an atom holds. An atom with an absent value is neither true nor false, so it does not hold."""
         left = self._value(atom.left, known)
         right = self._value(atom.right, known) if isinstance(atom.right, Slot) else self._literals[atom.right]
         if left is _ABSENT or right is _ABSENT:
@@ -120,7 +119,7 @@ class Feasibility:
             return None
         return _COMPARE[atom.operator](left, right)
 
-    def _value(self, slot: Slot, known: Known) -> object:
+    def _value(self, slot: Slot, known: KnownFacts) -> object:
         if slot.kind == GUARD:
             return self._guards[slot.name].value(known)
         if not slot.name.startswith(_FACTS):
@@ -134,26 +133,26 @@ class Feasibility:
 
 
 class _GuardProgram:
-    """A guard that CEL computes where every fact that it reads or tests is known, and nothing else is read."""
+    """A guard that CEL can evaluate if it reads and tests facts alone, and all of them are known."""
 
     def __init__(self, environment: Environment, guard: Guard) -> None:
         tree = environment.tree(guard.source)
-        read = list(reads(tree, environment.types))
-        tested = [*presences(tree), *guard.needs]
-        paths = {*(name for name, _ in read), *tested}
-        self._needs = tuple(sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS)))
-        self._answerable = len(self._needs) == len(paths)
-        self._reader = Reader(read, tested)
+        variables = list(find_variables(tree, environment.types))
+        presences = [*find_presence_tests(tree), *guard.required_paths]
+        paths = {*(name for name, _ in variables), *presences}
+        self._facts = tuple(sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS)))
+        self._reads_facts_only = len(self._facts) == len(paths)
+        self._reader = CaseReader(variables, presences)
         self._program = Program(environment, [guard_source(guard)])
 
-    def value(self, known: Known) -> object:
-        """Return what the guard comes to: a bool, absent where it errs or what it needs is not there, or unknown."""
-        if not self._answerable or not _all_known(self._needs, known):
+    def value(self, known: KnownFacts) -> object:
+        """Return the guard's bool, or that it is unknown, or that it is absent because it errs or requires an absent value."""
+        if not self._reads_facts_only or not _all_known(self._facts, known):
             return _UNKNOWN
-        facts = {name: known.values[name] for name in self._needs if name in known.values}
-        (answer,) = self._program.apart(self._reader.values(bare_case({}, facts)))
+        facts = {name: known.values[name] for name in self._facts if name in known.values}
+        (answer,) = self._program.evaluate_each(self._reader.read(bare_case({}, facts)))
         return answer if isinstance(answer, bool) else _ABSENT
 
 
-def _all_known(names: Iterable[str], known: Known) -> bool:
+def _all_known(names: Iterable[str], known: KnownFacts) -> bool:
     return all(name in known.values or name in known.absent for name in names)

@@ -1,1 +1,1 @@
-"""One bus in this process: its `sequencer`, what a batch goes through there, and the `replica` that follows the log."""
+"""One bus in this process: the sequencer, the steps of its batches, and the replica that follows the log."""

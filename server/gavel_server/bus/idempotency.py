@@ -1,82 +1,113 @@
-"""Whether two requests with one event_id ask for the same: producer, category, subject, cause and payload as sent.
+"""Answers to repeated requests: a command whose event_id is in the log gets the answer that the log holds (constitution §3).
 
-What the server fills in does not count, and neither do times and names that the caller left to it.
+The same request gets its first answer, however old and whichever server gave it. Another request under the same event_id is an
+error. A proposal that waits in a contest has no answer yet; its caller waits too.
+
+Only the log itself is trusted. Memory holds events that this server has committed or read: if the log has another event at such a number,
+the log has lost events, and the bus is blocked. The log's index of event_ids is only a hint: if the event that it names has another id,
+only the request is refused.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+import structlog
+from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.execution_pb2 import Execution
-from gavel.v1.fact_pb2 import Fact
-from gavel.v1.observation_pb2 import Observation
-from gavel.v1.proposal_pb2 import Proposal
+from gavel_rules.arbitration.first_decision import first_decision_id
+from gavel_rules.commands import EventAnswer, command_envelope
+
+from gavel_server.bus.recent_events import EventLocation
+from gavel_server.bus.replica import Replica
+from gavel_server.bus.request import CommittedAnswer, Request
+from gavel_server.bus.same_request import is_same_request
+from gavel_server.errors import ServiceError
+from gavel_server.log import EventIdTakenError
+
+# The verdicts of people, which a decision answers.
+_VERDICTS: Final = frozenset({"review_resolved", "revocation_requested"})
+
+_LOG: Final = structlog.get_logger(__name__)
 
 
-def same_content(recorded: Envelope, sent: Envelope) -> bool:
-    """Return whether `sent`, an admitted envelope, repeats `recorded`, an event of the log."""
-    payload = sent.WhichOneof("payload")
-    if payload == "execution":
-        return _same_report(recorded, sent)
-    if sent.fact.WhichOneof("system") is not None:
-        return _same_word(recorded.fact, sent.fact)
-    if (
-        recorded.WhichOneof("payload") != payload
-        or recorded.producer != sent.producer
-        or recorded.subject != sent.subject
-        or recorded.causation_id != sent.causation_id
-    ):
-        return False
-    if payload == "proposal":
-        return _unentered(recorded.proposal) == _unentered(sent.proposal)
-    if payload != "observation":
-        return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
-    return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
+class RepeatedRequests:
+    """Answers the repeated requests of one bus from its log."""
 
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
 
-def _same_word(recorded: Fact, sent: Fact) -> bool:
-    """Whether a person said the same of a decision; the rest of such an event is the server's."""
-    return recorded.review_resolved == sent.review_resolved and recorded.revocation_requested == sent.revocation_requested
+    async def answer(self, request: Request, location: EventLocation) -> None:
+        """Answer a request whose event_id this server knows: with its first answer, or EVENT_ID_REUSED. Raises LogError."""
+        number = location.sequence_number
+        if not await self._answer_at(request, number):
+            problem = f"event {number} had event_id {request.idempotency_key}, but the log no longer has this event there"
+            request.answer(await self._replica.report_loss(problem))
 
+    async def answer_known(self, request: Request) -> bool:
+        """Answer a request if the log's index knows its event_id; return whether it does. Raises LogError."""
+        key = request.idempotency_key
+        entry = (await self._replica.log.find([key], self._replica.now_ms())).get(key) if key else None
+        if entry is not None:
+            await self._answer_hint(request, entry.sequence_number)
+        return entry is not None
 
-def _unentered(proposal: Proposal) -> Proposal:
-    """Return a proposal without the contest that it entered, which the server notes in it."""
-    if not proposal.HasField("contest"):
-        return proposal
-    copy = Proposal()
-    copy.CopyFrom(proposal)
-    copy.ClearField("contest")
-    return copy
+    async def answer_refused(self, batch: list[Request], error: EventIdTakenError) -> list[Request]:
+        """Answer the requests of a refused batch whose event_ids the index knows; return the others. Raises LogError."""
+        others: list[Request] = []
+        for request in batch:
+            entry = error.taken.get(request.idempotency_key) if request.idempotency_key else None
+            if entry is None:
+                others.append(request)
+            else:
+                await self._answer_hint(request, entry.sequence_number)
+        return others
 
+    async def _answer_hint(self, request: Request, number: int) -> None:
+        """Answer a request whose event_id is event `number` according to the index."""
+        if await self._answer_at(request, number):
+            return
+        key, bus = request.idempotency_key, self._replica.bus
+        _LOG.error("index.damaged", bus=bus, event_id=key, sequence_number=number)
+        message = (
+            f"the index of bus {bus} names event {number} for event_id {key}, but the log does not have this event there, so it is not "
+            "known whether the event_id is used. Restore the index or remove the entry; any other event_id can be used"
+        )
+        request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message))
 
-def _as_sent(observation: Observation, sent: Observation) -> Observation:
-    """Return an observation without what the server fills in; a try that came to nothing may have filled in the sent one too."""
-    copy = Observation()
-    copy.CopyFrom(observation)
-    copy.ClearField("trust_tier")
-    copy.ClearField("evidence_recorded_at")
-    if not sent.HasField("observed_at"):
-        copy.ClearField("observed_at")
-    return copy
+    async def _answer_at(self, request: Request, number: int) -> bool:
+        """Answer a request from the event with its event_id; return False if event `number` is not that event."""
+        sent = command_envelope(request.command)
+        replica = self._replica
+        records = await replica.log.read_many([number, number + 1])
+        record = records.get(number)
+        recorded = Envelope() if record is None else Envelope.FromString(record.envelope)
+        if record is None or sent is None or recorded.event_id != request.idempotency_key:
+            return False
+        if not is_same_request(recorded, sent):
+            message = f"event_id {request.idempotency_key} is event {number}, which has other content; choose a new event_id"
+            request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message))
+        elif recorded.proposal.HasField("contest"):
+            await self._answer_from_contest(request, recorded)
+        elif recorded.HasField("proposal") or recorded.fact.WhichOneof("system") in _VERDICTS:
+            # The decision on a proposal or a verdict is the next event.
+            following = records.get(number + 1)
+            decision = Envelope() if following is None else Envelope.FromString(following.envelope)
+            if following is None or not decision.HasField("decision") or decision.causation_id != recorded.event_id:
+                problem = f"event {number + 1}, the decision that answers event {number}, is missing"
+                request.answer(await replica.report_loss(problem))
+            else:
+                replica.answers.answer(request, CommittedAnswer(EventAnswer(decision), following), number + 1)
+        else:
+            replica.answers.answer(request, CommittedAnswer(EventAnswer(recorded), record), number)
+        return True
 
-
-def _same_report(recorded: Envelope, sent: Envelope) -> bool:
-    late = recorded.agent_diagnostic.late_execution
-    if recorded.HasField("agent_diagnostic"):
-        # The notice that keeps a late report has a cause of its own.
-        executor, report, same_cause = (late.executor_id, late.executor_version), late.execution, True
-    else:
-        executor, report = (recorded.producer.id, recorded.producer.version), recorded.execution
-        same_cause = recorded.causation_id == (sent.causation_id or recorded.execution.decision_id)
-    if not same_cause or executor != (sent.producer.id, sent.producer.version) or sent.subject not in ("", recorded.subject):
-        return False
-    execution = Execution()
-    execution.CopyFrom(report)
-    # As a try that came to nothing may have left it in the sent one.
-    execution.will_retry = sent.execution.will_retry
-    # It may have been sent under the id of a person's grant. The execution_id is a hash of the approval's and says the same.
-    execution.decision_id = sent.execution.decision_id
-    if not sent.execution.attempt:
-        execution.ClearField("attempt")
-    if not sent.execution.HasField("finished_at"):
-        execution.ClearField("finished_at")
-    return execution == sent.execution
+    async def _answer_from_contest(self, request: Request, proposal: Envelope) -> None:
+        """Answer with the decision on a proposal that entered a contest, or let the caller wait for it."""
+        replica = self._replica
+        # Wait first: the decision might be committed during the lookup.
+        replica.contest_waiters.add(proposal.event_id, request)
+        location = await replica.recent_events.find_location(first_decision_id(proposal), replica.now_ms())
+        records = {} if location is None else await replica.log.read_many([location.sequence_number])
+        for record in records.values():
+            replica.contest_waiters.notify(Envelope.FromString(record.envelope), record)

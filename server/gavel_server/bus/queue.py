@@ -1,68 +1,86 @@
-"""The commands of one bus that wait to be decided, in their order. Compiled, since each passes through here."""
+"""The commands of one bus that wait to be decided: fair between callers, in order within a caller (`fairness/fair_queue`)."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from gavel.v1 import error_pb2
 from gavel_rules.limits import BATCH_BYTES_MAX
 
-from gavel_server.bus.planning import Pending
+from gavel_server.bus.request import Request, answer_all
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.fair_queue import FairQueue
+from gavel_server.process import metrics
 
 
 class CommandQueue:
-    """What waits on `bus`: at most `commands_max` commands, and no more of them once they hold more than `bytes_max` bytes."""
+    """The queue of `bus`. It is full with `commands_max` commands, or with more than `bytes_max` bytes.
+
+    A caller may fill it. When it is full, a caller that has less than its share in it displaces what came last of the caller that has most.
+    """
 
     def __init__(self, bus: str, commands_max: int, bytes_max: int) -> None:
         self._bus = bus
-        self.commands_max = commands_max
-        self._bytes_max = bytes_max
-        self._commands: deque[Pending] = deque()
-        self.size_bytes = 0
+        self._requests: FairQueue[Request] = FairQueue(commands_max, bytes_max)
 
     def __len__(self) -> int:
-        return len(self._commands)
+        return self._requests.count
 
-    def add(self, pending: Pending) -> None:
-        """Put a command at the end. Raises ServiceError QUEUE_FULL."""
-        if len(self._commands) >= self.commands_max:
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{self.commands_max} commands wait on bus {self._bus}; try again")
-        if self.size_bytes > self._bytes_max:
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"{self._bytes_max} bytes wait on bus {self._bus}; try again")
-        self._commands.append(pending)
-        self.size_bytes += pending.size_bytes
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the commands."""
+        return self._requests.size_bytes
 
-    def add_all(self, batch: list[Pending]) -> None:
-        """Put commands at the end; those for which there is no room hear so."""
-        for pending in batch:
+    def add(self, request: Request) -> None:
+        """Append a request. Raises ServiceError QUEUE_FULL."""
+        requests = self._requests
+        displaced = requests.make_room(request.caller)
+        if displaced is None:
+            raise self._full()
+        if displaced:
+            answer_all(displaced, self._full())
+        requests.add(request.caller, request, request.size_bytes)
+
+    def add_all(self, requests: list[Request]) -> None:
+        """Append requests; answer QUEUE_FULL to those for which there is no room."""
+        for request in requests:
             try:
-                self.add(pending)
+                self.add(request)
             except ServiceError as error:
-                pending.answer(error)
+                request.answer(error)
 
-    def take(self, commands_max: int) -> list[Pending]:
-        """Take the next batch from the front: so many commands at most, and no more of them once they hold BATCH_BYTES_MAX bytes."""
-        commands = self._commands
-        batch: list[Pending] = []
+    def take(self, commands_max: int) -> list[Request]:
+        """Remove the next batch: at most `commands_max` requests, and none after BATCH_BYTES_MAX is exceeded.
+
+        Requests whose caller has gone are dropped: nobody would receive the answer.
+        """
+        requests = self._requests
+        batch: list[Request] = []
         size_bytes = 0
-        while commands and len(batch) < commands_max and size_bytes <= BATCH_BYTES_MAX:
-            pending = commands.popleft()
-            size_bytes += pending.size_bytes
-            batch.append(pending)
-        self.size_bytes -= size_bytes
+        while requests.count and len(batch) < commands_max and size_bytes <= BATCH_BYTES_MAX:
+            request = requests.take()
+            if request.is_cancelled:
+                metrics.COMMANDS_DROPPED.labels(self._bus).inc()
+                continue
+            size_bytes += request.size_bytes
+            batch.append(request)
         return batch
 
-    def put_back(self, batch: Sequence[Pending]) -> None:
-        """Put commands back to the front, in their order; those whose callers have been answered are dropped."""
-        for pending in reversed(batch):
-            if not pending.answered:
-                self._commands.appendleft(pending)
-                self.size_bytes += pending.size_bytes
+    def put_back(self, batch: Sequence[Request]) -> None:
+        """Return requests to the front, in order, except those that have been answered."""
+        for request in reversed(batch):
+            if not request.is_answered:
+                self._requests.put_back(request.caller, request, request.size_bytes)
 
     def refuse(self, error: ServiceError) -> None:
-        """Answer everything that waits with an error."""
-        self.size_bytes = 0
-        while self._commands:
-            self._commands.popleft().answer(error)
+        """Answer everything in the queue with an error, and empty it."""
+        while self._requests.count:
+            self._requests.take().answer(error)
+
+    def _full(self) -> ServiceError:
+        requests = self._requests
+        return ServiceError(
+            error_pb2.ERROR_REASON_QUEUE_FULL,
+            f"{requests.count} commands with {requests.size_bytes} bytes wait on bus {self._bus}, and the caller's share of "
+            f"{requests.items_max} commands and {requests.bytes_max} bytes is used; try again",
+        )

@@ -1,12 +1,13 @@
-"""This process's copy of a bus: its state at the last committed event, and how it keeps up with the log.
+"""This process's copy of a bus: the state at the last committed event, and how it follows the log.
 
-Several servers may write one bus, so the log can move without this process, go away and come back, or turn out to have
-lost what was acknowledged. Whatever forbids writing is found and kept here, as the error that callers hear.
+Several servers may write one bus. The log may therefore move without this process, go away and come back, or turn out to have lost
+acknowledged events. This module detects the conditions that forbid writing and holds the error that callers get.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -14,169 +15,226 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
-from gavel_rules.chain import chain
-from gavel_rules.events import ARBITER_VERSION, DECISION, EXECUTION
-from gavel_rules.projection import State
+from gavel_rules.commands import Fault, SubmitProposal
+from gavel_rules.events.hash_chain import chain
+from gavel_rules.events.kinds import ARBITER_VERSION, DECISION, EXECUTION, PROPOSAL
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.state.state import State
 
-from gavel_server import metrics
+from gavel_server.bus.batch import DecidedBatch
 from gavel_server.bus.checkpoint import Checkpoint
-from gavel_server.bus.lookup import Lookup
-from gavel_server.bus.planning import Plan
-from gavel_server.bus.waiting import WaitingRoom
-from gavel_server.clock import GuardedClock
+from gavel_server.bus.confirmed_answers import ConfirmedAnswers
+from gavel_server.bus.contest_waiters import ContestWaiters
+from gavel_server.bus.recent_events import RecentEvents
+from gavel_server.bus.trace_owners import TraceOwners, producer_name
+from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
+from gavel_server.log.chunk_size import ChunkSize
 from gavel_server.log.protocol import empty_head
-from gavel_server.precompiling import Precompiler
+from gavel_server.process import metrics
+from gavel_server.process.clock import GuardedClock
+from gavel_server.process.turns import Turns
 
-# How often a log that takes its time to be read says how far it is.
-READING_WORD_SECONDS: Final = 5.0
+# How often the progress of reading a long log is logged.
+PROGRESS_INTERVAL_SECONDS: Final = 5.0
+# Events of one read of the log at most, and events that are applied before other tasks run.
+READ_EVENTS_MAX: Final = 512
+SLICE_EVENTS: Final = 64
 
 _LOG: Final = structlog.get_logger(__name__)
 
 
 class Replica:
-    """One bus as this process sees it. The sequencer alone changes it."""
+    """One bus as this process knows it. Only the sequencer changes it.
 
-    def __init__(self, log: EventLog, clock: GuardedClock, checkpoint: Checkpoint | None) -> None:
+    `write_block` is the error that writes get, None while they are allowed. `volatility` tells why the log, which may lose
+    acknowledged events, is not written to; "" if it is. `is_behind`: the log is known to have more events.
+    `has_diverged`: the log is no longer the one that was followed, and nothing more of it is applied. `on_execution` is called
+    after the log gets a start or report of an execution.
+    """
+
+    def __init__(
+        self, log: EventLog, clock: GuardedClock, checkpoint: Checkpoint | None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
         self.bus = log.bus
         self.log = log
         self.clock = clock
         self.state = State(log.bus)
         self.head = empty_head(log.bus)
-        self.lookup = Lookup(log)
-        self.waiting = WaitingRoom()
-        self.trouble: ServiceError | None = None
-        self.behind = False  # whether the log is known to have more
+        self.incarnation = ""  # the event_id of the first event, once it is read
+        self.recent_events = RecentEvents(log)
+        self.trace_owners = TraceOwners()
+        self.answers = ConfirmedAnswers(log)
+        self.contest_waiters = ContestWaiters(self.answers)
+        self.write_block: ServiceError | None = None
+        self._is_block_permanent = False
+        self.volatility = ""
+        self.is_behind = False
         self.closing = False
-        self._trouble_for_good = False
-        self.astray = False  # whether the log is no longer what was followed here: then nothing more of it is applied
+        self.has_diverged = False
         self.checkpoint = checkpoint
-        self.on_execution: Callable[[], None] | None = None  # hears that the log has one more report, or start, of an execution
+        self.on_execution: Callable[[], None] | None = None
         self._followers: list[tuple[int, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
-        """Return the `now` that a decision would be made at: never before the head's `recorded_at`."""
+        """Return the time of a decision made now: never before the head's `recorded_at`."""
         return max(self.clock.now_ms(), self.state.recorded_at_ms)
 
-    def unwritable(self) -> ServiceError | None:
+    def write_error(self) -> ServiceError | None:
         """Return why nothing may be written now, or None."""
-        if self.trouble is not None:
-            return self.trouble
+        if self.write_block is not None:
+            return self.write_block
+        if self.volatility:
+            return ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, self.volatility, retry_after_ms=1000)
         problem = self.clock.problem(self.state.recorded_at_ms)
         return ServiceError(error_pb2.ERROR_REASON_CLOCK_SKEW, problem, retry_after_ms=1000) if problem else None
 
-    # Keeping up
+    # Following the log
 
     async def load(self) -> None:
-        """Read the log from its start, and compare it with what was acknowledged before a restart. Raises LogError."""
+        """Read the log from its start, and compare it with the checkpoint. Raises LogError."""
         head = await self.log.head()
         checkpoint = self.checkpoint
-        seen = checkpoint.load(self.bus) if checkpoint is not None else None
-        if checkpoint is not None and seen is not None and not await self._has(seen):
-            self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, seen, f" ({checkpoint.path} says so)"))
-            # What it says must stay: this log has less.
+        acknowledged = checkpoint.load(self.bus) if checkpoint is not None else None
+        if checkpoint is not None and acknowledged is not None and not await self._is_in_log(acknowledged):
+            message = _regression(self.bus, head, acknowledged, f" (recorded in {checkpoint.path})")
+            self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
+            # Keep the head from the file: this log holds fewer events.
             self.checkpoint = None
-        elif seen is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, and nothing to lose
-            note = "no checkpoint of this bus: whether its log has lost acknowledged events cannot be told"
+        elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
+            note = "no checkpoint of this bus: a loss of acknowledged events cannot be detected"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
         await self._read_on(head)
+        self._note_checkpoint()
         await self.observe_clock()
 
-    def _check_arbiter_version(self) -> None:
-        if self.head.sequence_number and self.state.arbiter_version != ARBITER_VERSION and not self._trouble_for_good:
-            self.give_up(
-                error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
-                f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {ARBITER_VERSION}: "
-                "serve it with a build that does, or upgrade the bus",
-                astray=False,
-            )
-
     async def refresh(self) -> None:
-        """Apply what other servers have appended. The state holds nothing tentative. Raises LogError."""
-        self.behind = False
-        if self.astray:
+        """Apply what other servers have appended. The state must hold nothing uncommitted. Raises LogError."""
+        self.is_behind = False
+        if self.has_diverged:
             return
         head = await self.log.head()
         if head != self.head:
-            if self.head.sequence_number and not await self._has(self.head):
-                self.give_up(error_pb2.ERROR_REASON_LOG_REGRESSED, _regressed(self.bus, head, self.head))
+            if self.head.sequence_number and not await self._is_in_log(self.head):
+                self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, _regression(self.bus, head, self.head))
                 return
             await self._read_on(head)
-        self.recover()
+            self._note_checkpoint()
+        self.unblock_writes()
 
-    def advance(self, decided: Plan) -> None:
-        """Take a plan that is in the log: what it changed is no longer tentative."""
+    def advance(self, decided: DecidedBatch) -> None:
+        """Keep a batch that is now in the log: its changes of the state are committed."""
         self.state.commit(decided.end)
         if decided.entries:
             self.head = decided.head
-            self.lookup.note_all(decided.entries, decided.trace_ids)
-            metrics.committed(self.bus, len(decided.envelopes), decided.watched)
+            if decided.entries[0].sequence_number == 1:
+                self.incarnation = decided.entries[0].event_id
+            self._note_checkpoint()
+            self.recent_events.add_batch(decided.entries, decided.trace_ids)
+            for request, answer in decided.answers:
+                command = request.command
+                if isinstance(command, SubmitProposal) and not isinstance(answer, Fault):
+                    self._note_owner(command.proposal.trace_id, command.proposal.envelope, decided.recorded_at_ms)
+            metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates)
             self.wake_followers()
-            if self.on_execution is not None and decided.reports:
+            if self.on_execution is not None and decided.execution_count:
                 self.on_execution()
 
-    async def _has(self, head: Head) -> bool:
-        """Return whether the log has this event, with this chain hash."""
+    async def report_loss(self, problem: str) -> ServiceError:
+        """Block writes because the log lacks an event that it had; return the callers' error. `problem` describes the event.
+
+        Raises LogError if the log cannot be read.
+        """
+        head = await self.log.head()
+        if await self._is_in_log(self.head):
+            return self.handle_log_error(LogCorruptError(f"bus {self.bus}: {problem}; restore the log from a backup or replica"))
+        return self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, _regression(self.bus, head, self.head))
+
+    async def _is_in_log(self, head: Head) -> bool:
+        """Return whether the log has this event with this chain hash."""
         record = (await self.log.read_many([head.sequence_number])).get(head.sequence_number)
         return record is not None and record.chain_hash == head.chain_hash
 
     async def _read_on(self, head: Head) -> None:
         precompiler = Precompiler()
+        size = ChunkSize(READ_EVENTS_MAX)
+        turns = Turns(SLICE_EVENTS, self._monotonic)
         loop = asyncio.get_running_loop()
-        next_word = loop.time() + READING_WORD_SECONDS
+        next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
         while self.head.sequence_number < head.sequence_number:
-            records = await self.log.read(self.head.sequence_number + 1, head.sequence_number)
+            records = await self.log.read(self.head.sequence_number + 1, head.sequence_number, size.events)
             if not records or records[0].sequence_number != self.head.sequence_number + 1:
                 raise LogCorruptError(f"bus {self.bus}: event {self.head.sequence_number + 1} is missing")
             for record in records:
                 await precompiler.before(self.state, record.envelope)
-                self._follow(record)
+                self._apply(record)
+                await turns.spend(1)
+            size.learn(records)
             self.wake_followers()
             await asyncio.sleep(0)
-            if loop.time() >= next_word:
-                next_word = loop.time() + READING_WORD_SECONDS
+            if loop.time() >= next_report:
+                next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
                 _LOG.info("log.reading", bus=self.bus, sequence_number=self.head.sequence_number, head=head.sequence_number)
         self._check_arbiter_version()
 
-    def _follow(self, record: Record) -> None:
+    def _apply(self, record: Record) -> None:
         chain_hash = chain(self.head.chain_hash, record.envelope)
         if chain_hash != record.chain_hash:
             raise LogCorruptError(f"bus {self.bus}: the hash chain breaks at event {record.sequence_number}; run gavel replay")
         mark = self.state.mark()
         try:
             envelope = Envelope.FromString(record.envelope)
-            made = self.state.apply(envelope)
+            event = self.state.apply(envelope)
         except Exception as error:
             self.state.undo(mark)
             _LOG.exception("event.not_applied", bus=self.bus, sequence_number=record.sequence_number)
             raise LogCorruptError(f"bus {self.bus}: this build cannot apply event {record.sequence_number}; run gavel replay") from error
         self.state.commit()
-        made.pack(record.envelope)
-        self.lookup.note(envelope)
+        if record.sequence_number == 1:
+            self.incarnation = envelope.event_id
+        event.pack(record.envelope)
+        self.recent_events.add(envelope)
+        if envelope.event_category == PROPOSAL:
+            self._note_owner(envelope.trace_id, envelope, milliseconds(envelope.recorded_at))
         self.head = Head(record.sequence_number, chain_hash)
-        if self.waiting and envelope.event_category == DECISION:
-            self.waiting.hear(envelope, record)
+        if self.contest_waiters and envelope.event_category == DECISION:
+            self.contest_waiters.notify(envelope, record)
         if self.on_execution is not None and envelope.event_category == EXECUTION:
             self.on_execution()
 
-    # Looking after it: see `watching`
+    def _note_owner(self, trace_id: str, proposal: Envelope, recorded_at_ms: int) -> None:
+        """Note that the log has a proposal in a trace."""
+        producer = proposal.producer
+        self.trace_owners.note(trace_id, producer_name(producer.type, producer.id), recorded_at_ms)
+
+    def _check_arbiter_version(self) -> None:
+        if self.head.sequence_number and self.state.arbiter_version != ARBITER_VERSION and not self._is_block_permanent:
+            self.block_writes(
+                error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
+                f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {ARBITER_VERSION}: "
+                "serve it with a build that implements the bus's version, or upgrade the bus",
+                has_diverged=False,
+            )
+
+    # Periodic checks: see `watcher`
 
     @property
     def is_waiting_for_log(self) -> bool:
-        """Whether the log was away: to read on clears that."""
-        return self.trouble is not None and not self._trouble_for_good
+        """Whether writes are blocked only until the log can be read again."""
+        return self.write_block is not None and not self._is_block_permanent
 
     async def has_moved(self) -> bool:
-        """Look at the log thoroughly; return whether there is something to read on for."""
+        """Check the log's head and integrity; return whether there is a reason to read on."""
         known = self.head
         try:
             head = await self.log.head()
         except LogError as error:
-            self.take_log_error(error)
+            self.handle_log_error(error)
             return False
-        # A log that came back is read on from where this process is, which also clears the trouble.
-        return self.is_waiting_for_log or (head != known and known == self.head and not self.state.tentative)
+        # Reading on also unblocks writes after the log has come back.
+        return self.is_waiting_for_log or (head != known and known == self.head and not self.state.has_uncommitted_changes)
 
     async def observe_clock(self) -> None:
         """Compare this host's clock with the store's."""
@@ -184,16 +242,22 @@ class Replica:
         try:
             store_ms = await self.log.time_ms()
         except LogError as error:
-            self.take_log_error(error)
+            self.handle_log_error(error)
             return
         self.clock.observe(store_ms, sent_ms, self.clock.now_ms())
 
     def acknowledged(self) -> Head | None:
-        """Return the last event that a checkpoint may hold this server to, above all when the log has lost it; or None."""
-        return self.head if self.head.sequence_number else None
+        """Return the last event for the checkpoint, or None. It stays even after the log has lost it."""
+        return self.head if self.head.sequence_number and self.log.is_confirmed(self.head.sequence_number) else None
+
+    def _note_checkpoint(self) -> None:
+        """Write the acknowledged head, before anybody is answered."""
+        head = self.acknowledged()
+        if self.checkpoint is not None and head is not None:
+            self.checkpoint.note(self.bus, head)
 
     async def save_checkpoint(self) -> None:
-        """Note what is acknowledged, at the end. A disk that is full must not keep the bus from stopping: it is said."""
+        """Save the checkpoint on stop. A full disk is logged and does not keep the bus from stopping."""
         head = self.acknowledged()
         if self.checkpoint is not None and head is not None:
             try:
@@ -201,30 +265,30 @@ class Replica:
             except OSError as error:
                 _LOG.error("checkpoint.not_written", bus=self.bus, problem=error.strerror)
 
-    # Those who wait for events
+    # Followers
 
-    async def beyond(self, sequence_number: int) -> int:
-        """Return the head's number once it is beyond `sequence_number`. Raises ServiceError SHUTTING_DOWN."""
+    async def wait_beyond(self, sequence_number: int) -> int:
+        """Return the head's sequence number once it exceeds `sequence_number`. Raises ServiceError SHUTTING_DOWN."""
         while self.head.sequence_number <= sequence_number:
             if self.closing:
-                raise ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; resume elsewhere")
+                raise ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; continue on another one")
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waiting = (sequence_number, future)
-            self._followers.append(waiting)
+            follower = (sequence_number, future)
+            self._followers.append(follower)
             try:
                 await future
             finally:
-                if waiting in self._followers:
-                    self._followers.remove(waiting)
+                if follower in self._followers:
+                    self._followers.remove(follower)
         return self.head.sequence_number
 
     @property
     def followers(self) -> int:
-        """How many wait for events."""
+        """How many callers wait for events."""
         return len(self._followers)
 
     def wake_followers(self) -> None:
-        """Let those go on for whom the head has come far enough; all of them when closing."""
+        """Wake the followers whose awaited sequence number the head has passed; on closing, wake all."""
         if not self._followers:
             return
         number = self.head.sequence_number
@@ -232,35 +296,35 @@ class Replica:
             if (number > beyond or self.closing) and not future.done():
                 future.set_result(None)
 
-    # Trouble
+    # Blocked writes
 
-    def take_log_error(self, error: LogError) -> ServiceError:
-        """Refuse writes until the log is there again; for good if it contradicts itself."""
+    def handle_log_error(self, error: LogError) -> ServiceError:
+        """Block writes until the log can be read again; permanently if it contradicts itself. Returns the callers' error."""
         if isinstance(error, LogCorruptError):
-            return self.give_up(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
-        if self.trouble is None:
+            return self.block_writes(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
+        if self.write_block is None:
             _LOG.warning("log.unavailable", bus=self.bus, problem=str(error))
-        if self.trouble is None or not self._trouble_for_good:
-            self.trouble = ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
-        return self.trouble
+        if self.write_block is None or not self._is_block_permanent:
+            self.write_block = ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
+        return self.write_block
 
-    def give_up(self, reason: ErrorReason.ValueType, message: str, *, astray: bool = True) -> ServiceError:
-        """Refuse writes until an operator has looked and the server is started again. `astray`: follow the log no further either."""
+    def block_writes(self, reason: ErrorReason.ValueType, message: str, *, has_diverged: bool = True) -> ServiceError:
+        """Block writes until an operator restarts the server. `has_diverged`: stop following the log too."""
         _LOG.error("bus.unwritable", bus=self.bus, problem=message)
-        self.trouble = ServiceError(reason, message, retry_after_ms=5000)
-        self._trouble_for_good = True
-        self.astray = self.astray or astray
-        return self.trouble
+        self.write_block = ServiceError(reason, message, retry_after_ms=5000)
+        self._is_block_permanent = True
+        self.has_diverged = self.has_diverged or has_diverged
+        return self.write_block
 
-    def recover(self) -> None:
-        """The log is there again."""
-        if self.trouble is not None and not self._trouble_for_good:
+    def unblock_writes(self) -> None:
+        """Allow writes after the log has come back. A permanent block stays."""
+        if self.write_block is not None and not self._is_block_permanent:
             _LOG.info("log.available", bus=self.bus)
-            self.trouble = None
+            self.write_block = None
 
 
-def _regressed(bus: str, head: Head, seen: Head, says_who: str = "") -> str:
+def _regression(bus: str, head: Head, acknowledged: Head, source: str = "") -> str:
     return (
-        f"bus {bus}: event {seen.sequence_number} was acknowledged{says_who}, but the log, whose head is {head.sequence_number}, has it "
-        "no more or otherwise: acknowledged events were lost. Nothing is written until the log is restored"
+        f"bus {bus}: event {acknowledged.sequence_number} was acknowledged{source}, but the log, whose head is {head.sequence_number}, "
+        "lacks it or has another one: acknowledged events were lost. Nothing is written until the log is restored"
     )

@@ -1,64 +1,69 @@
-"""One bus's sequencer: commands in, decided in batches, committed in one append each, answered after it.
+"""The sequencer of one bus: queues commands, decides them in batches, commits each batch in one append, then answers.
 
-Batching comes from load: while an append is under way the next batch gathers and, when there is enough of it, is decided
-already, on top of what is being appended. Another server may write the same bus: whoever's view of the head is current
-wins, the other undoes, reads on and decides again. Only the committed state is ever shown, and nothing is answered before
-it is in the log.
+Load makes batches. While an append is under way, commands gather in the queue, and the next batch is decided on top of the events
+that are being appended. Another server may write the same bus: the server whose view of the head is current wins; the other
+undoes its batch, reads on and decides again. Readers see only the committed state, and nothing is answered before it is in the log.
 
-A caller needs no coroutine of its own: `submit` takes a callback, which runs once, after the commit.
+Callers need no coroutine: `submit` takes a callback, which runs once, after the commit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 import structlog
 from gavel.v1 import error_pb2
-from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules.commands import Command, OpenBus
-from gavel_rules.events import DECISION
-from gavel_rules.projection import State
+from gavel_rules.events.kinds import DECISION
+from gavel_rules.state.state import State
 
-from gavel_server import metrics
+from gavel_server.bus.batch import BatchDecision, DecidedBatch, decide_batch
+from gavel_server.bus.batch_pacing import BatchPacing
 from gavel_server.bus.checkpoint import Checkpoint
-from gavel_server.bus.earlier_answers import EarlierAnswers
-from gavel_server.bus.flight import Flight, Landing
-from gavel_server.bus.gathering import Gathering
-from gavel_server.bus.lookup import Lookup
-from gavel_server.bus.planning import Completed, Done, Pending, Plan, Planning, as_sent, plan, tell
-from gavel_server.bus.preparation import Preparation
+from gavel_server.bus.confirmed_answers import unconfirmed
+from gavel_server.bus.delivery import deliver
+from gavel_server.bus.idempotency import RepeatedRequests
+from gavel_server.bus.pending_append import AppendOutcome, PendingAppend
 from gavel_server.bus.queue import CommandQueue
+from gavel_server.bus.recent_events import RecentEvents
+from gavel_server.bus.references import ReferenceResolution
 from gavel_server.bus.replica import Replica
-from gavel_server.bus.watching import Watch
-from gavel_server.clock import GuardedClock
-from gavel_server.errors import ServiceError, internal
-from gavel_server.identifiers import new_event_id
+from gavel_server.bus.request import Callback, Cancellation, CommittedAnswer, Request, answer_all
+from gavel_server.bus.watcher import BusWatcher
+from gavel_server.errors import Bug, ServiceError
+from gavel_server.fairness.callers import INTERNAL
+from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventIdTakenError, EventLog, Head, LogError
+from gavel_server.process import metrics
+from gavel_server.process.clock import GuardedClock
+from gavel_server.process.turns import Turns
 
 QUEUE_COMMANDS_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
-# A batch that is decided while another one is appended hides the append; more, smaller batches hide more of it.
+# Deciding a batch while the one before is appended hides the append; several small batches hide more of it than one large batch.
 BATCH_COMMANDS_MAX: Final = 128
-# How many commands are decided in one go, without giving the event loop a turn.
+# A batch is dated when it begins. Commands that are not decided by then get another batch.
+BATCH_SECONDS_MAX: Final = 0.25
+# Commands that are decided before other tasks get a turn, unless the time for that is up (`Turns`).
 SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
-# After a bug, so that one that repeats itself leaves time for others.
+# After a bug, so that a repeated one leaves time for other buses.
 FAILURE_PAUSE_SECONDS: Final = 0.25
 
 _LOG: Final = structlog.get_logger(__name__)
 
 
-class _StartOverError(Exception):
-    """The batch that was being prepared is back in the queue: what went before it was not appended."""
+class _BatchRestart(Exception):  # noqa: N818  # control flow, not an error
+    """The batch in preparation is back in the queue: the append before it failed."""
 
 
 class Sequencer:
-    """The one writer of a bus in this process. Make it, `start` it, `stop` it."""
+    """The only writer of a bus in this process. Call `start` after the constructor, and `stop` at the end."""
 
     def __init__(
         self,
@@ -68,121 +73,157 @@ class Sequencer:
         cross_check: CrossCheck,
         idempotency_window_ms: int,
         checkpoint: Checkpoint | None = None,
-        watch: Watch | None = None,
+        watch: BusWatcher | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`watch` keeps several buses up to date; without it this one has its own."""
+        """`cross_check` and `idempotency_window_ms` are those of a new bus. `watch` serves several buses; default: one of its own.
+
+        `monotonic` (seconds) paces the deciding; no outcome depends on it.
+        """
         self.bus = log.bus
         self.log = log
-        self.replica = Replica(log, clock, checkpoint)
-        self._watch = watch or Watch()
+        self.replica = Replica(log, clock, checkpoint, monotonic)
+        self._watch = watch or BusWatcher()
+        self._monotonic = monotonic
         self._opening = OpenBus(new_event_id(), cross_check, idempotency_window_ms)
         self._queue = CommandQueue(self.bus, QUEUE_COMMANDS_MAX, QUEUE_BYTES_MAX)
-        self._earlier = EarlierAnswers(self.replica)
-        self._preparation = Preparation(self.replica, self._earlier, self._land_first)
-        self._gathering = Gathering(BATCH_COMMANDS_MAX)
-        self._flight: Flight | None = None
-        self._deciding: list[Pending] = []
+        self._repeated = RepeatedRequests(self.replica)
+        self._resolution = ReferenceResolution(self.replica, self._repeated, self._settle_or_restart, self._keys_under_way)
+        self._pacing = BatchPacing(BATCH_COMMANDS_MAX)
+        self._pending_append: PendingAppend | None = None
+        self._batch: list[Request] = []  # in preparation
         self._readers: list[asyncio.Future[None]] = []
         self._running: asyncio.Task[None] | None = None
+        # Set by each caller that gets the sequencer, and cleared by the registry.
+        self.is_used = True
+        self._on_opening: tuple[Callable[[], None], Callable[[], None]] | None = None
+        self._has_decided = False
 
-    # Life
+    async def start(self, *, opens: bool = True) -> None:
+        """Read the log into the state, and begin to serve. `opens`: open the bus if it is new; otherwise its first event does.
 
-    async def start(self) -> None:
-        """Read the log into the state, opening the bus if it is new, and begin to serve.
-
-        Raises LogError, or ServiceError where a new bus may not be written to: by a host whose clock is off.
+        Raises LogError, or ServiceError if a new bus may not be written to because this host's clock is off.
         """
         replica = self.replica
         await replica.load()
-        while replica.head.sequence_number == 0 and replica.trouble is None:
-            forbidden = replica.unwritable()
-            if forbidden is not None:
-                raise forbidden
-            decided = plan(
-                replica.state, replica.lookup, replica.head, [Pending(self._opening, lambda _: None, "", 0)], replica.clock.now_ms()
-            )
-            landing, error = await Flight(self.log, decided).land()
-            replica.state.undo(decided.mark)
-            if landing is Landing.FAILED and error is not None:
+        while opens and replica.head.sequence_number == 0 and replica.write_block is None:
+            error = replica.write_error()
+            if error is not None:
                 raise error
+            request = Request(self._opening, _ignore, "", 0)
+            decided = decide_batch(replica.state, replica.recent_events, replica.head, [request], replica.clock.now_ms())
+            outcome, log_error = await PendingAppend(self.log, decided).wait()
+            replica.state.undo(decided.mark)
+            if outcome is AppendOutcome.FAILED and log_error is not None:
+                raise log_error
             await replica.load()
-        self._running = asyncio.create_task(self._run())
-        self._watch.add(replica, self._gathering.wake)
+        self._running = self._watch.supervisor.start("sequencer", self._run, bus=self.bus)
+        self._watch.add(replica, self._pacing.wake)
 
     async def stop(self) -> None:
-        """Commit what is queued, answer it, and end. Commands that come later are refused."""
+        """Commit and answer what is queued, then stop. Later commands are refused."""
         self.replica.closing = True
-        self._gathering.wake()
+        self._pacing.wake()
         self.replica.wake_followers()
         if self._running is not None:
             await self._running
         await self._watch.remove(self.replica)
-        self.replica.waiting.dismiss(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down")
+        self.replica.contest_waiters.dismiss_all(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down")
+        await self.replica.answers.stop()
         await self.replica.save_checkpoint()
         self._wake_readers()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bus has its first event."""
+        return self.replica.head.sequence_number > 0
+
+    def watch_opening(self, opened: Callable[[], None], refused: Callable[[], None]) -> None:
+        """Call `opened` once the bus has its first event, or `refused` once commands were answered and it still has none."""
+        self._on_opening = opened, refused
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is going on: no command, caller or follower, no decision that lives, no timer."""
+        replica = self.replica
+        state = replica.state
+        return not (
+            self._queue
+            or self._pending_append is not None
+            or self._readers
+            or replica.followers
+            or replica.contest_waiters
+            or state.has_uncommitted_changes
+            or state.decisions
+            or state.contests
+            or state.next_timer_ms() is not None
+        )
 
     # Commands
 
     @property
     def queued(self) -> int:
-        """How many commands wait."""
+        """The number of queued commands."""
         return len(self._queue)
 
-    def unwritable(self) -> ServiceError | None:
+    def write_error(self) -> ServiceError | None:
         """Return why commands are refused now, or None."""
-        return self._closed() or self.replica.unwritable()
+        return self._shutting_down() or self.replica.write_error()
 
-    def submit(self, command: Command, done: Done, check_id: str = "", size_bytes: int = 0) -> None:
-        """Queue a command; `done` hears what it came to once it is committed. Raises ServiceError if it cannot be queued.
+    def submit(
+        self,
+        command: Command,
+        callback: Callback,
+        idempotency_key: str = "",
+        size_bytes: int = 0,
+        cancellation: Cancellation | None = None,
+        caller: str = INTERNAL,
+    ) -> None:
+        """Queue an admitted command; `callback` gets the result once it is committed. Raises ServiceError if the queue refuses it.
 
-        `check_id` is the event_id where the producer chose it: an idempotency key. `size_bytes` counts against batch and queue.
+        `idempotency_key` is the event_id if the producer chose it. `size_bytes` counts against the limits of batch and queue. A command
+        whose `cancellation` is cancelled before it is decided is dropped, without an answer. `caller` is whose share of the queue it uses.
         """
-        self._enqueue(Pending(command, done, check_id, size_bytes))
+        error = self._shutting_down() or self.replica.write_block
+        if error is not None:
+            raise error.copy()
+        self._queue.add(Request(command, callback, idempotency_key, size_bytes, cancellation=cancellation, caller=caller))
+        self._pacing.notify_queued(len(self._queue))
 
-    def propose(self, envelope: Envelope, done: Done, size_bytes: int) -> None:
-        """Queue a proposal as it was sent; `done` hears its decision, or what is wrong with it. Raises as `submit` does.
-
-        It is checked when its batch is decided, right before it, and not between two reads of the transport. `size_bytes` is in how
-        many bytes it came at most; of proposals sent together, its share will do where no one of them can be too large.
-        """
-        self._enqueue(as_sent(envelope, done, size_bytes))
-
-    def propose_all(self, batch: list[Pending]) -> None:
-        """Queue proposals that came together, as they were sent. Each hears what it came to, or why it cannot be queued."""
-        trouble = self._closed() or self.replica.trouble
-        if trouble is not None:
-            _answer_all(batch, trouble)
+    def submit_all(self, requests: list[Request]) -> None:
+        """Queue commands that arrived together. Each is answered with its result, or with the reason why the queue refuses it."""
+        error = self._shutting_down() or self.replica.write_block
+        if error is not None:
+            answer_all(requests, error)
             return
-        self._queue.add_all(batch)
-        self._gathering.arrived(len(self._queue))
+        self._queue.add_all(requests)
+        self._pacing.notify_queued(len(self._queue))
 
-    async def execute(self, command: Command, check_id: str = "", size_bytes: int = 0) -> Completed:
-        """Queue a command and wait until it is committed. Raises ServiceError."""
-        future: asyncio.Future[Completed | ServiceError] = asyncio.get_running_loop().create_future()
+    async def execute(self, command: Command, idempotency_key: str = "", size_bytes: int = 0, *, caller: str = INTERNAL) -> CommittedAnswer:
+        """Queue a command and wait until it is committed. Raises ServiceError. A caller that is cancelled drops it if it is not decided."""
+        cancellation = Cancellation()
+        future: asyncio.Future[CommittedAnswer | ServiceError] = asyncio.get_running_loop().create_future()
 
-        def done(result: Completed | ServiceError) -> None:
+        def callback(result: CommittedAnswer | ServiceError) -> None:
             if not future.done():
                 future.set_result(result)
 
-        self.submit(command, done, check_id, size_bytes)
-        result = await future
+        self.submit(command, callback, idempotency_key, size_bytes, cancellation, caller)
+        try:
+            result = await future
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise
         if isinstance(result, ServiceError):
-            raise result
+            raise result.copy()
         return result
 
-    def _enqueue(self, pending: Pending) -> None:
-        trouble = self._closed() or self.replica.trouble
-        if trouble is not None:
-            raise trouble
-        self._queue.add(pending)
-        self._gathering.arrived(len(self._queue))
-
-    def _closed(self) -> ServiceError | None:
+    def _shutting_down(self) -> ServiceError | None:
         if self.replica.closing:
             return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try another one")
         return None
 
-    # Reading
+    # Reads
 
     @property
     def head(self) -> Head:
@@ -190,255 +231,65 @@ class Sequencer:
         return self.replica.head
 
     @property
-    def lookup(self) -> Lookup:
-        """Where events of the recent past stand."""
-        return self.replica.lookup
+    def recent_events(self) -> RecentEvents:
+        """The recent past of the bus."""
+        return self.replica.recent_events
 
     def now_ms(self) -> int:
-        """The `now` that a decision would be made at."""
+        """Return the time of a decision made now."""
         return self.replica.now_ms()
 
+    async def confirm(self, sequence_number: int) -> None:
+        """Wait until the events up to this number have the durability that the server promises. Raises ServiceError LOG_UNAVAILABLE."""
+        if not self.log.is_confirmed(sequence_number):
+            try:
+                await self.log.confirm(sequence_number)
+            except LogError as error:
+                raise unconfirmed(error) from error
+
+    async def confirmed_state(self) -> State:
+        """Return the committed state, once its events are confirmed. Valid until the next await. Raises ServiceError LOG_UNAVAILABLE."""
+        state = await self.settled()
+        while not self.log.is_confirmed(state.head):
+            await self.confirm(state.head)
+            state = await self.settled()
+        return state
+
     async def settled(self) -> State:
-        """Return the committed state. Use it before the next await: afterwards it may hold what is not committed."""
-        while self.replica.state.tentative:
+        """Return the committed state, confirmed or not. Valid until the next await: afterwards it may hold uncommitted changes."""
+        while self.replica.state.has_uncommitted_changes:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._readers.append(future)
             await future
         return self.replica.state
 
     async def read_on(self) -> None:
-        """Bring the state up to what any server had committed before this call, as far as the log can be read."""
-        if self.replica.closing or self.replica.trouble is not None:
+        """Bring the state up to everything that any server committed before this call, as far as the log can be read."""
+        if self.replica.closing or self.replica.write_block is not None:
             return
-        self.replica.behind = True
+        self.replica.is_behind = True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readers.append(future)
-        self._gathering.wake()
+        self._pacing.wake()
         await future
 
     async def wait_for(self, sequence_number: int, timeout_ms: int) -> None:
-        """Wait until the state has come so far. Raises ServiceError PROJECTION_BEHIND after `timeout_ms`."""
+        """Wait until the state has reached a sequence number. Raises ServiceError PROJECTION_BEHIND after `timeout_ms`."""
         if self.head.sequence_number >= sequence_number:
             return
-        self.replica.behind = True
-        self._gathering.wake()
+        self.replica.is_behind = True
+        self._pacing.wake()
         try:
-            await asyncio.wait_for(self.beyond(sequence_number - 1), timeout_ms / 1000)
+            await asyncio.wait_for(self.wait_beyond(sequence_number - 1), timeout_ms / 1000)
         except TimeoutError:
             raise ServiceError(
                 error_pb2.ERROR_REASON_PROJECTION_BEHIND,
                 f"the projection of bus {self.bus} is at {self.head.sequence_number}, not yet at {sequence_number}",
             ) from None
 
-    async def beyond(self, sequence_number: int) -> int:
-        """Return the head's number once it is beyond `sequence_number`."""
-        return await self.replica.beyond(sequence_number)
-
-    # The loop
-
-    async def _run(self) -> None:
-        while True:
-            await self._wait_for_work()
-            try:
-                await self._step()
-            except LogError as error:
-                self.replica.take_log_error(error)
-            except Exception:  # noqa: BLE001  # the loop is the bus: it logs, refuses what it holds, and goes on
-                self._queue.refuse(self._failed())
-                await asyncio.sleep(FAILURE_PAUSE_SECONDS)
-            if self.replica.trouble is not None:
-                self._queue.refuse(self.replica.trouble)
-                self.replica.waiting.dismiss(self.replica.trouble.reason, self.replica.trouble.message)
-            if self.replica.closing and not self._queue and self._flight is None:
-                return
-
-    async def _wait_for_work(self) -> None:
-        if not self._queue and not self._readers and self._flight is None and not self.replica.closing and not self.replica.behind:
-            due_ms = self.replica.state.next_timer_ms()
-            if due_ms is None:
-                await self._gathering.sleep(None)
-            elif self.unwritable() is not None:
-                await self._gathering.sleep(UNWRITABLE_PAUSE_SECONDS)
-            elif due_ms > self.now_ms():
-                # By the monotonic clock. Should the wall clock be set meanwhile, `Watch` ends this.
-                await self._gathering.sleep((due_ms - self.now_ms()) / 1000)
-        if not self.replica.closing:
-            await self._gathering.linger(self._queue)
-
-    async def _step(self) -> None:
-        """Decide one batch and send it; wait for the append before it, and for this one unless more is queued."""
-        if self.replica.behind or self._readers:
-            await self._land()
-        if self.replica.behind:
-            await self.replica.refresh()
-        if self._readers:
-            # Readers run before the state changes again.
-            self._wake_readers()
-            await asyncio.sleep(0)
-        decided = await self._decide()
-        ahead = [pending for pending, _ in decided.answers] if decided is not None else []
-        if not await self._land(ahead) or decided is None:
-            return
-        self._flight = Flight(self.log, decided)
-        if not self._queue or self._readers:
-            await self._land()
-        else:
-            # A turn of the event loop sends it, before a slice of the next batch takes the processor for milliseconds.
-            await asyncio.sleep(0)
-
-    async def _decide(self) -> Plan | None:
-        """Take a batch from the queue and decide it, on top of what is being appended. None: there is nothing to decide."""
-        self._deciding = self._queue.take(self._gathering.limit)
-        self._gathering.took(len(self._deciding))
-        try:
-            ready, later, behind = await self._preparation.prepare(self._deciding)
-            self._queue.put_back(later)
-            self._deciding = ready
-            if behind:
-                await self._land_first()
-                await self.replica.refresh()
-                ready, later, _ = await self._preparation.prepare(ready)
-                self._queue.put_back(later)
-                self._deciding = ready
-            trouble = self.replica.unwritable()
-            if trouble is not None:
-                _answer_all(ready, trouble)
-                return None
-            replica = self.replica
-            due = replica.state.due_count(replica.now_ms())
-            if not ready and not due:
-                return None
-            if due > BATCH_COMMANDS_MAX:
-                # So many timers go ahead of the commands, in commits of their own.
-                self._queue.put_back(ready)
-                ready = []
-            return await self._plan(ready)
-        except _StartOverError:
-            return None
-        except LogError as error:
-            _answer_all(self._deciding, self.replica.take_log_error(error))
-            return None
-        except Exception:  # noqa: BLE001  # a bug: it costs the batch, not the bus
-            _answer_all(self._deciding, self._failed())
-            await asyncio.sleep(FAILURE_PAUSE_SECONDS)
-            return None
-
-    async def _plan(self, ready: list[Pending]) -> Plan:
-        """Decide a batch in slices. Between two of them others have their turn: requests, answers, and the append before it."""
-        replica = self.replica
-        state = replica.state
-        expected = self._flight.decided.head if self._flight is not None else replica.head
-        planning = Planning(state, replica.lookup, expected, replica.now_ms())
-        try:
-            if not ready:
-                planning.tick()
-            for count, pending in enumerate(ready, 1):
-                planning.decide(pending)
-                if count % SLICE_COMMANDS == 0:
-                    await asyncio.sleep(0)
-                    if self._flight is not None and self._flight.arrived:
-                        await self._land_first()
-            return planning.plan()
-        except _StartOverError:
-            raise  # the state has been undone beyond this batch
-        except BaseException:
-            state.undo(planning.mark)
-            raise
-
-    async def _land(self, ahead: Sequence[Pending] = ()) -> bool:
-        """Wait for the append under way and answer its batch.
-
-        False: it is not in; it is undone, and so is what was decided on top of it. `ahead`, the commands taken after it, go
-        back to the queue behind it, so that none overtakes another.
-        """
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return True
-        batch = flight.batch
-        try:
-            landing, error = await flight.land(partial(self._say_unknown, ahead))
-        except Exception:  # noqa: BLE001  # a bug: what the log holds now is what became of the append
-            self.replica.state.undo(flight.decided.mark)
-            self._queue.put_back(ahead)
-            self.replica.behind = True
-            _answer_all(batch, self._failed())
-            return False
-        if flight.undone:
-            # Its callers and those behind it have been told; if it is in, it is read like an event of another server.
-            if landing is Landing.COMMITTED:
-                metrics.committed(self.bus, len(flight.decided.envelopes), flight.decided.watched)
-            elif error is not None:
-                self.replica.take_log_error(error)
-            self.replica.behind = True
-            return False
-        if landing is Landing.COMMITTED:
-            self.replica.recover()
-            self._settle(flight.decided, error)
-            self._gathering.grow()
-            return True
-        self.replica.state.undo(flight.decided.mark)
-        self._queue.put_back(ahead)
-        try:
-            if isinstance(error, EventIdTakenError):
-                self._queue.put_back(await self._earlier.give_taken(batch, error))
-            elif landing is Landing.CORRECTED:
-                if error is None:
-                    _send_away_lost(batch)
-                self._gathering.halve()
-                self._queue.put_back(batch)
-                await self.replica.refresh()
-            else:
-                _answer_all(batch, self.replica.take_log_error(error or LogError("the log did not answer")))
-        except LogError as failure:
-            _answer_all(batch, self.replica.take_log_error(failure))
-        return False
-
-    def _settle(self, decided: Plan, error: LogError | None) -> None:
-        """The plan is in the log: keep the state, remember, answer."""
-        self.replica.advance(decided)
-        waiting = self.replica.waiting
-        instead = None if error is None else ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
-        for pending, answer in tell(decided, instead):
-            waiting.join(answer.envelope.event_id, pending)
-        if waiting:
-            for event, entry in zip(decided.envelopes, decided.entries, strict=True):
-                if event.event_category == DECISION:
-                    waiting.hear(event, entry)
-
-    def _say_unknown(self, ahead: Iterable[Pending], flight: Flight, error: LogError, *, for_long: bool) -> bool:
-        """An append's outcome is not known yet. Refuse what would have to wait; in the end the callers of what is decided as well.
-
-        Returns whether it still matters: a server that stops does not wait for a store that stays away.
-        """
-        self.replica.take_log_error(error)
-        unknown = ServiceError(
-            error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
-            "the log did not answer; whether the event is in it is not known: retry with the same event_id",
-        )
-        self._queue.refuse(unknown)
-        if for_long:
-            _answer_all(flight.batch, unknown)
-            _answer_all(ahead, unknown)
-            if not flight.undone:
-                # Who asks for the state, or how the server is, must not wait for as long as the store stays away.
-                flight.undone = True
-                self.replica.state.undo(flight.decided.mark)
-                self._wake_readers()
-        return not (for_long and self.replica.closing)
-
-    def _failed(self) -> ServiceError:
-        """Log the exception that is being handled, a bug, and return what callers hear of it."""
-        error_id = uuid.uuid4().hex
-        _LOG.exception("sequencer.failed", bus=self.bus, error_id=error_id)
-        return internal(error_id)
-
-    async def _land_first(self) -> bool:
-        """Wait for the append under way, while a batch is prepared. Returns whether there was one; if it is not in, starts over."""
-        if self._flight is None:
-            return False
-        if not await self._land(self._deciding):
-            raise _StartOverError
-        return True
+    async def wait_beyond(self, sequence_number: int) -> int:
+        """Return the head's sequence number once it exceeds `sequence_number`."""
+        return await self.replica.wait_beyond(sequence_number)
 
     def _wake_readers(self) -> None:
         readers, self._readers = self._readers, []
@@ -446,15 +297,264 @@ class Sequencer:
             if not future.done():
                 future.set_result(None)
 
+    # The loop
 
-def _answer_all(batch: Iterable[Pending], error: ServiceError) -> None:
-    for pending in batch:
-        pending.answer(error)
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._wait_for_work()
+                await self._step()
+            except LogError as error:
+                self.replica.handle_log_error(error)
+            except Exception as error:  # noqa: BLE001  # the loop survives a bug: it logs it, refuses the queue and continues
+                self._queue.refuse(self._log_bug(error))
+                await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+            block = self.replica.write_block
+            if block is not None:
+                self._queue.refuse(block)
+                self.replica.contest_waiters.dismiss_all(block.reason, block.message)
+            if self._on_opening is not None:
+                self._notify_opening(*self._on_opening)
+            if self.replica.closing and not self._queue and self._pending_append is None:
+                return
+
+    def _notify_opening(self, opened: Callable[[], None], refused: Callable[[], None]) -> None:
+        if self.is_open:
+            self._on_opening = None
+            opened()
+        elif self._has_decided and not self._queue and self._pending_append is None:
+            self._on_opening = None
+            refused()
+
+    async def _wait_for_work(self) -> None:
+        replica = self.replica
+        if not self._queue and not self._readers and self._pending_append is None and not replica.closing and not replica.is_behind:
+            due_ms = replica.state.next_timer_ms()
+            if due_ms is None:
+                await self._pacing.sleep(None)
+            elif self.write_error() is not None:
+                await self._pacing.sleep(UNWRITABLE_PAUSE_SECONDS)
+            elif due_ms > self.now_ms():
+                # By the monotonic clock. If the wall clock is set meanwhile, the watcher ends the sleep.
+                await self._pacing.sleep((due_ms - self.now_ms()) / 1000)
+        if not replica.closing:
+            await self._pacing.linger(self._queue)
+
+    async def _step(self) -> None:
+        """Decide one batch and send it. Wait for the append before it, and for its own unless more commands are queued."""
+        if self.replica.is_behind or self._readers:
+            await self._settle()
+        if self.replica.is_behind:
+            await self.replica.refresh()
+        if self._readers:
+            # Readers run before the state changes again.
+            self._wake_readers()
+            await asyncio.sleep(0)
+        decided = await self._prepare()
+        following = [request for request, _ in decided.answers] if decided is not None else []
+        if not await self._settle(following) or decided is None:
+            return
+        self._pending_append = PendingAppend(self.log, decided)
+        if not self._queue or self._readers:
+            await self._settle()
+        else:
+            # One turn of the event loop sends the append before the next slice of commands takes the processor for milliseconds.
+            await asyncio.sleep(0)
+
+    # Deciding
+
+    async def _prepare(self) -> DecidedBatch | None:
+        """Take a batch from the queue and decide it on top of the append under way. None: nothing to decide."""
+        self._batch = self._queue.take(self._pacing.limit)
+        self._pacing.record_batch(len(self._batch))
+        self._has_decided = self._has_decided or bool(self._batch)
+        try:
+            ready = await self._resolve(self._batch)
+            error = self.replica.write_error()
+            if error is not None:
+                answer_all(ready, error)
+                return None
+            replica = self.replica
+            due = replica.state.due_count(replica.now_ms())
+            if not ready and not due:
+                return None
+            if due > BATCH_COMMANDS_MAX:
+                # That many timers precede the commands, in commits of their own.
+                self._queue.put_back(ready)
+                ready = []
+            return await self._decide(ready)
+        except _BatchRestart:
+            return None
+        except LogError as error:
+            answer_all(self._batch, self.replica.handle_log_error(error))
+            return None
+        except Exception as error:  # noqa: BLE001  # a bug costs the batch, not the bus
+            answer_all(self._batch, self._log_bug(error))
+            await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+            return None
+
+    async def _resolve(self, batch: list[Request]) -> list[Request]:
+        """Resolve a batch's references, after reading on if they require it; return the requests that can be decided."""
+        ready, deferred, is_behind = await self._resolution.resolve(batch)
+        self._queue.put_back(deferred)
+        self._batch = ready
+        if is_behind:
+            await self._settle_or_restart()
+            await self.replica.refresh()
+            ready, deferred, _ = await self._resolution.resolve(ready)
+            self._queue.put_back(deferred)
+            self._batch = ready
+        return ready
+
+    def _keys_under_way(self) -> Collection[str]:
+        """Return the idempotency keys of the append under way."""
+        return self._pending_append.idempotency_keys if self._pending_append is not None else ()
+
+    async def _decide(self, ready: list[Request]) -> DecidedBatch:
+        """Decide a batch in slices. Other tasks run in between: requests, answers, and the append before it."""
+        replica = self.replica
+        expected_head = self._pending_append.decided.head if self._pending_append is not None else replica.head
+        decision = BatchDecision(replica.state, replica.recent_events, expected_head, replica.now_ms())
+        opens = replica.state.head == 0
+        try:
+            if opens:
+                decision.decide(Request(self._opening, _ignore, "", 0))
+            if not ready:
+                decision.emit_timers()
+            turns = Turns(SLICE_COMMANDS, self._monotonic)
+            ends_at = self._monotonic() + BATCH_SECONDS_MAX
+            for count, request in enumerate(ready, 1):
+                decision.decide(request)
+                if not turns.is_over(1):
+                    continue
+                await turns.end()
+                if self._pending_append is not None and self._pending_append.is_done:
+                    await self._settle_or_restart()
+                if self._monotonic() >= ends_at:
+                    self._batch = ready[:count]
+                    self._queue.put_back(ready[count:])
+                    break
+            # A bus is opened only together with another event.
+            return decision.finish_unopened() if opens and decision.event_count == 1 else decision.finish()
+        except _BatchRestart:
+            raise  # the state has been undone beyond this batch
+        except BaseException:
+            replica.state.undo(decision.mark)
+            raise
+
+    # Committing
+
+    async def _settle_or_restart(self) -> bool:
+        """Wait for the append under way while a batch is in preparation. Returns whether there was one.
+
+        Raises _BatchRestart if the append is not in the log.
+        """
+        if self._pending_append is None:
+            return False
+        if not await self._settle(self._batch):
+            raise _BatchRestart
+        return True
+
+    async def _settle(self, following: Sequence[Request] = ()) -> bool:
+        """Wait for the append under way and answer its batch.
+
+        Returns False if the append is not in the log. The append is then undone with everything decided on top of it, and
+        `following`, the requests taken after it, return to the queue behind its own requests: the order stays.
+        """
+        append, self._pending_append = self._pending_append, None
+        if append is None:
+            return True
+        try:
+            outcome, error = await append.wait(partial(self._on_unknown_outcome, following))
+        except Exception as bug:  # noqa: BLE001  # a bug: what the log holds now is the outcome
+            self.replica.state.undo(append.decided.mark)
+            self._queue.put_back(following)
+            self.replica.is_behind = True
+            answer_all(append.batch, self._log_bug(bug))
+            return False
+        if append.is_undone:
+            # All callers have their answers. If the batch is in the log, it is read like the events of another server.
+            if outcome is AppendOutcome.COMMITTED:
+                metrics.count_committed(self.bus, len(append.decided.envelopes), append.decided.alarm_candidates)
+            elif error is not None:
+                self.replica.handle_log_error(error)
+            self.replica.is_behind = True
+            return False
+        if outcome is AppendOutcome.COMMITTED:
+            self.replica.unblock_writes()
+            self._commit(append.decided, error)
+            self._pacing.grow()
+            return True
+        self.replica.state.undo(append.decided.mark)
+        self._queue.put_back(following)
+        await self._requeue(append.batch, outcome, error)
+        return False
+
+    async def _requeue(self, batch: list[Request], outcome: AppendOutcome, error: LogError | None) -> None:
+        """Put a batch that is not in the log back into the queue, or answer its callers."""
+        try:
+            if isinstance(error, EventIdTakenError):
+                self._queue.put_back(await self._repeated.answer_refused(batch, error))
+            elif outcome is AppendOutcome.RETRIABLE:
+                if error is None:
+                    _answer_lost_twice(batch)
+                self._pacing.halve()
+                self._queue.put_back(batch)
+                await self.replica.refresh()
+            else:
+                answer_all(batch, self.replica.handle_log_error(error or LogError("the log did not answer")))
+        except LogError as failure:
+            answer_all(batch, self.replica.handle_log_error(failure))
+
+    def _commit(self, decided: DecidedBatch, error: LogError | None) -> None:
+        """Keep a batch that is in the log, and answer its callers; with `error`, too few replicas confirmed it."""
+        self.replica.advance(decided)
+        waiters = self.replica.contest_waiters
+        service_error = None if error is None else unconfirmed(error)
+        for request, answer in deliver(decided, service_error):
+            waiters.add(answer.envelope.event_id, request)
+        if waiters:
+            for event, entry in zip(decided.envelopes, decided.entries, strict=True):
+                if event.event_category == DECISION:
+                    waiters.notify(event, entry)
+
+    def _on_unknown_outcome(self, following: Iterable[Request], append: PendingAppend, error: LogError, *, for_long: bool) -> bool:
+        """Refuse queued commands while an append's outcome is unknown. `for_long`: also refuse its own, and those decided on top of it.
+
+        Returns whether to keep asking the log: a stopping server does not wait for a store that stays away.
+        """
+        self.replica.handle_log_error(error)
+        unknown = ServiceError(
+            error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
+            "the log did not answer; whether the event is in it is not known: retry with the same event_id",
+        )
+        self._queue.refuse(unknown)
+        if for_long:
+            answer_all(append.batch, unknown)
+            answer_all(following, unknown)
+            if not append.is_undone:
+                # Reads of the state and of the server's status must not wait until the store comes back.
+                append.is_undone = True
+                self.replica.state.undo(append.decided.mark)
+                self._wake_readers()
+        return not (for_long and self.replica.closing)
+
+    def _log_bug(self, error: Exception) -> ServiceError:
+        """Log an exception that is a bug, and return the callers' error."""
+        bug = Bug(error)
+        _LOG.error("sequencer.failed", bus=self.bus, error_id=bug.error_id, where=bug.where, exc_info=error)
+        return bug.service_error()
 
 
-def _send_away_lost(batch: Iterable[Pending]) -> None:
-    """The append is not in, after a doubt. A store that loses one after the other must not keep callers waiting for ever."""
-    for pending in batch:
-        if pending.lost:
-            pending.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "the log lost the event twice: it is not in it; try again"))
-        pending.lost = True
+def _ignore(_: CommittedAnswer | ServiceError) -> None:
+    """Take the answer to the opening of a bus, for which nobody waits."""
+
+
+def _answer_lost_twice(batch: Iterable[Request]) -> None:
+    """Refuse the requests that two appends have lost: a store that loses every append must not hold callers for ever."""
+    for request in batch:
+        if request.was_lost:
+            request.answer(
+                ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "the log lost the event twice: it is not in the log; try again")
+            )
+        request.was_lost = True

@@ -1,1 +1,1 @@
-"""The command line, `gavel`: one module per family of commands, over the same contract that every other client speaks."""
+"""The command line, `gavel`: one module per command, over the contract that every client uses."""

@@ -1,4 +1,4 @@
-"""`python -m gavel_server.cli`: the program `gavel`, by the interpreter that runs this."""
+"""`python -m gavel_server.cli`: the program `gavel`, run by this interpreter."""
 
 from gavel_server.cli.main import main
 

@@ -1,4 +1,7 @@
-"""How a command fails: one sentence for people, what to do about it, and an exit status for machines."""
+"""How a command fails: one sentence for people that says what to do, and an exit status for programs.
+
+CommandError does not derive from GavelServerError, whose module loads gRPC: `gavel --help` must answer at once.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ from typing import Final
 EXIT_FAILURE: Final = 1
 # Wrong usage, or a document that is not valid.
 EXIT_INVALID: Final = 2
+# Outcomes of a proposal, with --exit-code only. `gavel replay` uses 3 to 5.
+EXIT_REJECTED: Final = 10
+EXIT_NEEDS_HUMAN_REVIEW: Final = 11
 EXIT_INTERRUPTED: Final = 130
-# What shells say of a program that SIGPIPE ended: 128 and its number.
+# The status that shells report for a program ended by SIGPIPE: 128 and the signal's number.
 EXIT_OUTPUT_CLOSED: Final = 141
 
 
 class CommandError(Exception):
-    """A command cannot do what it was asked; the message says what, where and what to do."""
+    """A command failed. The message says what failed, where, and what to do."""
 
     def __init__(self, message: str, exit_status: int = EXIT_FAILURE) -> None:
         super().__init__(message)
@@ -28,7 +34,7 @@ class InvalidInputError(CommandError):
 
 
 class OutputClosedError(CommandError):
-    """Whoever read the output has had enough; nobody is left to tell."""
+    """The reader of the output has closed it; there is nobody to report to."""
 
     def __init__(self) -> None:
         super().__init__("", EXIT_OUTPUT_CLOSED)

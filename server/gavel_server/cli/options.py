@@ -1,42 +1,32 @@
-"""What commands share: their common options, and the connection to a server.
+"""Options that commands share, and the checks of their values.
 
-Nothing heavy is imported here or in any module of commands, so that `gavel --help` answers at once; commands import what they
-need when they run.
+Neither this module nor a module of commands imports anything heavy, so that `gavel --help` answers at once. Commands import what
+they need when they run.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 from gavel_rules.limits import BUS
 
-from gavel_server.cli.documents import invalid_rule_set
-from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, InvalidInputError
-
-if TYPE_CHECKING:
-    from gavel_client import GavelError, SyncGavelClient
+from gavel_server.cli.errors import InvalidInputError
 
 SERVER_DEFAULT: Final = "127.0.0.1:9090"
 BUS_DEFAULT: Final = "default"
 DATA_DEFAULT: Final = Path(".gavel")
 
-# How the server names a place in a rule set.
-_PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
-
-# Of a server: unix:PATH, HOST:PORT or [IPV6]:PORT.
+# A server's address: unix:PATH, HOST:PORT or [IPV6]:PORT.
 _ADDRESS: Final = re.compile(r"unix:.+|(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 PORT_MAX: Final = 65_535
 
-# What an int64 of the contract holds: sequence numbers and versions.
-COUNTABLE_MAX: Final = 2**63 - 1
+# The largest int64, the contract's type of sequence numbers and versions.
+INT64_MAX: Final = 2**63 - 1
 
 _debugging = False
 
@@ -48,111 +38,105 @@ def _debug(value: bool) -> bool:
 
 
 def debugging() -> bool:
-    """Whether a failure is to show its traceback."""
+    """Whether a failure shows its traceback."""
     return _debugging
 
 
-def server_address(value: str | None) -> str | None:
-    """Refuse what is no address of a server: gRPC would say of it that nobody answers."""
+def check_address(value: str | None) -> str | None:
+    """Return a server's address. Raises BadParameter for a malformed one, which gRPC would report as a server that does not answer."""
     if value is None:
         return None
     if not _ADDRESS.fullmatch(value) or (not value.startswith("unix:") and int(value.rpartition(":")[2]) not in range(1, PORT_MAX + 1)):
-        raise typer.BadParameter(f"{value!r} is no address of a server; give HOST:PORT, e.g. {SERVER_DEFAULT}, or unix:PATH")
+        raise typer.BadParameter(f"{value!r} is not a server's address; give HOST:PORT, e.g. {SERVER_DEFAULT}, or unix:PATH")
     return value
 
 
-def bus_name(value: str) -> str:
-    """Refuse what no bus is called; the empty name is the default bus's. Consumers would wait for it for ever, and nobody would say why."""
+def check_bus(value: str) -> str:
+    """Return a bus name; the empty one means the default bus. Raises BadParameter for a malformed name.
+
+    The check is local because a consumer waits for a bus that does not exist yet, and would wait for ever for a malformed name.
+    """
     if not re.fullmatch(BUS, value or BUS_DEFAULT):
-        raise typer.BadParameter(f"{value!r} is no name of a bus: it has 1 to 63 characters of a-z, 0-9 and -")
+        raise typer.BadParameter(f"{value!r} is not a bus name; use 1 to 63 characters of a-z, 0-9 and -")
     return value or BUS_DEFAULT
 
 
-def countable(value: int | None) -> int | None:
-    """Refuse a number that no field of the contract can hold."""
-    if value is not None and value > COUNTABLE_MAX:
+def check_redis(url: str | None) -> str | None:
+    """Return a Redis URL of the command line. Raises BadParameter if it holds a password, which `ps` would show to everybody."""
+    if url is not None and re.search(r"^[^?]*://[^?@]*:[^?]*@|[?&][^=&]*password=", url, re.DOTALL):
+        raise typer.BadParameter(
+            "the URL holds a password, which every user of this machine can read in the list of processes; give the URL in the "
+            "environment, as GAVEL_REDIS (`gavel serve` also takes it from the file of --config)"
+        )
+    return url
+
+
+def check_int64(value: int | None) -> int | None:
+    """Return a number that fits the contract's int64 fields. Raises BadParameter."""
+    if value is not None and value > INT64_MAX:
         raise typer.BadParameter(f"{value} is larger than 2^63 - 1")
     return value
 
 
 Server = Annotated[
-    str, typer.Option("--server", envvar="GAVEL_SERVER", callback=server_address, metavar="HOST:PORT", help="The server, or unix:PATH.")
+    str,
+    typer.Option(
+        "--server", envvar="GAVEL_SERVER", callback=check_address, metavar="HOST:PORT", help="The server's address, or unix:PATH."
+    ),
 ]
-Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", callback=bus_name, metavar="NAME", help="The bus.")]
-Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON of the response, for machines.")]
-JsonReport = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", callback=check_bus, metavar="NAME", help="The bus.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the response as protobuf JSON.")]
+JsonReport = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of a failure.")]
+ExitCode = Annotated[
+    bool, typer.Option("--exit-code", help="Exit with 10 if the outcome is REJECTED, and with 11 if it is NEEDS_HUMAN_REVIEW.")
+]
+EnvelopeFile = Annotated[str, typer.Argument(metavar="FILE", help="An Envelope in protobuf JSON or YAML; - is standard input.")]
+RuleSetFile = Annotated[str, typer.Argument(metavar="FILE", help="A rule set in YAML or JSON; - is standard input.")]
+PolicyId = Annotated[str, typer.Argument(metavar="POLICY_ID", help="The rule set's name.")]
+
+ExpectedActiveVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--expected-active-version",
+        metavar="VERSION",
+        min=0,
+        callback=check_int64,
+        help="Fail if another version is in force. 0: if any version is.",
+    ),
+]
+RulePaths = Annotated[
+    list[str], typer.Argument(metavar="PATH…", help="Rule sets and suites (*_test.yaml), or folders of them; - is standard input.")
+]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, for the log.")]
+By = Annotated[str | None, typer.Option("--by", metavar="WHO", help="The person who decides, for the log. Default: your login name.")]
 
 
-def named_log(data: Path | None, redis: str) -> tuple[Path, str]:
-    """Return the data directory and the Redis URL that a command is to use; the URL, where there is one, counts.
+def person(by: str | None) -> str:
+    """Return who decides: --by, else the login name. Raises InvalidInputError, also for an empty --by, such as an unset variable."""
+    if by is not None:
+        if not by.strip():
+            raise InvalidInputError("--by is empty; name the person who decides, or omit it to use your login name")
+        return by
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise InvalidInputError("this login has no name; name the person who decides with --by WHO") from error
 
-    Options come before GAVEL_REDIS and GAVEL_DATA, whichever of the two they name.
+
+def check_reason(reason: str) -> str:
+    """Return a reason that is not blank. Raises InvalidInputError."""
+    if not reason.strip():
+        raise InvalidInputError("--reason is empty; give the reason, for readers of the log")
+    return reason
+
+
+def log_location(data: Path | None, redis: str) -> tuple[Path, str]:
+    """Return the data directory and the Redis URL that a command uses; a URL that is not empty takes precedence.
+
+    Options take precedence over GAVEL_REDIS and GAVEL_DATA, whichever of the two they name.
     """
     if data is None and not redis:
         redis = os.environ.get("GAVEL_REDIS", "")
         data = Path(os.environ.get("GAVEL_DATA") or DATA_DEFAULT)
     return data or DATA_DEFAULT, redis
-
-
-@contextmanager
-def connected(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClient]:
-    """Yield a client of the server; its errors leave as CommandError. `document` names the rule set that is sent, if one is."""
-    from gavel_client import GavelError, SyncGavelClient
-
-    with _ended_by_interrupt(), SyncGavelClient(server, bus=bus) as client:
-        try:
-            yield client
-        except GavelError as error:
-            raise explained(error, server, document) from error
-
-
-@contextmanager
-def _ended_by_interrupt() -> Iterator[None]:
-    """Let SIGINT end the process at once, not by an exception.
-
-    KeyboardInterrupt may be raised between any two steps of gRPC's synchronous calls, which are not written for it: the lock that
-    one of its threads waits for stays taken, and the command would never end. Nothing is lost this way: what was printed has
-    been flushed, and what the server has been asked stays asked, however the caller leaves.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        os._exit(EXIT_INTERRUPTED)
-
-    before = signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def explained(error: GavelError, server: str, document: str = "") -> CommandError:
-    """Return what a failed call means for the person who made it."""
-    if not error.reason:
-        return _unreached(error, server)
-    mistakes = [(_PLACE.fullmatch(violation.field), violation.description) for violation in error.violations]
-    if document and mistakes and all(place for place, _ in mistakes):
-        lines = [f"{document}:{place[1]}:{place[2]}: {description}" for place, description in mistakes if place]
-        return invalid_rule_set(document, lines)
-    lines = [f"{error.message} ({error.reason})"]
-    if error.retry_after_ms:
-        lines[0] += f"; try again in {error.retry_after_ms} ms"
-    if len(error.violations) > 1:
-        lines += [f"  {violation.field}: {violation.description}" for violation in error.violations]
-    return CommandError("\n".join(lines), EXIT_INVALID if error.code.name == "INVALID_ARGUMENT" else EXIT_FAILURE)
-
-
-def _unreached(error: GavelError, server: str) -> CommandError:
-    """The error is gRPC's own: Gavel's always carry a reason."""
-    match error.code.name:
-        case "UNAVAILABLE":
-            return CommandError(
-                f"no server answers at {server}; start one with `gavel serve`, or name another with --server or GAVEL_SERVER"
-            )
-        case "DEADLINE_EXCEEDED":
-            return CommandError(f"the server at {server} did not answer in time; try again, and look at `gavel status`")
-        case "UNIMPLEMENTED":
-            return CommandError(f"the server at {server} does not know this call; is it Gavel, and of this version?")
-        case "INVALID_ARGUMENT" | "RESOURCE_EXHAUSTED":
-            return InvalidInputError(f"the server at {server} refuses the request: {error.message}")
-    return CommandError(f"the call to {server} failed: {error.code.name}: {error.message}")

@@ -1,4 +1,4 @@
-"""The server's end of the link: frames to plain functions, their answers to frames. No coroutine, no task, no gRPC."""
+"""The server's end of the link: calls the method of each request frame and sends back its answer. No coroutine, no task, no gRPC."""
 
 from __future__ import annotations
 
@@ -6,46 +6,66 @@ import asyncio
 import socket
 from collections.abc import Mapping
 from functools import partial
+from time import monotonic
 
+from gavel_server.bus.request import Cancellation
 from gavel_server.errors import ServiceError
-from gavel_server.front.link import BOUND, METHODS, PING, RESPONSE, SERVE, STATUS, STOP, UNBOUND, Link
-from gavel_server.services.arbitration import Method
+from gavel_server.front.frames import (
+    BOUND,
+    CANCEL,
+    METHODS,
+    PING,
+    RESPONSE,
+    SERVE,
+    STATUS,
+    STOP,
+    UNBOUND,
+    decode_caller,
+    decode_peer,
+    message_start,
+)
+from gavel_server.front.limits import encode_limits
+from gavel_server.front.link import Link
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.plain_methods import Method
+from gavel_server.rpc.service_descriptors import ARBITRATION
 
 
 class Backend:
-    """Answers the calls of one front. `connect` once."""
+    """Answers the calls of one front. Call `connect` once."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
-        self._methods = tuple(methods[name] for name in METHODS)
+        self._methods = tuple((f"{ARBITRATION.full_name}/{name}", methods[name]) for name in METHODS)
         self._link: Link | None = None
+        self._waiting: dict[int, Cancellation] = {}  # number -> of a call that is not answered
         self._serving = False
-        self._heard = True
-        self._bound: asyncio.Future[str | OSError] = asyncio.get_running_loop().create_future()
+        self._alive = True
+        self._address: asyncio.Future[str | OSError] = asyncio.get_running_loop().create_future()
 
     async def connect(self, end: socket.socket) -> None:
         """Take the server's end of the socket pair."""
-        _, self._link = await asyncio.get_running_loop().create_unix_connection(lambda: Link(self._received, self._lost), sock=end)
+        _, self._link = await asyncio.get_running_loop().create_unix_connection(lambda: Link(self._handle, self._disconnect), sock=end)
 
     async def address(self) -> str:
-        """Return the address that the front has bound, once it has. Raises OSError: it cannot, or it ended."""
-        result = await asyncio.shield(self._bound)
+        """Return the address that the front has bound, once it has. Raises OSError if it cannot, or if it ended."""
+        result = await asyncio.shield(self._address)
         if isinstance(result, OSError):
             raise result
         return result
 
     def serve(self) -> None:
-        """Let the front answer calls."""
+        """Let the front answer calls, within the limits."""
         self._serving = True
-        self._send(SERVE, 0, b"")
+        self._send(SERVE, 0, encode_limits())
 
     def ping(self) -> bool:
-        """Ask the front for a sign of life; return whether it has given one, any frame, since it was last asked."""
-        heard, self._heard = self._heard, False
+        """Ask the front for a sign of life. Return whether it has sent any frame since the last ping."""
+        alive, self._alive = self._alive, False
         self._send(PING, 0, b"")
-        return heard
+        return alive
 
     def stop(self) -> None:
-        """Let the front end: at once if it has not answered calls yet, else once those under way have ended."""
+        """Stop the front: at once if it does not serve yet, else after the calls under way."""
         if self._serving:
             self._send(STOP, 0, b"")
         elif self._link is not None:
@@ -55,25 +75,37 @@ class Backend:
         if self._link is not None:
             self._link.send(kind, number, content)
 
-    def _received(self, kind: int, number: int, content: bytes) -> None:
-        self._heard = True
+    def _handle(self, kind: int, number: int, content: bytes) -> None:
+        self._alive = True
         if kind < len(self._methods):
-            self._methods[kind](content, partial(self._answer, number))
+            name, method = self._methods[kind]
+            context = CallContext(name, partial(decode_caller, content, monotonic()), peer=decode_peer(content))
+            self._waiting[number] = context.cancellation
+            method(content[message_start(content) :], context, partial(self._answer, number))
+        elif kind == CANCEL:
+            cancellation = self._waiting.pop(number, None)
+            if cancellation is not None:
+                cancellation.cancel()
         elif kind == BOUND:
             self._settle(content.decode())
         elif kind == UNBOUND:
             self._settle(OSError(content.decode()))
 
     def _answer(self, number: int, result: bytes | ServiceError) -> None:
+        if self._waiting.pop(number, None) is None:
+            return  # the caller has gone
         if isinstance(result, ServiceError):
             self._send(STATUS, number, result.status().SerializeToString())
         else:
             self._send(RESPONSE, number, result)
 
-    def _lost(self) -> None:
+    def _disconnect(self) -> None:
         self._link = None
-        self._settle(OSError("the process that speaks gRPC ended"))
+        for cancellation in self._waiting.values():
+            cancellation.cancel()
+        self._waiting.clear()
+        self._settle(OSError("the native front ended before it could listen; start the server again, or with --front none"))
 
     def _settle(self, result: str | OSError) -> None:
-        if not self._bound.done():
-            self._bound.set_result(result)
+        if not self._address.done():
+            self._address.set_result(result)

@@ -1,6 +1,6 @@
-"""The log of events: its protocol, and two implementations of it, `memory` and `redis`, that pass one contract suite."""
+"""The log of events: its protocol and two implementations, `memory` and `redis`, which pass one contract suite."""
 
-from gavel_rules.chain import chain, genesis_hash
+from gavel_rules.events.hash_chain import chain, genesis_hash
 
 from gavel_server.log.entries import Entry, Head, Record
 from gavel_server.log.protocol import (

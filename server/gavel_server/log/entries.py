@@ -1,14 +1,12 @@
-"""What a log is given and what it gives: its head, entries to append, records of events.
+"""The values that a log takes and returns: its head, entries to append, records of events.
 
-Two of every entry are made for each decision, so entries and records are no tuples: compiled, those cost more.
+Each decision creates two entries, so entries and records are plain classes (docs/performance.md#plain-classes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
-
-from mypy_extensions import mypyc_attr
 
 Work = Literal["", "decisions", "executions"]
 
@@ -20,7 +18,6 @@ class Head(NamedTuple):
     chain_hash: bytes
 
 
-@mypyc_attr(acyclic=True)
 class Record:
     """One stored event: the envelope's bytes as appended, without `chain_hash`, and its chain hash."""
 
@@ -30,7 +27,7 @@ class Record:
         self.chain_hash: Final = chain_hash
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same event with the same bytes."""
+        """Return whether both are the same event with the same bytes."""
         if not isinstance(other, Record):
             return NotImplemented
         return (self.sequence_number, self.envelope, self.chain_hash) == (other.sequence_number, other.envelope, other.chain_hash)
@@ -39,13 +36,12 @@ class Record:
         return hash((self.sequence_number, self.chain_hash))
 
 
-@mypyc_attr(acyclic=True)
 class Entry(Record):
-    """One event to append: its record, and what the log keeps beside it.
+    """One event to append: its record, and the values by which the log indexes it.
 
-    `work` names the queue the event also goes to: "decisions" for executors, "executions" for the fact derivation reactor, or
-    "". `decision_sequence_number` is, for a PROPOSAL, the number of its first decision where that is known, else 0; `find`
-    gives it back.
+    `work` names the work queue that the event also enters: "decisions" for executors, "executions" for the fact derivation
+    reactor, or "". `decision_sequence_number` is the number of a PROPOSAL's first decision if that is known, else 0; `find`
+    returns it.
     """
 
     def __init__(
@@ -58,11 +54,11 @@ class Entry(Record):
 
 
 def check_sequence(expected: Head, entries: Sequence[Entry]) -> None:
-    """Refuse entries that do not follow `expected` one by one."""
+    """Raise ValueError unless the entries follow `expected` without a gap."""
     if not entries:
         raise ValueError("append needs at least one entry")
     number = expected.sequence_number
     for entry in entries:
         number += 1
         if entry.sequence_number != number:
-            raise ValueError(f"entry {entry.sequence_number} stands where {number} must follow; number entries without a gap")
+            raise ValueError(f"entry {entry.sequence_number} is where entry {number} is expected; number entries without a gap")

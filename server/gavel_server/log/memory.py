@@ -1,7 +1,6 @@
-"""The log in memory: for tests, simulation and trying things out. It ends with the process.
+"""The log in memory, for tests and simulation. It ends with the process.
 
-It keeps the contract to the letter, so whatever passes on it passes on Redis; the one contract suite runs on both. It has no
-work queues: in one process nobody else could read them.
+It passes the same contract suite as the log in Redis. It has no work queues, because no other process could read them.
 """
 
 from __future__ import annotations
@@ -12,20 +11,11 @@ from collections.abc import Callable, Sequence
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
-from gavel_server.log.protocol import (
-    DAY_MS,
-    READ_LIMIT,
-    ConsumerGroup,
-    EventIdTakenError,
-    HeadMovedError,
-    IdEntry,
-    empty_head,
-    window_days,
-)
+from gavel_server.log.protocol import DAY_MS, READ_LIMIT, ConsumerGroup, EventIdTakenError, HeadMovedError, IdEntry, empty_head, window_days
 
 
 class MemoryLog:
-    """A log of `bus` in this process. `clock` gives milliseconds since 1970 and stands for the store's clock."""
+    """A log of `bus` in this process. `clock` returns milliseconds since 1970, as the store's clock."""
 
     def __init__(self, bus: str, clock: Callable[[], int], idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT) -> None:
         self.bus = bus
@@ -36,20 +26,27 @@ class MemoryLog:
         self._ids_of_day: defaultdict[int, dict[str, IdEntry]] = defaultdict(dict)
 
     async def head(self) -> Head:
-        """The newest event."""
+        """See EventLog."""
         return self._head
 
-    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, check_ids: Sequence[str]) -> None:
+    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
         """See EventLog."""
         check_sequence(expected, entries)
         if expected != self._head:
             raise HeadMovedError(expected, self._head)
-        if taken := self._known(check_ids, recorded_at_ms):
+        if taken := self._known(idempotency_keys, recorded_at_ms):
             raise EventIdTakenError(taken)
         self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)
         ids = self._ids_of_day[recorded_at_ms // DAY_MS]
         ids.update((entry.event_id, IdEntry(entry.sequence_number, entry.decision_sequence_number)) for entry in entries)
         self._head = Head(entries[-1].sequence_number, entries[-1].chain_hash)
+
+    def is_confirmed(self, sequence_number: int) -> bool:
+        """Return True: a log in memory has no replicas."""
+        return True
+
+    async def confirm(self, sequence_number: int) -> None:
+        """Do nothing: a log in memory has no replicas."""
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
         """See EventLog."""
@@ -65,7 +62,7 @@ class MemoryLog:
         return self._known(event_ids, now_ms)
 
     async def time_ms(self) -> int:
-        """The clock this log was given."""
+        """See EventLog."""
         return self._clock()
 
     async def durability(self) -> list[str]:
@@ -73,14 +70,14 @@ class MemoryLog:
         return ["the log is kept in memory and ends with this process; use Redis for anything that must last"]
 
     async def consumers(self) -> list[ConsumerGroup]:
-        """None: a log in memory has no work queues."""
+        """Return []: a log in memory has no work queues."""
         return []
 
     async def ensure_groups(self) -> None:
-        """Nothing to do: a log in memory has no work queues."""
+        """Do nothing: a log in memory has no work queues."""
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     def _known(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
         days = [self._ids_of_day[day] for day in window_days(now_ms, self._window_ms) if day in self._ids_of_day]

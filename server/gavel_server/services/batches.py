@@ -1,61 +1,74 @@
-"""Batches: each item is admitted, queued and answered by itself, in order, without a task of its own."""
+"""Batches: items are admitted, queued and answered one by one, in order, without a task for each."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Command
-from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
+from gavel_rules.limits import BATCH_ITEMS_MAX
 
-from gavel_server.bus.planning import Completed
+from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 
 
-class Admitted(NamedTuple):
-    """A command ready for the sequencer; `check_id` is its event_id where the producer chose it, else ""."""
+class AdmittedCommand(NamedTuple):
+    """A command for the sequencer. `idempotency_key` is its event_id if the producer chose it, else "".
+
+    `size_bytes` counts against the limits of batch and queue.
+    """
 
     command: Command
-    check_id: str
+    idempotency_key: str
+    size_bytes: int
 
 
-def check_batch(items: int, size_bytes: int) -> None:
-    """Refuse a batch that is empty, too long or too large. Raises ServiceError INVALID_ARGUMENT."""
-    violations = []
+def check_batch(items: int) -> None:
+    """Raise ServiceError INVALID_REQUEST if a batch is empty or too long."""
     if not 1 <= items <= BATCH_ITEMS_MAX:
-        violations.append(("envelopes", f"are {items}, not 1 to {BATCH_ITEMS_MAX}"))
-    if size_bytes > BATCH_BYTES_MAX:
-        violations.append(("request", f"is larger than {BATCH_BYTES_MAX} bytes"))
-    if violations:
-        raise invalid(violations)
+        raise invalid([("envelopes", f"are {items}, not 1 to {BATCH_ITEMS_MAX}")])
+
+
+def admit_all(envelopes: Sequence[Envelope], admit: Callable[[Envelope], AdmittedCommand]) -> list[AdmittedCommand | ServiceError]:
+    """Return the command of each envelope, or the error with which `admit` refuses it."""
+    admitted: list[AdmittedCommand | ServiceError] = []
+    for envelope in envelopes:
+        try:
+            admitted.append(admit(envelope))
+        except ServiceError as error:
+            admitted.append(error)
+    return admitted
 
 
 async def execute_all(
-    sequencer: Sequencer, envelopes: Sequence[Envelope], admit: Callable[[Envelope], Admitted]
-) -> list[Completed | ServiceError]:
-    """Carry out one command per envelope, in order, and return what each came to, in that order.
+    open_bus: Callable[[], Awaitable[Sequencer]], admitted: Sequence[AdmittedCommand | ServiceError], caller: str
+) -> list[CommittedAnswer | ServiceError]:
+    """Execute the commands, in order, and return the answers in that order. An error is its own answer.
 
-    `admit` makes a command of an envelope or raises ServiceError, which is then that item's answer.
+    The bus is opened only if there is a command. `caller` is whose share of the queue they use.
     """
-    results: dict[int, Completed | ServiceError] = {}
-    complete = asyncio.get_running_loop().create_future()
+    refused = {index: item for index, item in enumerate(admitted) if isinstance(item, ServiceError)}
+    results: dict[int, CommittedAnswer | ServiceError] = {**refused}
+    if len(results) < len(admitted):
+        sequencer = await open_bus()
+        complete = asyncio.get_running_loop().create_future()
 
-    def answer(index: int, result: Completed | ServiceError) -> None:
-        results[index] = result
-        if len(results) == len(envelopes) and not complete.done():
-            complete.set_result(None)
+        def answer(index: int, result: CommittedAnswer | ServiceError) -> None:
+            results[index] = result
+            if len(results) == len(admitted) and not complete.done():
+                complete.set_result(None)
 
-    def submit(index: int, envelope: Envelope) -> None:
-        try:
-            command, check_id = admit(envelope)
-            sequencer.submit(command, lambda result: answer(index, result), check_id, envelope.ByteSize())
-        except ServiceError as error:
-            answer(index, error)
+        def submit(index: int, item: AdmittedCommand) -> None:
+            try:
+                sequencer.submit(item.command, lambda result: answer(index, result), item.idempotency_key, item.size_bytes, caller=caller)
+            except ServiceError as error:
+                answer(index, error)
 
-    for index, envelope in enumerate(envelopes):
-        submit(index, envelope)
-    await complete
-    return [results[index] for index in range(len(envelopes))]
+        for index, item in enumerate(admitted):
+            if not isinstance(item, ServiceError):
+                submit(index, item)
+        await complete
+    return [results[index] for index in range(len(admitted))]

@@ -1,17 +1,18 @@
-"""EventService: appending what producers say, and reading the log.
+"""EventService: append producers' events, and read the log.
 
-Reads come from the log itself, so they see what any server has committed. The log has no index by subject or trace: a listing
-with such a filter looks at SCAN_EVENTS_MAX events per page, and GetTrace reads the log from its first event on.
+Reads come from the log itself, so they include the events that other servers committed. The log has no index by subject or trace: a listing
+with such a filter scans SCAN_EVENTS_MAX events per page, and GetTrace reads the log from its first event on. Only a few of these scans run
+at once (`slots`), so that reads cannot use up the memory of Redis and server, nor keep writes waiting.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import grpc
-from gavel.v1 import error_pb2, event_service_pb2_grpc
+from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import (
     BatchPublishEventsRequest,
@@ -29,62 +30,82 @@ from gavel.v1.event_service_pb2 import (
     SubscribeEventsRequest,
     SubscribeEventsResponse,
 )
+from gavel_rules.codec.responses import with_chain_hash
 from gavel_rules.commands import PublishEvent
-from gavel_rules.events import is_uuid
+from gavel_rules.events.ids import is_uuid
 from gavel_rules.limits import TRACE_EVENTS_MAX, TRACE_ID_LENGTH_MAX
 
-from gavel_server.admission import admit
+from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.services.batches import Admitted, check_batch, execute_all
-from gavel_server.services.boundary import refused
-from gavel_server.services.paging import PAGE_BYTES_MAX, page_of
-from gavel_server.services.pairing import tool_pairs
-from gavel_server.services.reading import Filter, category_violations, chunks, envelope_of, range_violations, recorded
+from gavel_server.fairness.work_slots import scan_slots
+from gavel_server.intake.admission import admit
+from gavel_server.log import EventLog
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.encoded import Encoded
+from gavel_server.rpc.refusals import refuse
+from gavel_server.services.batches import AdmittedCommand, admit_all, check_batch, execute_all
+from gavel_server.services.log_reader import (
+    FOLLOWED,
+    FOUND,
+    LISTED,
+    TRACED,
+    Filter,
+    category_violations,
+    committed_envelope,
+    envelope_of,
+    range_violations,
+    read_chunks,
+)
+from gavel_server.services.paging import PAGE_BYTES_MAX, Page, page_of
+from gavel_server.services.tool_pairs import tool_pairs
 
-if TYPE_CHECKING:
-    from gavel_server.buses import Buses
-
-# Proposals and executions have RPCs of their own; decisions are nobody's to publish.
+# Proposals and executions have RPCs of their own; decisions are made by Gavel alone.
 PUBLISHABLE: Final = frozenset({"fact", "observation", "tool_call", "tool_result", "agent_diagnostic"})
-# Events that one page of a filtered listing looks at, at most.
+# What one page of a filtered listing scans.
 SCAN_EVENTS_MAX: Final = 10_000
-# A trace is cut rather than outgrow the 4 MiB that gRPC clients take unless told otherwise; its pairs need room too.
+SCAN_BYTES_MAX: Final = 64 * 1024 * 1024
+# Pages without a filter, and chunks of subscriptions, that are read at once.
+PAGE_READS_MAX: Final = 4
+# A trace is cut before it outgrows the 4 MiB that gRPC clients accept by default; its pairs need room, too.
 TRACE_BYTES_MAX: Final = 3 * 1024 * 1024
 
 _BATCH_METHOD: Final = "gavel.v1.EventService/BatchPublishEvents"
-_Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class EventServicer(event_service_pb2_grpc.EventServiceServicer):
+class EventServicer:
     """Serves EventService on the buses of this server."""
 
-    def __init__(self, buses: Buses) -> None:
+    def __init__(self, buses: BusRegistry) -> None:
         self._buses = buses
+        self._scans = scan_slots()
+        self._page_reads = asyncio.Semaphore(PAGE_READS_MAX)
 
-    async def PublishEvent(self, request: PublishEventRequest, context: _Context) -> PublishEventResponse:
+    async def PublishEvent(self, request: PublishEventRequest, context: CallContext) -> PublishEventResponse:
         """Append one event."""
-        sequencer = await self._buses.get(request.bus)
-        command, check_id = _admitted(request.envelope, sequencer.bus)
-        completed = await sequencer.execute(command, check_id, request.envelope.ByteSize())
-        return PublishEventResponse(envelope=recorded(completed))
+        self._buses.check_name(request.bus)
+        admitted = _admit(request.envelope, request.bus or BUS_DEFAULT)
+        sequencer = await self._buses.open(request.bus, context.bus_incarnation)
+        completed = await sequencer.execute(*admitted, caller=context.peer)
+        return PublishEventResponse(envelope=committed_envelope(completed))
 
-    async def BatchPublishEvents(self, request: BatchPublishEventsRequest, context: _Context) -> BatchPublishEventsResponse:
-        """Append events, each for itself, in order."""
-        check_batch(len(request.envelopes), request.ByteSize())
-        sequencer = await self._buses.get(request.bus)
-        results = await execute_all(sequencer, request.envelopes, lambda envelope: _admitted(envelope, sequencer.bus))
+    async def BatchPublishEvents(self, request: BatchPublishEventsRequest, context: CallContext) -> BatchPublishEventsResponse:
+        """Append events in order; each succeeds or fails by itself."""
+        check_batch(len(request.envelopes))
+        self._buses.check_name(request.bus)
+        admitted = admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT))
+        results = await execute_all(lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.peer)
         return BatchPublishEventsResponse(
             results=[
-                PublishResult(error=refused(_BATCH_METHOD, result).status())
+                PublishResult(error=refuse(_BATCH_METHOD, result).status())
                 if isinstance(result, ServiceError)
-                else PublishResult(envelope=recorded(result))
+                else PublishResult(envelope=committed_envelope(result))
                 for result in results
             ]
         )
 
-    async def GetEvent(self, request: GetEventRequest, context: _Context) -> GetEventResponse:
-        """Read one event by its place or its id; the id of a live decision or open review is known for as long as that lives."""
+    async def GetEvent(self, request: GetEventRequest, context: CallContext) -> Encoded[GetEventResponse]:
+        """Read one event by its sequence number or its id. The id of a live decision or open review is known as long as that lives."""
         key = request.WhichOneof("key")
         if key is None:
             raise invalid([("key", "is required: event_id or sequence_number")])
@@ -92,14 +113,19 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
             raise invalid([("event_id", "is not a UUID in canonical form")])
         if key == "sequence_number" and request.sequence_number < 1:
             raise invalid([("sequence_number", "is not 1 or more")])
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         number = request.sequence_number if key == "sequence_number" else await _number_of(sequencer, request.event_id)
         record = (await sequencer.log.read_many([number])).get(number)
-        if record is None:
+        if record is None and number > sequencer.head.sequence_number:
             raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, f"bus {sequencer.bus} holds no event {number}")
-        return GetEventResponse(envelope=envelope_of(record))
+        if record is None or (key == "event_id" and envelope_of(record).event_id != request.event_id):
+            event = f"event {number}" + (f", {request.event_id}," if key == "event_id" else "")
+            message = f"{event} was in the log of bus {sequencer.bus} and is there no more: the event was lost"
+            raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
+        await sequencer.confirm(number)
+        return Encoded(FOUND.content(with_chain_hash(record.envelope, record.chain_hash)))
 
-    async def ListEvents(self, request: ListEventsRequest, context: _Context) -> ListEventsResponse:
+    async def ListEvents(self, request: ListEventsRequest, context: CallContext) -> Encoded[ListEventsResponse]:
         """Read a page of the events that pass all filters."""
         first, last = request.from_sequence_number, request.to_sequence_number
         violations = category_violations(request.categories) + range_violations(from_sequence_number=first, to_sequence_number=last)
@@ -107,87 +133,123 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
             violations.append(("to_sequence_number", "lies before from_sequence_number"))
         if violations:
             raise invalid(violations)
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         query = ("events", sequencer.bus, sorted(request.categories), request.subject, request.trace_id, first, last)
         page = page_of(request.page_size, request.page_token, query, (int, int))
-        head = (await sequencer.log.head()).sequence_number
-        # The first page fixes where the listing ends, so that it does end while others write.
-        position = page.after or (first, last or head)
-        first, last = max(int(position[0]), 1), min(int(position[1]), head)
-        wanted = Filter(frozenset(request.categories), subject=request.subject, trace_id=request.trace_id)
-        response = ListEventsResponse()
-        size_bytes = 0
-        async with aclosing(chunks(sequencer.log, first, last)) as history:
-            async for records in history:
-                for envelope in wanted.passing(records):
-                    size_bytes += envelope.ByteSize()
-                    if response.envelopes and (len(response.envelopes) == page.size or size_bytes > PAGE_BYTES_MAX):
-                        response.next_page_token = page.token((envelope.sequence_number, last))
-                        return response
-                    response.envelopes.append(envelope)
-                number = records[-1].sequence_number
-                if first + SCAN_EVENTS_MAX <= number + 1 <= last:
-                    response.next_page_token = page.token((number + 1, last))
-                    return response
-        return response
+        head = await _confirmed_head(sequencer)
+        event_filter = Filter(frozenset(request.categories), subject=request.subject, trace_id=request.trace_id)
+        async with self._page_reads if event_filter.selects_all else self._scans.occupy(context.caller):
+            # The first page fixes the end of the listing, so that the listing ends although others write.
+            position = page.after or (first, last or head)
+            return await _list(sequencer.log, event_filter, page, max(int(position[0]), 1), min(int(position[1]), head))
 
-    async def SubscribeEvents(self, request: SubscribeEventsRequest, context: _Context) -> AsyncGenerator[SubscribeEventsResponse, None]:
+    async def SubscribeEvents(
+        self, request: SubscribeEventsRequest, context: CallContext
+    ) -> AsyncGenerator[Encoded[SubscribeEventsResponse], None]:
         """Stream the events that pass all filters, history first, then each as it is committed.
 
-        After a stretch that ends in events that do not pass, a checkpoint says how far it has come.
+        After events that do not pass, a checkpoint names the last event that was scanned.
         """
         violations = category_violations(request.categories) + range_violations(from_sequence_number=request.from_sequence_number)
         if violations:
             raise invalid(violations)
-        sequencer = await self._buses.get(request.bus)
-        await context.send_initial_metadata(())  # the caller knows that it is subscribed before there is an event
-        wanted = Filter(frozenset(request.categories), subject_prefix=request.subject_prefix, trace_id=request.trace_id)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        await context.send_headers()  # the caller learns that it is subscribed before there is an event
+        event_filter = Filter(frozenset(request.categories), subject_prefix=request.subject_prefix, trace_id=request.trace_id)
         number = max(request.from_sequence_number, 1)
         while True:
-            head = await sequencer.beyond(number - 1)
-            async with aclosing(chunks(sequencer.log, number, head)) as history:
+            head = await sequencer.wait_beyond(number - 1)
+            await sequencer.confirm(head)
+            async with aclosing(read_chunks(sequencer.log, number, head, self._page_reads)) as history:
                 async for records in history:
-                    seen = 0
-                    for envelope in wanted.passing(records):
-                        seen = envelope.sequence_number
-                        yield SubscribeEventsResponse(envelope=envelope)
-                    if seen < records[-1].sequence_number:
-                        yield SubscribeEventsResponse(checkpoint=Checkpoint(sequence_number=records[-1].sequence_number))
+                    sent = 0
+                    for event in event_filter.select(records):
+                        sent = event.envelope.sequence_number
+                        yield Encoded(FOLLOWED.content(event.content))
+                    if sent < records[-1].sequence_number:
+                        checkpoint = Checkpoint(sequence_number=records[-1].sequence_number)
+                        yield Encoded(SubscribeEventsResponse(checkpoint=checkpoint).SerializeToString())
             number = head + 1
 
-    async def GetTrace(self, request: GetTraceRequest, context: _Context) -> GetTraceResponse:
-        """Read a trace whole, with its tool calls and results paired. Pairs speak of the events that are answered."""
+    async def GetTrace(self, request: GetTraceRequest, context: CallContext) -> Encoded[GetTraceResponse]:
+        """Read a whole trace, with its tool calls and results paired. Only events in the answer are paired."""
         trace_id = request.trace_id
         if not (0 < len(trace_id) <= TRACE_ID_LENGTH_MAX and trace_id.isascii() and trace_id.isprintable()):
             raise invalid([("trace_id", f"is not 1 to {TRACE_ID_LENGTH_MAX} printable ASCII characters")])
-        sequencer = await self._buses.get(request.bus)
-        wanted = Filter(trace_id=trace_id)
-        last = (await sequencer.log.head()).sequence_number
-        envelopes: list[Envelope] = []
-        size_bytes = 0
-        async with aclosing(chunks(sequencer.log, 1, last)) as history:
-            async for records in history:
-                for envelope in wanted.passing(records):
-                    size_bytes += envelope.ByteSize()
-                    if len(envelopes) == TRACE_EVENTS_MAX or size_bytes > TRACE_BYTES_MAX:
-                        return GetTraceResponse(envelopes=envelopes, pairs=tool_pairs(envelopes), truncated=True)
-                    envelopes.append(envelope)
-        return GetTraceResponse(envelopes=envelopes, pairs=tool_pairs(envelopes))
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        last = await _confirmed_head(sequencer)
+        async with self._scans.occupy(context.caller):
+            return await _trace(sequencer.log, trace_id, last)
 
 
-def _admitted(envelope: Envelope, bus: str) -> Admitted:
-    chosen = admit(envelope, bus, PUBLISHABLE)
-    return Admitted(PublishEvent(envelope), envelope.event_id if chosen else "")
+async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, last: int) -> Encoded[ListEventsResponse]:
+    """Return the ListEventsResponse with the events from `first` to `last` that pass, or with a page of them."""
+    parts: list[bytes] = []
+    size_bytes = scanned_bytes = 0
+    async with aclosing(read_chunks(log, first, last)) as history:
+        async for records in history:
+            for event in event_filter.select(records):
+                size_bytes += len(event.content)
+                if parts and (len(parts) == page.size or size_bytes > PAGE_BYTES_MAX):
+                    return _page(parts, page.token((event.envelope.sequence_number, last)))
+                parts.append(LISTED.content(event.content))
+            number = records[-1].sequence_number
+            scanned_bytes += sum(len(record.envelope) for record in records)
+            if number < last and (number + 1 >= first + SCAN_EVENTS_MAX or scanned_bytes >= SCAN_BYTES_MAX):
+                return _page(parts, page.token((number + 1, last)))
+    return _page(parts, "")
+
+
+def _page(parts: list[bytes], next_page_token: str) -> Encoded[ListEventsResponse]:
+    return Encoded(b"".join([*parts, ListEventsResponse(next_page_token=next_page_token).SerializeToString()]))
+
+
+async def _trace(log: EventLog, trace_id: str, last: int) -> Encoded[GetTraceResponse]:
+    """Return the GetTraceResponse of a trace up to event `last`, cut at its limits."""
+    parts: list[bytes] = []
+    tool_events: list[Envelope] = []
+    size_bytes = 0
+    truncated = False
+    async with aclosing(read_chunks(log, 1, last)) as history:
+        async for records in history:
+            for event in Filter(trace_id=trace_id).select(records):
+                size_bytes += len(event.content)
+                truncated = len(parts) == TRACE_EVENTS_MAX or size_bytes > TRACE_BYTES_MAX
+                if truncated:
+                    break
+                parts.append(TRACED.content(event.content))
+                if event.envelope.WhichOneof("payload"):
+                    tool_events.append(event.envelope)
+            if truncated:
+                break
+    # In a thread: pairing ten thousand events takes tens of milliseconds.
+    rest = await asyncio.to_thread(lambda: GetTraceResponse(pairs=tool_pairs(tool_events), truncated=truncated).SerializeToString())
+    return Encoded(b"".join([*parts, rest]))
+
+
+def _admit(envelope: Envelope, bus: str) -> AdmittedCommand:
+    idempotency_key = admit(envelope, bus, PUBLISHABLE)
+    return AdmittedCommand(PublishEvent(envelope), idempotency_key, envelope.ByteSize())
+
+
+async def _confirmed_head(sequencer: Sequencer) -> int:
+    """Return the sequence number of the log's newest event, once it is confirmed. Raises ServiceError LOG_UNAVAILABLE, LogError."""
+    head = (await sequencer.log.head()).sequence_number
+    await sequencer.confirm(head)
+    return head
 
 
 async def _number_of(sequencer: Sequencer, event_id: str) -> int:
-    """Return where an event stands. Raises ServiceError EVENT_NOT_FOUND."""
+    """Return the sequence number of an event. Raises ServiceError EVENT_NOT_FOUND."""
     state = await sequencer.settled()
     live = state.decisions.get(event_id) or state.reviews.get(event_id)
     if live is not None:
         return live.sequence_number
-    known = await sequencer.lookup.find(event_id, sequencer.now_ms())
-    if known is None:
+    location = await sequencer.recent_events.find_location(event_id, sequencer.now_ms())
+    if location is None:
+        if sequencer.replica.has_diverged and sequencer.replica.write_block is not None:
+            # The event may be one of those that the log has lost.
+            raise sequencer.replica.write_block
         message = f"bus {sequencer.bus} knows no event {event_id}; ids are remembered for {state.idempotency_window_ms} ms"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-    return known.sequence_number
+    return location.sequence_number

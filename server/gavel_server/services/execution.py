@@ -1,14 +1,12 @@
-"""ExecutionService: executors start, keep and report attempts at approved decisions (seeds 002 §4.4, §7).
+"""ExecutionService: executors begin, renew and report attempts at approved decisions (constitution §4.4, §7).
 
-A decision that may not be started is an answer, not an error: a refusal with its reason.
+A decision that may not be executed is an answer and not an error: an ExecutionRefusal with its reason.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import grpc
-from gavel.v1 import execution_service_pb2_grpc
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_service_pb2 import (
     BeginExecutionRequest,
@@ -20,76 +18,75 @@ from gavel.v1.execution_service_pb2 import (
     ReportExecutionRequest,
     ReportExecutionResponse,
 )
-from gavel_rules.commands import BeginExecution, NotStarted, Recorded, RenewExecution, ReportExecution, Started
-from gavel_rules.events import is_uuid
+from gavel_rules.commands import AttemptRefusal, BeginExecution, EventAnswer, LeasedAttempt, RenewExecution, ReportExecution
+from gavel_rules.events.ids import is_uuid
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
 
-from gavel_server.admission import EXECUTION_ID, admit, producer_for_execution
+from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import invalid
+from gavel_server.intake.admission import admit, producer_for_execution
+from gavel_server.intake.formats import EXECUTION_ID
 from gavel_server.log import LogError
-from gavel_server.services.reading import envelope_of, recorded
-
-if TYPE_CHECKING:
-    from gavel_server.buses import Buses
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.services.log_reader import committed_envelope, envelope_of
 
 REPORTABLE: Final = frozenset({"execution"})
 
-_Context = grpc.aio.ServicerContext[Any, Any]
 
-
-class ExecutionServicer(execution_service_pb2_grpc.ExecutionServiceServicer):
+class ExecutionServicer:
     """Serves ExecutionService on the buses of this server."""
 
-    def __init__(self, buses: Buses) -> None:
+    def __init__(self, buses: BusRegistry) -> None:
         self._buses = buses
 
-    async def BeginExecution(self, request: BeginExecutionRequest, context: _Context) -> BeginExecutionResponse:
-        """Lease an attempt, or say why not."""
+    async def BeginExecution(self, request: BeginExecutionRequest, context: CallContext) -> BeginExecutionResponse:
+        """Lease an attempt, or refuse with a reason."""
         violations = _decision_violations(request.decision_id) + _lease_violations(request.lease_ms)
         if violations:
             raise invalid(violations)
         producer = producer_for_execution(request.producer)
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         command = BeginExecution(request.decision_id, producer, request.lease_ms or LEASE_MS_DEFAULT)
-        answer = (await sequencer.execute(command)).answer
+        answer = (await sequencer.execute(command, caller=context.peer)).answer
         match answer:
-            case Started():
+            case LeasedAttempt():
                 execution = answer.envelope.execution
                 started = ExecutionStarted(
                     execution_id=execution.execution_id,
                     attempt=execution.attempt,
                     lease_until=execution.lease_until,
-                    decision=await _as_recorded(sequencer, answer.decision),
+                    decision=await _with_chain_hash(sequencer, answer.decision),
                 )
                 return BeginExecutionResponse(started=started)
-            case NotStarted():
+            case AttemptRefusal():
                 refusal = ExecutionRefusal(reason_code=answer.reason_code, message=answer.message, retry_after_ms=answer.retry_after_ms)
                 return BeginExecutionResponse(refusal=refusal)
         raise TypeError(f"BeginExecution was answered with {type(answer).__name__}")
 
-    async def RenewExecution(self, request: RenewExecutionRequest, context: _Context) -> RenewExecutionResponse:
-        """Keep a running attempt's lease."""
+    async def RenewExecution(self, request: RenewExecutionRequest, context: CallContext) -> RenewExecutionResponse:
+        """Renew a running attempt's lease."""
         violations = _decision_violations(request.decision_id) + _lease_violations(request.lease_ms)
         if not EXECUTION_ID.match(request.execution_id):
             violations.append(("execution_id", 'is not "exec_" and 12 hex digits'))
         if violations:
             raise invalid(violations)
         producer = producer_for_execution(request.producer)
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         command = RenewExecution(request.decision_id, request.execution_id, producer, request.lease_ms or LEASE_MS_DEFAULT)
-        answer = (await sequencer.execute(command)).answer
-        if not isinstance(answer, Recorded):
+        answer = (await sequencer.execute(command, caller=context.peer)).answer
+        if not isinstance(answer, EventAnswer):
             raise TypeError(f"RenewExecution was answered with {type(answer).__name__}")
         return RenewExecutionResponse(lease_until=answer.envelope.execution.lease_until)
 
-    async def ReportExecution(self, request: ReportExecutionRequest, context: _Context) -> ReportExecutionResponse:
+    async def ReportExecution(self, request: ReportExecutionRequest, context: CallContext) -> ReportExecutionResponse:
         """Record how an attempt ended."""
-        sequencer = await self._buses.get(request.bus)
+        self._buses.check_name(request.bus)
         envelope = request.envelope
-        chosen = admit(envelope, sequencer.bus, REPORTABLE)
-        completed = await sequencer.execute(ReportExecution(envelope), envelope.event_id if chosen else "", envelope.ByteSize())
-        return ReportExecutionResponse(envelope=recorded(completed))
+        idempotency_key = admit(envelope, request.bus or BUS_DEFAULT, REPORTABLE)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        completed = await sequencer.execute(ReportExecution(envelope), idempotency_key, envelope.ByteSize(), caller=context.peer)
+        return ReportExecutionResponse(envelope=committed_envelope(completed))
 
 
 def _decision_violations(decision_id: str) -> list[tuple[str, str]]:
@@ -102,8 +99,8 @@ def _lease_violations(lease_ms: int) -> list[tuple[str, str]]:
     return [("lease_ms", f"is not between {LEASE_MS_MIN} and {LEASE_MS_MAX} (0: {LEASE_MS_DEFAULT})")]
 
 
-async def _as_recorded(sequencer: Sequencer, event: Envelope) -> Envelope:
-    """Return an event of the state with its chain hash; without, if the log cannot say it now: the attempt is leased already."""
+async def _with_chain_hash(sequencer: Sequencer, event: Envelope) -> Envelope:
+    """Return an event of the state with its chain hash, or without it if the log cannot be read now: the attempt is leased already."""
     try:
         record = (await sequencer.log.read_many([event.sequence_number])).get(event.sequence_number)
     except LogError:

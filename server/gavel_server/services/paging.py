@@ -1,7 +1,7 @@
-"""Pages of a listing, and the opaque tokens that lead from one to the next (AIP-158).
+"""Pages of a listing, and the opaque tokens that lead from one page to the next (AIP-158).
 
-A token holds where the next page starts and a hash of what was asked, so that one query's token is not taken for another's.
-Tokens are not secret and nothing trusts them: a forged one can only start a page elsewhere.
+A token holds the position where the next page starts and a hash of the query, so that a token of another query is refused. Tokens are not
+secret and nothing trusts them: a forged token can only start a page elsewhere.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from gavel_rules.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from google.protobuf.message import Message
 
 from gavel_server.errors import invalid
+from gavel_server.process.turns import Turns
 
-# A page ends early rather than outgrow the 4 MiB that gRPC clients take unless told otherwise; one event has at most 1 MiB.
+# A page ends before it outgrows the 4 MiB that gRPC clients accept by default; one event has at most 1 MiB.
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
+# Items of a page that are built before other tasks run.
+SLICE_ITEMS: Final = 64
 TOKEN_LENGTH_MAX: Final = 1024
 
 Position = tuple[str | int, ...]
@@ -27,7 +30,7 @@ Item = TypeVar("Item", bound=Message)
 
 
 class Page(NamedTuple):
-    """What a listing was asked for: how many items, and after which position (None: from the start)."""
+    """The page that a request asks for: at most `size` items after a position (None: from the start)."""
 
     size: int
     after: Position | None
@@ -38,35 +41,39 @@ class Page(NamedTuple):
         return base64.urlsafe_b64encode(json.dumps([self.query, *position], separators=(",", ":")).encode()).decode()
 
 
-def page_of(page_size: int, page_token: str, query: Iterable[object], position: tuple[type, ...]) -> Page:
-    """Return the page that a request asks for; `query` is everything that must not change from page to page.
+def page_of(
+    page_size: int, page_token: str, query: Iterable[object], position: tuple[type, ...], page_size_default: int = PAGE_SIZE_DEFAULT
+) -> Page:
+    """Return the page that a request asks for. Raises ServiceError INVALID_REQUEST.
 
-    `position` gives the types of what a token holds. Raises ServiceError INVALID_ARGUMENT.
+    `query` is the part of the request that must not change from page to page; `position` are the types of a token's position.
     """
     violations: list[tuple[str, str]] = []
     if not 0 <= page_size <= PAGE_SIZE_MAX:
-        violations.append(("page_size", f"is not between 1 and {PAGE_SIZE_MAX} (0: {PAGE_SIZE_DEFAULT})"))
+        violations.append(("page_size", f"is not between 1 and {PAGE_SIZE_MAX} (0: {page_size_default})"))
     digest = hashlib.sha256(repr(list(query)).encode()).hexdigest()[:16]
     after = None
     if page_token:
         after = _position(page_token, digest, position, violations)
     if violations:
         raise invalid(violations)
-    return Page(page_size or PAGE_SIZE_DEFAULT, after, digest)
+    return Page(page_size or page_size_default, after, digest)
 
 
-def fill(page: Page, items: Iterable[Item], position: Callable[[Item], Position]) -> tuple[list[Item], str]:
-    """Return the first items that fit the page, and the token of the next page; "" if they were all.
+async def fill(page: Page, items: Iterable[Item], position: Callable[[Item], Position]) -> tuple[list[Item], str]:
+    """Return the first items that fit into the page, and the token of the next page, or "" if no items are left.
 
-    `items` start after the page's position, in order.
+    `items` come in order and start after the page's position. Other tasks may run between two of them.
     """
     taken: list[Item] = []
     size_bytes = 0
+    turns = Turns(SLICE_ITEMS)
     for item in items:
         size_bytes += item.ByteSize()
         if taken and (len(taken) == page.size or size_bytes > PAGE_BYTES_MAX):
             return taken, page.token(position(taken[-1]))
         taken.append(item)
+        await turns.spend(1)
     return taken, ""
 
 
@@ -78,9 +85,9 @@ def _position(token: str, digest: str, position: tuple[type, ...], violations: l
         if tuple(map(type, values)) != position:
             raise ValueError
     except (ValueError, TypeError, binascii.Error, RecursionError):
-        violations.append(("page_token", "is not one that this call gave; begin without one"))
+        violations.append(("page_token", "was not returned by this method; start without a token"))
         return None
     if query != digest:
-        violations.append(("page_token", "belongs to a call with other filters; repeat those, or begin without a token"))
+        violations.append(("page_token", "belongs to a request with other filters; repeat those filters, or start without a token"))
         return None
     return tuple(values)

@@ -1,13 +1,13 @@
-"""ProjectionService: the present, as the log makes it (seeds 002 §10). Every answer is one committed state's."""
+"""ProjectionService: reads of the present state (constitution §10). Every answer describes one committed state."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-import grpc
-from gavel.v1 import projection_service_pb2_grpc
 from gavel.v1.projection_service_pb2 import (
+    BackgroundTask,
     Consumer,
     GetProjectionRequest,
     GetProjectionResponse,
@@ -19,32 +19,45 @@ from gavel.v1.projection_service_pb2 import (
     ListPendingReviewsResponse,
     PendingDecision,
     PendingReview,
+    Projection,
 )
-from gavel_rules.events import set_timestamp
+from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.limits import PAGE_SIZE_MAX
 
-from gavel_server import views
-from gavel_server.admission import SUBJECT
 from gavel_server.errors import invalid
+from gavel_server.intake.formats import SUBJECT
 from gavel_server.log import ConsumerGroup, LogError
-from gavel_server.services.paging import Page, fill, page_of
+from gavel_server.process.turns import Turns
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.services import views
+from gavel_server.services.paging import PAGE_BYTES_MAX, Page, fill, page_of
+from gavel_server.services.projection_digests import ProjectionDigests
+from gavel_server.services.subject_projection import START, Place, fill_projection, subject_items
 
 if TYPE_CHECKING:
-    from gavel_server.buses import Buses
+    from gavel_client.supervision import Supervisor
+
+    from gavel_server.bus.registry import BusRegistry
 
 WAIT_MS_MAX: Final = 5_000
+# Work on a page before other tasks run, in units of about a microsecond.
+SLICE_UNITS: Final = 2_000
+
+Result = TypeVar("Result")
+
 _SERVER_VERSION: Final = f"gavel {version('gavel')}"
 
-_Context = grpc.aio.ServicerContext[Any, Any]
 
-
-class ProjectionServicer(projection_service_pb2_grpc.ProjectionServiceServicer):
+class ProjectionServicer:
     """Serves ProjectionService on the buses of this server."""
 
-    def __init__(self, buses: Buses) -> None:
+    def __init__(self, buses: BusRegistry, supervisor: Supervisor) -> None:
         self._buses = buses
+        self._supervisor = supervisor
+        self._digests = ProjectionDigests()
 
-    async def GetProjection(self, request: GetProjectionRequest, context: _Context) -> GetProjectionResponse:
-        """Read what holds for one subject, once the state has come as far as asked."""
+    async def GetProjection(self, request: GetProjectionRequest, context: CallContext) -> GetProjectionResponse:
+        """Read a page of the projection of one subject, once the state has reached the sequence number that the request names."""
         violations = []
         if not SUBJECT.match(request.subject):
             violations.append(("subject", 'is not "type/id", e.g. "order/123"'))
@@ -52,42 +65,54 @@ class ProjectionServicer(projection_service_pb2_grpc.ProjectionServiceServicer):
             violations.append(("min_sequence_number", "is negative"))
         if violations:
             raise invalid(violations)
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        query = ("projection", sequencer.bus, request.subject)
+        page = page_of(request.page_size, request.page_token, query, (int, str, int), PAGE_SIZE_MAX)
+        after = START if page.after is None else Place(int(page.after[0]), str(page.after[1]), int(page.after[2]))
         await sequencer.wait_for(request.min_sequence_number, WAIT_MS_MAX)
-        state = await sequencer.settled()
-        return GetProjectionResponse(projection=views.projection(state, request.subject))
+        state = await sequencer.confirmed_state()
+        response = GetProjectionResponse(projection=Projection(subject=request.subject, projection_version=state.head))
+        items = subject_items(state, request.subject, page.size + 1, after)
+        count = await _exhaust(fill_projection(response.projection, items[: page.size], PAGE_BYTES_MAX))
+        if count < len(items):
+            response.next_page_token = page.token(items[count - 1].place)
+        return response
 
-    async def ListPendingDecisions(self, request: ListPendingDecisionsRequest, context: _Context) -> ListPendingDecisionsResponse:
-        """Read a page of the approved decisions that have not come to their end, oldest first."""
-        sequencer = await self._buses.get(request.bus)
+    async def ListPendingDecisions(self, request: ListPendingDecisionsRequest, context: CallContext) -> ListPendingDecisionsResponse:
+        """Read a page of the approved decisions that are not finished, oldest first."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         page = page_of(request.page_size, request.page_token, ("pending decisions", sequencer.bus), (int,))
-        state = await sequencer.settled()
-        decisions, token = fill(page, views.pending_decisions(state, _after(page)), _place)
-        return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=state.head)
+        state = await sequencer.confirmed_state()
+        covered = state.head
+        decisions, token = await fill(page, views.pending_decisions(state, _after(page)), _place)
+        return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
-    async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: _Context) -> ListPendingReviewsResponse:
-        """Read a page of what waits for a person, oldest first."""
-        sequencer = await self._buses.get(request.bus)
+    async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: CallContext) -> ListPendingReviewsResponse:
+        """Read a page of the open reviews, oldest first."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         page = page_of(request.page_size, request.page_token, ("pending reviews", sequencer.bus), (int,))
-        state = await sequencer.settled()
-        reviews, token = fill(page, views.pending_reviews(state, _after(page)), _place)
-        return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=state.head)
+        state = await sequencer.confirmed_state()
+        covered = state.head
+        reviews, token = await fill(page, views.pending_reviews(state, _after(page)), _place)
+        return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=covered)
 
-    async def GetStatus(self, request: GetStatusRequest, context: _Context) -> GetStatusResponse:
+    async def GetStatus(self, request: GetStatusRequest, context: CallContext) -> GetStatusResponse:
         """Read the state of the bus and of this server."""
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         consumers: list[ConsumerGroup] = []
         unreadable = ""
         try:
             consumers = await sequencer.log.consumers()
             durability_warnings = await sequencer.log.durability()
         except LogError as error:
-            # A caller asks this most of all when the log is away: what is in memory is answered, and the reason.
+            # Callers ask for the status above all when the log is unavailable: answer from memory, with the reason.
             unreadable = str(error)
-            durability_warnings = [f"the log does not say how durable it is: {unreadable}"]
-        state = await sequencer.settled()
+            durability_warnings = [f"the durability of the log is unknown: {unreadable}"]
+        digest = await self._digests.read(sequencer, context.caller) if request.include_projection_digest else ""
+        # The digest is that of this state: nothing is awaited in between.
+        state = sequencer.replica.state if digest else await sequencer.settled()
         head = sequencer.head
-        unwritable = sequencer.unwritable()
+        write_error = sequencer.write_error()
         response = GetStatusResponse(
             head_sequence_number=head.sequence_number,
             head_chain_hash=head.chain_hash,
@@ -99,14 +124,32 @@ class ProjectionServicer(projection_service_pb2_grpc.ProjectionServiceServicer):
             server_version=_SERVER_VERSION,
             durable=not durability_warnings,
             durability_warnings=durability_warnings,
-            projection_digest=state.digest() if request.include_projection_digest else "",
+            projection_digest=digest,
             queued_commands=sequencer.queued,
-            writable=unwritable is None and not unreadable,
-            unwritable_reason=unwritable.message if unwritable is not None else unreadable,
+            writable=write_error is None and not unreadable,
+            bus_incarnation=sequencer.replica.incarnation,
+            unwritable_reason=write_error.message if write_error is not None else unreadable,
+            background_tasks=[
+                BackgroundTask(name=task.name, problem=task.problem, failures=task.failures)
+                for task in self._supervisor.tasks
+                if task.bus in ("", sequencer.bus)
+            ],
         )
         if state.recorded_at_ms:
             set_timestamp(response.head_recorded_at, state.recorded_at_ms)
         return response
+
+
+async def _exhaust(work: Generator[int, None, Result]) -> Result:
+    """Do work that yields its units, with turns for other tasks; return its result."""
+    turns = Turns(SLICE_UNITS)
+    while True:
+        try:
+            units = next(work)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        await turns.spend(units)
 
 
 def _after(page: Page) -> int:

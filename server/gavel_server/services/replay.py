@@ -1,68 +1,45 @@
-"""ReplayService: the log proved against itself, beside the server's own work (seeds 002 §8).
+"""ReplayService: recomputes the decisions of a log while the server goes on with its work (constitution §8).
 
-A replay takes a processor for as long as it runs and lets others run between pages; so only a few run at once, simulations of
-rule sets counted among them.
+A replay occupies a processor as long as it runs, and lets other tasks run between pages. Therefore only few run at once, simulations
+of rule sets included (`slots`).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-import grpc
-from gavel.v1 import decision_pb2, error_pb2, replay_service_pb2_grpc
+from gavel.v1 import decision_pb2
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest, VerifyReplayResponse
 
-from gavel_server.errors import ServiceError, invalid
-from gavel_server.replaying import ReplayRangeError, verify
-from gavel_server.services.reading import range_violations
+from gavel_server.errors import invalid
+from gavel_server.fairness.work_slots import Slots
+from gavel_server.history.replay import ReplayRangeError, verify
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.services.log_reader import range_violations
 
 if TYPE_CHECKING:
-    from gavel_server.buses import Buses
-
-REPLAYS_MAX: Final = 2
-RETRY_AFTER_MS: Final = 5_000
-
-_Context = grpc.aio.ServicerContext[Any, Any]
+    from gavel_server.bus.registry import BusRegistry
 
 
-class Replays:
-    """The passes over logs that run on a server, whichever call asked for them."""
-
-    def __init__(self) -> None:
-        self._running = 0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Run one more. Raises ServiceError QUEUE_FULL."""
-        if self._running >= REPLAYS_MAX:
-            message = f"{REPLAYS_MAX} replays are running on this server; try again, or replay offline with gavel replay"
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=RETRY_AFTER_MS)
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-
-
-class ReplayServicer(replay_service_pb2_grpc.ReplayServiceServicer):
+class ReplayServicer:
     """Serves ReplayService on the buses of this server."""
 
-    def __init__(self, buses: Buses, replays: Replays) -> None:
+    def __init__(self, buses: BusRegistry, replay_slots: Slots) -> None:
         self._buses = buses
-        self._replays = replays
+        self._replay_slots = replay_slots
 
-    async def VerifyReplay(self, request: VerifyReplayRequest, context: _Context) -> AsyncGenerator[VerifyReplayResponse, None]:
-        """Recompute the log; stream progress and last the verdict."""
+    async def VerifyReplay(self, request: VerifyReplayRequest, context: CallContext) -> AsyncGenerator[VerifyReplayResponse, None]:
+        """Recompute the log; stream progress, then the verdict."""
         first, last = request.from_sequence_number, request.to_sequence_number
         violations = range_violations(from_sequence_number=first, to_sequence_number=last)
         if request.engine not in decision_pb2.Engine.values():
             violations.append(("engine", "is not RETE or REFERENCE"))
         if violations:
             raise invalid(violations)
-        sequencer = await self._buses.get(request.bus)
-        with self._replays.running():
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        async with self._replay_slots.occupy(context.caller):
             try:
                 responses = verify(sequencer.log, engine=request.engine, from_sequence_number=first, to_sequence_number=last)
                 async with aclosing(responses) as items:

@@ -1,16 +1,16 @@
-"""RuleSetService: the life of rule sets (seeds 002 §6.2). Deployed versions live in the log and never change.
+"""RuleSetService: deploy, activate and read rule sets (constitution §6.2). Deployed versions live in the log and never change.
 
-A document is compiled in a child process with limits before this server compiles it, so no document can hang or crash it.
+A document is compiled in a child process with limits before this server compiles it, so that no document can hang or crash the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
-import grpc
-from gavel.v1 import error_pb2, fact_pb2, rule_set_service_pb2_grpc
+from gavel.v1 import error_pb2, fact_pb2
 from gavel.v1.rule_set_service_pb2 import (
     ActivateRuleSetRequest,
     ActivateRuleSetResponse,
@@ -28,84 +28,83 @@ from gavel.v1.rule_set_service_pb2 import (
     ValidateRuleSetRequest,
     ValidateRuleSetResponse,
 )
-from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetAt
-from gavel_rules.language.agreement import described, disagreements
-from gavel_rules.projection import State
+from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetPosition
+from gavel_rules.language.agreement import find_disagreements, format_disagreements
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
+from gavel_rules.state.state import State
 
-from gavel_server import views
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.compiler import Compiler, ready
+from gavel_server.compile.compiler import Compiler, ensure_compiled
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.identifiers import new_event_id
-from gavel_server.replaying import ReplayRangeError, impact
+from gavel_server.fairness.work_slots import Slots
+from gavel_server.history.replay import ReplayRangeError, impact
+from gavel_server.intake.event_ids import new_event_id
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.services import views
+from gavel_server.services.log_reader import range_violations
 from gavel_server.services.paging import fill, page_of
-from gavel_server.services.reading import range_violations
-from gavel_server.services.replay import Replays
 
 if TYPE_CHECKING:
-    from gavel_server.buses import Buses
-
-_Context = grpc.aio.ServicerContext[Any, Any]
+    from gavel_server.bus.registry import BusRegistry
 
 
-class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
+class RuleSetServicer:
     """Serves RuleSetService on the buses of this server."""
 
-    def __init__(self, buses: Buses, compiler: Compiler, replays: Replays) -> None:
+    def __init__(self, buses: BusRegistry, compiler: Compiler, replay_slots: Slots) -> None:
         self._buses = buses
         self._compiler = compiler
-        self._replays = replays
+        self._replay_slots = replay_slots
 
-    async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: _Context) -> ValidateRuleSetResponse:
-        """Compile a document and report every mistake."""
-        await self._buses.get(request.bus)
-        return await self._compiler.check(request.document, analysed=True)
+    async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
+        """Compile a document and report every mistake. The bus need not exist yet: a document is validated by itself."""
+        self._buses.check_name(request.bus)
+        return await self._compiler.check(request.document, context.peer, analysed=True)
 
-    async def DeployRuleSet(self, request: DeployRuleSetRequest, context: _Context) -> DeployRuleSetResponse:
+    async def DeployRuleSet(self, request: DeployRuleSetRequest, context: CallContext) -> DeployRuleSetResponse:
         """Record a version."""
-        sequencer = await self._buses.get(request.bus)
-        command = DeployRuleSet(new_event_id(), await self._compiler.compile(request.document), request.document)
-        deployed = await _execute(sequencer, command)
+        self._buses.check_name(request.bus)
+        command = DeployRuleSet(new_event_id(), await self._compiler.compile(request.document, context.peer), request.document)
+        deployed = await _execute(await self._buses.open(request.bus, context.bus_incarnation), command, context.peer)
         return DeployRuleSetResponse(
             policy_id=deployed.policy_id, version=deployed.version, digest=deployed.digest, sequence_number=deployed.sequence_number
         )
 
-    async def ActivateRuleSet(self, request: ActivateRuleSetRequest, context: _Context) -> ActivateRuleSetResponse:
-        """Put a deployed version in force, or let it watch as a shadow."""
+    async def ActivateRuleSet(self, request: ActivateRuleSetRequest, context: CallContext) -> ActivateRuleSetResponse:
+        """Activate a deployed version, or run it as a shadow."""
         violations = _name_violations(request.policy_id) + _expected_violations(request)
         if request.version < 1:
             violations.append(("version", "is not 1 or more"))
         violations += _mode_violations(request)
         if violations:
             raise invalid(violations)
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
         command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request), shadow)
         deployed = (await sequencer.settled()).rule_sets.get((request.policy_id, request.version))
         if deployed is not None:
-            # What is compiled here need not be compiled when the event is applied.
-            await ready(deployed)
-        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command)).sequence_number)
+            # Compiled here, the version need not be compiled when the event is applied.
+            await ensure_compiled(deployed)
+        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.peer)).sequence_number)
 
-    async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: _Context) -> DeactivateRuleSetResponse:
-        """Take a rule set out of force, or end its shadow."""
+    async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:
+        """Deactivate a rule set, or end its shadow."""
         violations = _name_violations(request.policy_id) + _expected_violations(request) + _mode_violations(request)
         if violations:
             raise invalid(violations)
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
         command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request), shadow)
-        return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command)).sequence_number)
+        return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.peer)).sequence_number)
 
-    async def GetRuleSet(self, request: GetRuleSetRequest, context: _Context) -> GetRuleSetResponse:
-        """Read a deployed version; without one, the active version, else the newest."""
+    async def GetRuleSet(self, request: GetRuleSetRequest, context: CallContext) -> GetRuleSetResponse:
+        """Read a deployed version; if the request names none, the active version, else the newest."""
         violations = _name_violations(request.policy_id)
         if request.version < 0:
             violations.append(("version", "is negative"))
         if violations:
             raise invalid(violations)
-        state = await (await self._buses.get(request.bus)).settled()
+        state = await (await self._buses.existing(request.bus, context.bus_incarnation)).confirmed_state()
         version = request.version or _current_version(state, request.policy_id)
         deployed = state.rule_sets.get((request.policy_id, version))
         if deployed is None:
@@ -118,28 +117,29 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
             canonical_json=deployed.canonical_json,
         )
 
-    async def ListRuleSets(self, request: ListRuleSetsRequest, context: _Context) -> ListRuleSetsResponse:
+    async def ListRuleSets(self, request: ListRuleSetsRequest, context: CallContext) -> ListRuleSetsResponse:
         """Read a page of the deployed versions, by policy_id and version."""
-        sequencer = await self._buses.get(request.bus)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         page = page_of(request.page_size, request.page_token, ("rule sets", sequencer.bus), (str, int))
         after = None if page.after is None else (str(page.after[0]), int(page.after[1]))
-        state = await sequencer.settled()
-        rule_sets, token = fill(page, views.rule_sets(state, after), _place)
+        state = await sequencer.confirmed_state()
+        listed = list(islice(views.rule_sets(state, after), page.size + 1))
+        rule_sets, token = await fill(page, listed, _place)
         return ListRuleSetsResponse(rule_sets=rule_sets, next_page_token=token)
 
-    async def SimulateRuleSet(self, request: SimulateRuleSetRequest, context: _Context) -> AsyncGenerator[SimulateRuleSetResponse, None]:
-        """Decide the log's proposals under a candidate; stream progress, the decisions that would change, and last the sum."""
+    async def SimulateRuleSet(self, request: SimulateRuleSetRequest, context: CallContext) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+        """Decide the log's proposals under a candidate; stream progress and the decisions that would change, then the summary."""
         first, last = request.from_sequence_number, request.to_sequence_number
         violations = range_violations(from_sequence_number=first, to_sequence_number=last)
         if violations:
             raise invalid(violations)
-        sequencer = await self._buses.get(request.bus)
-        candidate = await self._compiler.compile(request.document)
-        in_force = (await sequencer.settled()).active
-        found = disagreements(candidate, (active.rule_set for active in in_force.values()))
-        if found:
-            raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, described(found))
-        with self._replays.running():
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        candidate = await self._compiler.compile(request.document, context.peer)
+        active_rule_sets = (await sequencer.settled()).active_rule_sets
+        disagreements = find_disagreements(candidate, (active.rule_set for active in active_rule_sets.values()))
+        if disagreements:
+            raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements))
+        async with self._replay_slots.occupy(context.caller):
             try:
                 responses = impact(sequencer.log, candidate, from_sequence_number=first, to_sequence_number=last)
                 async with aclosing(responses) as items:
@@ -150,13 +150,13 @@ class RuleSetServicer(rule_set_service_pb2_grpc.RuleSetServiceServicer):
             except VersionNotImplementedError as error:
                 raise ServiceError(error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED, str(error)) from error
             except (DamagedError, DivergedError) as error:
-                message = f"the log of bus {sequencer.bus} is not intact, and no ground for a forecast: {error}; run gavel replay"
+                message = f"the log of bus {sequencer.bus} is damaged, so a simulation would mislead: {error}; run gavel replay"
                 raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message) from error
 
 
-async def _execute(sequencer: Sequencer, command: Command) -> RuleSetAt:
-    answer = (await sequencer.execute(command)).answer
-    if not isinstance(answer, RuleSetAt):
+async def _execute(sequencer: Sequencer, command: Command, caller: str) -> RuleSetPosition:
+    answer = (await sequencer.execute(command, caller=caller)).answer
+    if not isinstance(answer, RuleSetPosition):
         raise TypeError(f"{type(command).__name__} was answered with {type(answer).__name__}")
     return answer
 
@@ -178,8 +178,8 @@ def _expected_version(request: ActivateRuleSetRequest | DeactivateRuleSetRequest
 
 
 def _current_version(state: State, policy_id: str) -> int:
-    """Return the version of a rule set that is active, else the newest; 0: none is deployed."""
-    active = state.active.get(policy_id)
+    """Return the active version of a rule set, else the newest; 0: none is deployed."""
+    active = state.active_rule_sets.get(policy_id)
     if active is not None:
         return active.version
     return max((version for deployed_id, version in state.rule_sets if deployed_id == policy_id), default=0)

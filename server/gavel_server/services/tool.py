@@ -1,14 +1,10 @@
-"""ToolService: the registry of tool contracts (seeds 004), which this release does not have yet.
+"""ToolService: the registry of tool contracts (constitution 004). This release does not have it: every call is UNIMPLEMENTED.
 
-Every call says so. Tool calls and results are events all the same: EventService records them.
+Tool calls and results are events all the same; EventService records them.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
-from gavel.v1 import tool_service_pb2_grpc
 from gavel.v1.tool_service_pb2 import (
     BindToolRequest,
     BindToolResponse,
@@ -23,29 +19,28 @@ from gavel.v1.tool_service_pb2 import (
 )
 
 from gavel_server.errors import not_implemented
+from gavel_server.rpc.call_context import CallContext
 
-_Context = grpc.aio.ServicerContext[Any, Any]
 
-
-class ToolServicer(tool_service_pb2_grpc.ToolServiceServicer):
+class ToolServicer:
     """Answers every call of ToolService with UNIMPLEMENTED."""
 
-    async def RegisterContract(self, request: RegisterContractRequest, context: _Context) -> RegisterContractResponse:
-        """Not in this release."""
+    async def RegisterContract(self, request: RegisterContractRequest, context: CallContext) -> RegisterContractResponse:
+        """Refuse: not in this release."""
         raise not_implemented("registering a tool contract")
 
-    async def RegisterProvider(self, request: RegisterProviderRequest, context: _Context) -> RegisterProviderResponse:
-        """Not in this release."""
+    async def RegisterProvider(self, request: RegisterProviderRequest, context: CallContext) -> RegisterProviderResponse:
+        """Refuse: not in this release."""
         raise not_implemented("registering a tool provider")
 
-    async def BindTool(self, request: BindToolRequest, context: _Context) -> BindToolResponse:
-        """Not in this release."""
+    async def BindTool(self, request: BindToolRequest, context: CallContext) -> BindToolResponse:
+        """Refuse: not in this release."""
         raise not_implemented("binding a tool to a provider")
 
-    async def ResolveTool(self, request: ResolveToolRequest, context: _Context) -> ResolveToolResponse:
-        """Not in this release."""
+    async def ResolveTool(self, request: ResolveToolRequest, context: CallContext) -> ResolveToolResponse:
+        """Refuse: not in this release."""
         raise not_implemented("resolving a tool's name")
 
-    async def ListContracts(self, request: ListContractsRequest, context: _Context) -> ListContractsResponse:
-        """Not in this release."""
+    async def ListContracts(self, request: ListContractsRequest, context: CallContext) -> ListContractsResponse:
+        """Refuse: not in this release."""
         raise not_implemented("listing tool contracts")

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: the program run as a process, and logs to run it on."""
+"""Helpers of the command line's tests: run the program, and make logs for it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import SyncGavelClient, fact_envelope, proposal_envelope, reference
-from gavel_server.embedded import EmbeddedRedis
 from gavel_server.log import chain, genesis_hash
+from gavel_server.log.redis.embedded import EmbeddedRedis
 from google.protobuf.json_format import MessageToJson
 
-from tests.e2e.runs import run_to_its_end
+from tests.e2e.runs import run_gavel
 from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, Server, rule_set
 
 LOG_KEY = "gavel:{default}:log"
@@ -24,15 +24,15 @@ HEAD_KEY = "gavel:{default}:head"
 
 
 def gavel(*arguments: str | Path, server: Server | None = None, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `gavel` to its end, on `server` if one is given, with `text` as standard input."""
+    """Run `gavel` to its end, on `server` if given, with `text` as standard input."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_") and name != "COLUMNS"}
     if server is not None:
         clean["GAVEL_SERVER"] = server.address
-    return run_to_its_end(arguments, clean | environment, text)
+    return run_gavel(arguments, clean | environment, text)
 
 
 def send(fact: Envelope, weight: float, trace_id: str = "") -> Envelope:
-    """Return a proposal to send the parcel that `fact` speaks of."""
+    """Return a proposal to send the parcel of `fact`."""
     return proposal_envelope(
         fact.subject,
         AGENT,
@@ -46,12 +46,12 @@ def send(fact: Envelope, weight: float, trace_id: str = "") -> Envelope:
 
 
 def as_text(envelope: Envelope) -> str:
-    """Return an envelope as its author writes it: protobuf JSON."""
+    """Return an envelope as protobuf JSON."""
     return MessageToJson(envelope, preserving_proto_field_name=True)
 
 
 def play(address: str) -> dict[str, Envelope]:
-    """Fill the default bus of a server: three parcels, of which the light one may be sent, the heavy and the lost one not."""
+    """Fill a server's default bus with the decisions on a light, a heavy and a lost parcel; return them."""
     decisions = {}
     with SyncGavelClient(address) as client:
         client.deploy_rule_set(rule_set())
@@ -65,14 +65,14 @@ def play(address: str) -> dict[str, Envelope]:
 
 
 def copy_of(data: Path, target: Path) -> Path:
-    """Copy the data directory of a server that has stopped."""
+    """Copy the data directory of a stopped server."""
     return shutil.copytree(data, target, ignore=shutil.ignore_patterns("*.sock"))
 
 
 async def rewrite(data: Path, change: Callable[[Envelope], bytes | None], *, rechain: bool) -> None:
-    """Write the log of the default bus again; `rechain` hides the traces.
+    """Rewrite the log of the default bus; `rechain` recomputes the chain hashes.
 
-    `change` may change each event, or return the bytes to write in its place.
+    `change` changes an event in place, or returns the bytes to write for it.
     """
     async with EmbeddedRedis(data) as embedded, redis.asyncio.Redis.from_url(embedded.url, protocol=2) as connection:
         rows: Any = await connection.xrange(LOG_KEY)
@@ -87,7 +87,7 @@ async def rewrite(data: Path, change: Callable[[Envelope], bytes | None], *, rec
 
 
 def flip_byte(data: Path, of: bytes, position: int) -> None:
-    """Flip one byte, at `position` of the bytes `of`, where they first stand in the append-only file on disk."""
+    """Flip the byte at `position` of the first occurrence of `of` in the append-only file."""
     (file,) = [*data.glob("appendonly.aof"), *data.glob("appendonlydir/*.incr.aof")]
     content = bytearray(file.read_bytes())
     place = content.index(of) + position

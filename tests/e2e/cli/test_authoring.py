@@ -1,4 +1,4 @@
-"""The commands for authors of rule sets, as they run them: on files, without a server."""
+"""The commands for authors of rule sets, on files, without a server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import pytest
 
 from tests.e2e.cli.programs import gavel
 from tests.e2e.world import GAVEL
+from tests.support.paths import ROOT
 
-ROOT: Final = Path(__file__).parents[3]
-
-# Ten mistakes, each on the line that says so.
+# Ten mistakes; a comment on the line has the code.
 TEN_MISTAKES: Final = """\
 gavel: v1
 rule_set: refunds
@@ -80,20 +79,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def seeded() -> list[tuple[int, str]]:
-    """The mistakes that TEN_MISTAKES says it has, as (line, code)."""
-    found = ((number, re.search(r"# ([a-z-]+)$", line)) for number, line in enumerate(TEN_MISTAKES.splitlines(), 1))
-    return [(number, match[1]) for number, match in found if match]
+def marked_mistakes() -> list[tuple[int, str]]:
+    """Return the mistakes that TEN_MISTAKES marks, as (line, code)."""
+    matches = ((number, re.search(r"# ([a-z-]+)$", line)) for number, line in enumerate(TEN_MISTAKES.splitlines(), 1))
+    return [(number, match[1]) for number, match in matches if match]
 
 
-def test_lint_names_every_mistake(tmp_path: Path) -> None:
-    """A document with ten mistakes gets the ten lines, each at its place, and exit status 2."""
+def test_lint(tmp_path: Path) -> None:
+    """Each of ten mistakes is reported on a line with its place; exit status 2."""
     file = tmp_path / "ten.yaml"
     file.write_text(TEN_MISTAKES)
-    done = gavel("rules", "lint", file)
-    assert (2, "") == (done.returncode, done.stderr)
-    lines = [re.fullmatch(rf"{re.escape(str(file))}:(\d+):(\d+): ([a-z-]+): .+", line) for line in done.stdout.splitlines()]
-    assert seeded() == [(int(match[1]), match[3]) for match in lines if match]
+    result = gavel("rules", "lint", file)
+    assert (2, "") == (result.returncode, result.stderr)
+    lines = [re.fullmatch(rf"{re.escape(str(file))}:(\d+):(\d+): ([a-z-]+): .+", line) for line in result.stdout.splitlines()]
+    assert marked_mistakes() == [(int(match[1]), match[3]) for match in lines if match]
     assert 10 == len(lines)
     places = [(int(match[1]), int(match[2])) for match in lines if match]
     marked = {(18, "params.amont"): 57, (19, "facts.score"): 57, (22, "refund.craete"): 24}
@@ -105,18 +104,18 @@ def test_lint_names_every_mistake(tmp_path: Path) -> None:
 
 
 def test_lint_of_a_folder(folder: Path) -> None:
-    """Rule sets and suites of a folder are checked together; a suite is held to its rule set."""
-    done = gavel("rules", "lint", folder)
-    assert (0, "") == (done.returncode, done.stderr)
-    assert f"{folder}/parcels_test.yaml: 2 cases of {folder}/parcels.yaml, valid" in done.stdout
+    """Rule sets and suites of a folder are checked together, each suite against its rule set."""
+    result = gavel("rules", "lint", folder)
+    assert (0, "") == (result.returncode, result.stderr)
+    assert f"{folder}/parcels_test.yaml: 2 cases of {folder}/parcels.yaml, valid" in result.stdout
     (folder / "parcels_test.yaml").write_text(TESTS.replace("status: ready", "state: ready"))
-    done = gavel("rules", "lint", folder)
-    assert 2 == done.returncode
-    assert f"{folder}/parcels_test.yaml:3:42: unknown-name: parcel.send declares no fact state (did you mean status?)" in done.stdout
+    result = gavel("rules", "lint", folder)
+    assert 2 == result.returncode
+    assert f"{folder}/parcels_test.yaml:3:42: unknown-name: parcel.send declares no fact state (did you mean status?)" in result.stdout
 
 
 def test_lint_of_rule_sets_that_share_an_action(tmp_path: Path) -> None:
-    """Rule sets that could not be in force together are warned of, each setting once and at its action; newer versions count."""
+    """A warning names each setting on which the newest versions of two rule sets disagree, at the action."""
     (tmp_path / "a.yaml").write_text(RULES)
     (tmp_path / "b.yaml").write_text(RULES.replace("rule_set: parcels", "rule_set: company") + "# beside it\n")
     assert "rule-sets-disagree" not in gavel("rules", "lint", tmp_path).stdout
@@ -124,9 +123,9 @@ def test_lint_of_rule_sets_that_share_an_action(tmp_path: Path) -> None:
         "  parcel.send:\n", "  parcel.send:\n    conflict_key: '\"all\"'\n"
     )
     (tmp_path / "b.yaml").write_text(text)
-    done = gavel("rules", "lint", tmp_path)
-    assert (0, "") == (done.returncode, done.stderr)
-    (line,) = [line for line in done.stdout.splitlines() if "rule-sets-disagree" in line]
+    result = gavel("rules", "lint", tmp_path)
+    assert (0, "") == (result.returncode, result.stderr)
+    (line,) = [line for line in result.stdout.splitlines() if "rule-sets-disagree" in line]
     number = text.splitlines().index("  parcel.send:") + 1
     assert line.startswith(f"{tmp_path}/b.yaml:{number}:3: warning: rule-sets-disagree: conflict_key of parcel.send is ")
     assert f'but "subject" in {tmp_path}/a.yaml' in line
@@ -136,24 +135,24 @@ def test_lint_of_rule_sets_that_share_an_action(tmp_path: Path) -> None:
     assert "rule-sets-disagree" not in gavel("rules", "lint", tmp_path).stdout
 
 
-def test_tests_that_pass(folder: Path) -> None:
-    """Suites below a folder run; coverage says what they tried, and a minimum that is reached is no matter."""
-    done = gavel("rules", "test", folder, "--coverage", "--min-coverage", "50")
-    assert (0, "") == (done.returncode, done.stderr)
-    assert "1 suite, 2 cases: all passed" == done.stdout.splitlines()[-1]
-    assert f"{folder}/parcels.yaml: rules 2 of 2 (100 %), outcomes of conditions 3 of 4 (75 %)" in done.stdout
-    assert '  ready: facts.status == "ready" was never false' in done.stdout
-    done = gavel("rules", "test", folder, "--min-coverage", "76")
-    assert 1 == done.returncode
-    assert f"gavel: {folder}/parcels.yaml is covered less than 76 %" in done.stderr
+def test_passing_suite(folder: Path) -> None:
+    """Suites below a folder run; --coverage prints the gaps, and --min-coverage fails only below the minimum."""
+    result = gavel("rules", "test", folder, "--coverage", "--min-coverage", "50")
+    assert (0, "") == (result.returncode, result.stderr)
+    assert "1 suite, 2 cases: all passed" == result.stdout.splitlines()[-1]
+    assert f"{folder}/parcels.yaml: rules 2 of 2 (100 %), outcomes of conditions 3 of 4 (75 %)" in result.stdout
+    assert '  ready: facts.status == "ready" was never false' in result.stdout
+    result = gavel("rules", "test", folder, "--min-coverage", "76")
+    assert 1 == result.returncode
+    assert f"gavel: coverage of {folder}/parcels.yaml is below 76 %" in result.stderr
 
 
-def test_tests_that_fail(folder: Path) -> None:
-    """A changed threshold fails the case on its other side, with what differs and how every rule came out; exit status 1."""
+def test_failing_suite(folder: Path) -> None:
+    """A failed case is printed with its differences and the result of every rule; exit status 1."""
     (folder / "parcels.yaml").write_text(RULES.replace("> 30", "> 31"))
-    done = gavel("rules", "test", folder / "parcels_test.yaml", "--junit", folder / "junit.xml")
-    assert (1, "") == (done.returncode, done.stderr)
-    lines = done.stdout.splitlines()
+    result = gavel("rules", "test", folder / "parcels_test.yaml", "--junit", folder / "junit.xml")
+    assert (1, "") == (result.returncode, result.stderr)
+    lines = result.stdout.splitlines()
     assert f"{folder}/parcels_test.yaml:10:9: failed: weights: just too heavy" == lines[0]
     assert "  outcome: expected NEEDS_HUMAN_REVIEW, found APPROVED" in lines
     assert "  rule heavy: does not match" in lines
@@ -169,82 +168,82 @@ def test_tests_that_fail(folder: Path) -> None:
     assert {"what": "outcome", "expected": "NEEDS_HUMAN_REVIEW", "found": "APPROVED"} == first
 
 
-def test_tests_that_are_not_valid(folder: Path) -> None:
-    """A suite, or its rule set, with mistakes is exit status 2; what can run runs, and JUnit shows an error."""
+def test_invalid_suites(folder: Path) -> None:
+    """An invalid suite or rule set exits with 2; the other suites run, and JUnit XML has an error."""
     (folder / "broken.yaml").write_text(RULES.replace("params.weight >", "params.wait >"))
     (folder / "broken_test.yaml").write_text(TESTS.replace("parcels.yaml", "broken.yaml"))
     (folder / "lost_test.yaml").write_text(TESTS.replace("parcels.yaml", "nowhere.yaml"))
-    done = gavel("rules", "test", folder, "--junit", folder / "junit.xml")
-    assert 2 == done.returncode
-    assert f"{folder}/broken.yaml:9:57: unknown-name: params has no field wait" in done.stdout
-    assert f"{folder}/lost_test.yaml:2:8: no-rule-set: cannot read {folder}/nowhere.yaml" in done.stdout
-    assert "1 suite, 2 cases: all passed, 2 files not valid" == done.stdout.splitlines()[-1]
+    result = gavel("rules", "test", folder, "--junit", folder / "junit.xml")
+    assert 2 == result.returncode
+    assert f"{folder}/broken.yaml:9:57: unknown-name: params has no field wait" in result.stdout
+    assert f"{folder}/lost_test.yaml:2:8: no-rule-set: cannot read {folder}/nowhere.yaml" in result.stdout
+    assert "1 suite, 2 cases: all passed, 2 files not valid" == result.stdout.splitlines()[-1]
     root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314  # we wrote it
     assert ["0", "1", "1"] == [suite.get("errors") for suite in root]
     assert 2 == gavel("rules", "test", folder / "absent").returncode
 
 
 def test_explain_a_case(folder: Path) -> None:
-    """One case, every rule, every condition's value, with its decision; as JSON it is the contract's preflight response."""
-    done = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just too heavy")
-    assert (0, "") == (done.returncode, done.stderr)
-    lines = [line.split() for line in done.stdout.splitlines()]
+    """A case is explained by its decision, every rule and every value; --json prints a preflight response."""
+    result = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just too heavy")
+    assert (0, "") == (result.returncode, result.stderr)
+    lines = [line.split() for line in result.stdout.splitlines()]
     assert ["outcome", "NEEDS_HUMAN_REVIEW", "HEAVY"] == lines[0]
     assert ["parcels", "heavy", "yes"] in lines
     assert ["params.weight", "30.1"] in lines
-    done = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just too heavy", "--json")
-    response = json.loads(done.stdout)
+    result = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just too heavy", "--json")
+    response = json.loads(result.stdout)
     assert ("heavy", [True, True]) == (response["decision"]["rule_id"], [rule["matched"] for rule in response["explanations"]])
-    done = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just to heavy")
-    assert (2, True) == (done.returncode, "did you mean weights: just too heavy?" in done.stderr)
+    result = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just to heavy")
+    assert (2, True) == (result.returncode, "did you mean weights: just too heavy?" in result.stderr)
 
 
 def test_explain_a_proposal(folder: Path) -> None:
-    """A case by itself, from standard input, against a rule set; mistakes in it have their place."""
-    done = gavel("rules", "explain", folder / "parcels.yaml", "-", text="params: {weight: 5}\nfacts: {status: lost}\n")
-    assert (0, "REJECTED NO_RULE_MATCHED") == (done.returncode, " ".join(done.stdout.split()[1:3]))
-    done = gavel("rules", "explain", folder / "parcels.yaml", "-", text="params: {weight: 5}\nfact: {status: lost}\n")
-    assert (2, True) == (done.returncode, "-:2:1: unknown-key: no such key here: fact (did you mean facts?)" in done.stderr)
+    """A case from standard input is explained against a rule set; its mistakes have their places."""
+    result = gavel("rules", "explain", folder / "parcels.yaml", "-", text="params: {weight: 5}\nfacts: {status: lost}\n")
+    assert (0, "REJECTED NO_RULE_MATCHED") == (result.returncode, " ".join(result.stdout.split()[1:3]))
+    result = gavel("rules", "explain", folder / "parcels.yaml", "-", text="params: {weight: 5}\nfact: {status: lost}\n")
+    assert (2, True) == (result.returncode, "-:2:1: unknown-key: no such key here: fact (did you mean facts?)" in result.stderr)
     assert 2 == gavel("rules", "explain", folder / "parcels.yaml").returncode
 
 
 def test_fmt(folder: Path) -> None:
-    """--check says what would change and writes nothing; without, files are laid out anew, once, with the same digest."""
+    """--check names the files that would change and writes nothing; otherwise they are formatted, with the same digest."""
     file = folder / "parcels.yaml"
     untidy = RULES.replace("  - {id: heavy, action: parcel.send,", "  -   {action: parcel.send,   id: heavy,")
     file.write_text(untidy)
-    done = gavel("rules", "fmt", folder, "--check")
-    assert (1, untidy) == (done.returncode, file.read_text())
-    assert f"{file} would be laid out anew" in done.stderr
+    result = gavel("rules", "fmt", folder, "--check")
+    assert (1, untidy) == (result.returncode, file.read_text())
+    assert f"{file} would be formatted" in result.stderr
     before = gavel("rules", "lint", file).stdout
     assert 0 == gavel("rules", "fmt", folder).returncode
     assert (RULES, before) == (file.read_text(), gavel("rules", "lint", file).stdout)
     assert 0 == gavel("rules", "fmt", folder, "--check").returncode
-    done = gavel("rules", "fmt", "-", text=untidy)
-    assert (0, RULES) == (done.returncode, done.stdout)
+    result = gavel("rules", "fmt", "-", text=untidy)
+    assert (0, RULES) == (result.returncode, result.stdout)
     file.write_text("rules: [")
     assert 2 == gavel("rules", "fmt", file).returncode
 
 
 @pytest.mark.parametrize("name", ["rule-set", "test"])
 def test_schema(name: str) -> None:
-    """The schema for editors is printed as it ships."""
+    """The schema is printed as shipped."""
     schema = json.loads(gavel("rules", "schema", name).stdout)
     jsonschema_rs.meta.validate(schema)
     assert json.loads((ROOT / f"rules/gavel_rules/schemas/{name}.json").read_text()) == schema
 
 
-def test_nothing_tested_is_not_a_pass(folder: Path) -> None:
-    """Where no suite is valid, the last line does not speak of passing."""
+def test_no_valid_suite(folder: Path) -> None:
+    """If no suite is valid, the summary does not say that cases passed."""
     (folder / "parcels_test.yaml").write_text("")
-    done = gavel("rules", "test", folder)
-    assert (2, "0 suites, 0 cases: nothing was tested, 1 file not valid") == (done.returncode, done.stdout.splitlines()[-1])
+    result = gavel("rules", "test", folder)
+    assert (2, "0 suites, 0 cases: nothing was tested, 1 file not valid") == (result.returncode, result.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ("params.weight > 30", "params.weight = 30", "cel-syntax: = is no operator of CEL (write == to compare)"),
+        ("params.weight > 30", "params.weight = 30", "cel-syntax: = is not an operator of CEL (write == to compare)"),
         ("\nrules:", "\n\tfacts: {}\nrules:", "(YAML indents with spaces: replace the tab)"),
         (
             "\nrules:",
@@ -253,59 +252,62 @@ def test_nothing_tested_is_not_a_pass(folder: Path) -> None:
         ),
     ],
 )
-def test_what_authors_run_into(folder: Path, before: str, after: str, expected: str) -> None:
-    """An assignment, a tab and a second document are each named with what to do."""
+def test_common_mistakes(folder: Path, before: str, after: str, expected: str) -> None:
+    """The messages on an assignment, a tab and a second document say what to do."""
     (folder / "parcels.yaml").write_text(RULES.replace(before, after))
-    done = gavel("rules", "lint", folder / "parcels.yaml")
-    assert 2 == done.returncode
-    assert expected in done.stdout
+    result = gavel("rules", "lint", folder / "parcels.yaml")
+    assert 2 == result.returncode
+    assert expected in result.stdout
 
 
 def test_anchors_of_one_name(folder: Path) -> None:
-    """Two anchors of one name are two mistakes and nothing else: no words of a library."""
+    """Two anchors of one name are two mistakes, without a message of the YAML library."""
     (folder / "twice.yaml").write_text("gavel: &name v1\nrule_set: &name x\n")
-    done = gavel("rules", "lint", folder / "twice.yaml")
-    assert (2, "") == (done.returncode, done.stderr)
-    assert 2 == done.stdout.count("yaml-anchor: anchors and aliases are not supported: name (repeat the value)")
+    result = gavel("rules", "lint", folder / "twice.yaml")
+    assert (2, "") == (result.returncode, result.stderr)
+    assert 2 == result.stdout.count("yaml-anchor: anchors and aliases are not supported: name (repeat the value)")
 
 
-def test_standard_input_that_cannot_be_read(folder: Path) -> None:
-    """Standard input that is closed, or asked for twice, is said in a sentence; exit status 2."""
-    done = gavel("rules", "diff", "-", "-")
-    assert (2, "gavel: standard input can be one of the two versions only; name a file for the other\n") == (done.returncode, done.stderr)
+def test_unreadable_standard_input(folder: Path) -> None:
+    """Standard input that is closed or used twice is exit status 2."""
+    result = gavel("rules", "diff", "-", "-")
+    assert (2, "gavel: standard input can be only one of the two versions; name a file for the other\n") == (
+        result.returncode,
+        result.stderr,
+    )
     line = [GAVEL, "rules", "graph", "-"]
     closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&-', "sh", *line], capture_output=True, text=True, check=False)
-    assert (2, "gavel: cannot read standard input: it is closed; name a file\n") == (closed.returncode, closed.stderr)
+    assert (2, "gavel: standard input is closed; name a file\n") == (closed.returncode, closed.stderr)
 
 
-def test_params_that_do_not_fit_are_not_said_to_be_ungoverned(folder: Path) -> None:
-    """Where the params do not fit, no rule was asked; that the action has no rules is not said."""
+def test_explain_invalid_params(folder: Path) -> None:
+    """If the params do not fit, the output says that no rule was evaluated."""
     (folder / "case.yaml").write_text("subject: parcel/1\nparams: {weight: heavy}\nfacts: {status: ready}\n")
-    done = gavel("rules", "explain", folder / "parcels.yaml", folder / "case.yaml")
-    assert 0 == done.returncode
-    assert "INVALID_PARAMS" in done.stdout
-    assert "No rule was asked." in done.stdout
-    assert "another proposal can help, the same again cannot" in done.stdout
+    result = gavel("rules", "explain", folder / "parcels.yaml", folder / "case.yaml")
+    assert 0 == result.returncode
+    assert "INVALID_PARAMS" in result.stdout
+    assert "No rule was evaluated." in result.stdout
+    assert "only a different proposal can help" in result.stdout
 
 
-def test_paths_that_cannot_be_meant(folder: Path) -> None:
-    """An empty path, a suite in place of a rule set and the other way round are each refused in a sentence; exit status 2."""
+def test_wrong_paths(folder: Path) -> None:
+    """An empty path, a suite in place of a rule set and a rule set in place of a suite are exit status 2."""
     suite, rules = str(folder / "parcels_test.yaml"), str(folder / "parcels.yaml")
-    in_place_of_rules = f"gavel: {suite} is a test suite; give the rule set that it tests\n"
+    in_place_of_rules = f"gavel: {suite} is a test suite; give the rule set that the suite tests\n"
     for arguments, sentence in (
-        (("lint", ""), "gavel: an empty path names no file; name one, or . for all below this folder\n"),
-        (("graph", ""), "gavel: an empty path names no file; name one, or - for standard input\n"),
+        (("lint", ""), "gavel: an empty path names no file; name a file, or . for everything below this folder\n"),
+        (("graph", ""), "gavel: an empty path names no file; name a file, or - for standard input\n"),
         (("graph", suite), in_place_of_rules),
         (("diff", rules, suite), in_place_of_rules),
         (("deploy", suite), in_place_of_rules),
-        (("test", rules), f"gavel: {rules} is no test suite by its name; suites are named *_test.yaml\n"),
+        (("test", rules), f"gavel: {rules} does not have the name of a test suite; suites are named *_test.yaml\n"),
     ):
-        done = gavel("rules", *arguments)
-        assert (2, "", sentence) == (done.returncode, done.stdout, done.stderr)
+        result = gavel("rules", *arguments)
+        assert (2, "", sentence) == (result.returncode, result.stdout, result.stderr)
 
 
 def test_a_folder_with_other_files(folder: Path) -> None:
-    """Below a folder only rule sets and suites are meant: a server's data, schemas and workflows are left alone, and it is said."""
+    """Below a folder a server's data, schemas and workflows are skipped, with a note."""
     (folder / "data").mkdir()
     (folder / ".gavel").mkdir()
     checkpoint = '{"state":   1}'
@@ -316,16 +318,16 @@ def test_a_folder_with_other_files(folder: Path) -> None:
     (folder / "headless.yaml").write_text(RULES.replace("gavel: v1\n", ""))
     gavel("rules", "fmt", folder)
     assert [checkpoint] * 2 == [(folder / name / "checkpoint.json").read_text() for name in ("data", ".gavel")]
-    done = gavel("rules", "lint", folder)
-    assert 2 == done.returncode
-    assert f"gavel: 3 of 6 files below {folder} have no key `gavel` and are left alone\n" == done.stderr
+    result = gavel("rules", "lint", folder)
+    assert 2 == result.returncode
+    assert f"gavel: skipped 3 of 6 files below {folder}: they have no key `gavel`\n" == result.stderr
     assert ["headless.yaml", "parcels.yaml", "parcels_test.yaml"] == [
-        Path(line.partition(":")[0]).name for line in done.stdout.splitlines() if "unused" not in line
+        Path(line.partition(":")[0]).name for line in result.stdout.splitlines() if "unused" not in line
     ]
 
 
-def test_output_that_nobody_hears(folder: Path) -> None:
-    """A closed standard output is a failure; a reader that has gone ends the command as SIGPIPE would, and quietly."""
+def test_closed_output(folder: Path) -> None:
+    """A closed standard output is exit status 1; a closed pipe ends the command silently with 141."""
     line = [GAVEL, "rules", "graph", str(folder / "parcels.yaml")]
     closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" >&-', "sh", *line], stderr=subprocess.PIPE, text=True, check=False)
     assert 1 == closed.returncode
@@ -334,6 +336,6 @@ def test_output_that_nobody_hears(folder: Path) -> None:
         line = [GAVEL, "rules", command, str(folder / "parcels.yaml")]
         read_end, write_end = os.pipe()
         os.close(read_end)
-        gone = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+        process = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
         os.close(write_end)
-        assert (141, "") == (gone.returncode, gone.stderr)
+        assert (141, "") == (process.returncode, process.stderr)

@@ -1,4 +1,4 @@
-"""`gavel demo`: what a newcomer sees first, played for real."""
+"""`gavel demo` on a real server."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli.programs import gavel
-from tests.e2e.world import Server, serving
+from tests.e2e.world import Server, run_servers
 
-# What the timeline tells, in this order: the steps of the first trace, then the other three cases.
+# The steps of the timeline in order: the first trace, then the other three cases.
 STEPS = [
     ("fact", "gavel", "rule set refunds 1 deployed"),
     ("fact", "gavel", "rule set refunds 1 in force"),
@@ -44,38 +44,38 @@ STEPS = [
 
 
 def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo tells the whole story, proves it, and leaves a log for the other commands; it can be played again.
+    """The demo plays all steps, proves its log, and leaves it for other commands; it can be repeated.
 
-    Settings of another server in the environment do not concern it.
+    It ignores another server's settings in the environment.
     """
     monkeypatch.chdir(tmp_path)
-    done = gavel("demo", GAVEL_FDR="false", GAVEL_REDIS="redis://127.0.0.1:9")
-    assert (0, "") == (done.returncode, done.stderr)
-    lines = done.stdout.splitlines()
+    result = gavel("demo", GAVEL_FDR="false", GAVEL_REDIS="redis://127.0.0.1:9")
+    assert (0, "") == (result.returncode, result.stderr)
+    lines = result.stdout.splitlines()
     assert "proved: 53 events, 11 decisions recomputed equal" == lines[-1]
     assert max(map(len, lines)) <= 100
-    assert "\x1b" not in done.stdout
+    assert "\x1b" not in result.stdout
     remaining = iter(lines)
     for kind, who, what in STEPS:
         assert any(f"  {kind:<11} {who:<13} {what}" in line for line in remaining), (kind, who, what)
     hints = [line for line in lines if "retry hint:" in line]
     assert {"order.total", "order.customer_id"} == {hint.split()[2] for hint in hints[:2]}
-    replayed = gavel("replay", "--data", ".gavel")
-    assert (0, lines[-1] + "\n") == (replayed.returncode, replayed.stdout)
-    check_what_it_leaves(done.stdout, tmp_path / ".gavel")
+    replay = gavel("replay", "--data", ".gavel")
+    assert (0, lines[-1] + "\n") == (replay.returncode, replay.stdout)
+    check_log(result.stdout, tmp_path / ".gavel")
 
-    again = gavel("demo")
-    assert 0 == again.returncode
-    assert "proved: 103 events, 22 decisions recomputed equal" == again.stdout.splitlines()[-1]
+    repetition = gavel("demo")
+    assert 0 == repetition.returncode
+    assert "proved: 103 events, 22 decisions recomputed equal" == repetition.stdout.splitlines()[-1]
 
 
-def check_what_it_leaves(said: str, data: Path) -> None:
-    """Assert that a server on the demo's directory shows the trace that it named, its tool call paired, and the projection."""
-    (trace,) = {word.rstrip(",") for word in said.split() if word.startswith("refund-") and word.rstrip(",)").endswith("-1")} - {
-        word for word in said.split() if word.endswith(")")
+def check_log(output: str, data: Path) -> None:
+    """Assert that a server on the demo's directory shows the demo's main trace and projection."""
+    (trace,) = {word.rstrip(",") for word in output.split() if word.startswith("refund-") and word.rstrip(",)").endswith("-1")} - {
+        word for word in output.split() if word.endswith(")")
     }
     server = Server(data)
-    with serving(server):
+    with run_servers(server):
         response = json.loads(gavel("trace", trace, "--json", server=server).stdout)
         assert ["TOOL_PAIR_STATE_PAIRED"] == [pair["state"] for pair in response["pairs"]]
         projection = json.loads(gavel("projection", response["envelopes"][0]["subject"], "--json", server=server).stdout)["projection"]
@@ -85,26 +85,26 @@ def check_what_it_leaves(said: str, data: Path) -> None:
         assert 1 == len([line for line in gavel("status", server=server).stdout.splitlines() if line.startswith("refunds")])
 
 
-def test_demo_beside_a_server(shop: Server) -> None:
-    """The demo keeps off a directory that a server uses, and says whose it is."""
-    done = gavel("demo", "--data", shop.data)
-    assert (1, "") == (done.returncode, done.stdout)
-    assert f"(pid {shop.running.pid}) uses {shop.data}" in done.stderr
+def test_directory_in_use(shop: Server) -> None:
+    """On a directory that a server uses the demo fails and names the process of that server."""
+    result = gavel("demo", "--data", shop.data)
+    assert (1, "") == (result.returncode, result.stdout)
+    assert f"(pid {shop.running.pid}) uses {shop.data}" in result.stderr
     assert 0 == gavel("status", server=shop).returncode
 
 
-def test_demo_where_it_cannot_write(tmp_path: Path) -> None:
-    """A directory that cannot be used is a sentence, not a traceback."""
+def test_unwritable_directory(tmp_path: Path) -> None:
+    """A directory that cannot be created is exit status 1."""
     (tmp_path / "file").write_text("")
-    done = gavel("demo", "--data", tmp_path / "file" / "data")
-    assert (1, "") == (done.returncode, done.stdout)
-    assert done.stderr.startswith("gavel: cannot write ")
+    result = gavel("demo", "--data", tmp_path / "file" / "data")
+    assert (1, "") == (result.returncode, result.stdout)
+    assert result.stderr.startswith("gavel: cannot write ")
 
 
-def test_demo_on_another_log(tmp_path: Path) -> None:
-    """On a log whose rules contradict the demo's it stops and says so; the server is stopped in order."""
+def test_contradicting_log(tmp_path: Path) -> None:
+    """On a log whose rules contradict the demo's, the demo fails with the reason and stops its server cleanly."""
     server = Server(tmp_path / "data")
-    with serving(server):
+    with run_servers(server):
         document = gavel("rules", "get", "refunds", server=server)
         assert 1 == document.returncode
         other = tmp_path / "refunds.yaml"
@@ -114,9 +114,9 @@ def test_demo_on_another_log(tmp_path: Path) -> None:
         )
         assert 0 == gavel("rules", "deploy", other, server=server).returncode
         assert 0 == server.terminate()
-    done = gavel("demo", "--data", tmp_path / "data")
-    assert 1 == done.returncode
-    assert "the demo cannot go on: " in done.stderr
-    assert "VERSION_REUSED" in done.stderr
-    assert "try a fresh directory with --data DIR" in done.stderr
+    result = gavel("demo", "--data", tmp_path / "data")
+    assert 1 == result.returncode
+    assert "the demo cannot continue: " in result.stderr
+    assert "VERSION_REUSED" in result.stderr
+    assert "try an empty directory with --data DIR" in result.stderr
     assert 0 == gavel("replay", "--data", tmp_path / "data").returncode

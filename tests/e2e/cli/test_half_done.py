@@ -1,4 +1,4 @@
-"""Commands that come only half of the way: what was done is said, and what was not."""
+"""Commands that succeed in part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.world import GAVEL, Server, rule_set
 
 
 def test_deployed_and_not_in_force(shop: Server, bus: str, tmp_path: Path) -> None:
-    """A rule set that is deployed and cannot be put in force is said to be deployed; exit status 1."""
+    """A failed activation after a deployment reports both; exit status 1."""
     file = tmp_path / "rules.yaml"
     file.write_text(rule_set())
     assert 0 == gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop).returncode
@@ -20,14 +20,14 @@ def test_deployed_and_not_in_force(shop: Server, bus: str, tmp_path: Path) -> No
         .replace("rule_set: parcels", "rule_set: others")
         .replace("decision_ttl_ms:", "conflict_key: subject.type\n    decision_ttl_ms:")
     )
-    done = gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop)
-    assert (1, True) == (done.returncode, done.stdout.startswith("others version 1 is deployed at event 4, sha256:"))
-    assert 1 == len(done.stdout.splitlines())
-    assert "RULE_SETS_DISAGREE" in done.stderr
+    result = gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop)
+    assert (1, True) == (result.returncode, result.stdout.startswith("others version 1 is deployed at event 4, sha256:"))
+    assert 1 == len(result.stdout.splitlines())
+    assert "RULE_SETS_DISAGREE" in result.stderr
 
 
 def test_full_disk(shop: Server) -> None:
-    """Output that cannot be written is the machine's fault and no bug of Gavel's."""
+    """A command whose output meets a full disk exits with 1 and the operating system's message."""
     command = f"'{GAVEL}' status --server {shop.address} > /dev/full"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False)
-    assert (1, "gavel: cannot write the output: No space left on device\n") == (done.returncode, done.stderr)
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False)
+    assert (1, "gavel: cannot write the output: No space left on device\n") == (result.returncode, result.stderr)

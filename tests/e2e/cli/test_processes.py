@@ -1,4 +1,4 @@
-"""The commands that run until they are told to stop: `serve`, `executor` and `fdr`, as operators run them."""
+"""The commands that run until a signal stops them: `serve`, `executor`, `fdr` and `log tail --follow`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
-from gavel_client import SyncGavelClient
+from gavel_client import SyncGavelClient, fact_envelope
 
 from tests.e2e.cli.programs import gavel, play
 from tests.e2e.runs import RUN_SECONDS_MAX
-from tests.e2e.world import GAVEL, Server
+from tests.e2e.world import DEPOT, GAVEL, Server
 
 HANDLERS = """
 from gavel_client.handlers import ExecutionContext, Handlers, HandlerResult
@@ -32,7 +32,7 @@ async def send(context: ExecutionContext) -> HandlerResult:
 
 @contextmanager
 def running(*arguments: str | Path, program: Sequence[str] = (GAVEL,), **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `gavel` until the test is done with it."""
+    """Run `gavel` for as long as the context lasts."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
     process = subprocess.Popen(
         [*program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean | environment
@@ -45,13 +45,13 @@ def running(*arguments: str | Path, program: Sequence[str] = (GAVEL,), **environ
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """Return the first line that the process says."""
+    """Return the first line of the process's output."""
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
 
 
-def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, str]:
-    """Send a signal; return exit status and what was said since."""
+def stop(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, str]:
+    """Send a signal; return the exit status and the rest of stdout and stderr."""
     process.send_signal(number)
     out, err = process.communicate(timeout=RUN_SECONDS_MAX)
     return process.returncode, out, err
@@ -61,7 +61,7 @@ def stopped_by(process: subprocess.Popen[str], number: signal.Signals) -> tuple[
     ("number", "program"), [(signal.SIGTERM, [GAVEL]), (signal.SIGINT, ["/bin/sh", "-c", f"exec '{GAVEL}' \"$@\" <&-", "sh"])]
 )
 def test_serve_and_stop(tmp_path: Path, number: signal.Signals, program: list[str]) -> None:
-    """A server says on stdout that it is ready, and where, and nothing else; a signal ends it in order, exit status 0.
+    """A server prints on stdout only that it is ready, with its address; a signal ends it with exit status 0.
 
     It needs no standard input.
     """
@@ -69,47 +69,47 @@ def test_serve_and_stop(tmp_path: Path, number: signal.Signals, program: list[st
         line = first_line(process)
         assert line.startswith("gavel: ready on 127.0.0.1:")
         assert 0 == gavel("status", "--server", line.removeprefix("gavel: ready on ")).returncode
-        status, out, _ = stopped_by(process, number)
+        status, out, _ = stop(process, number)
         assert (0, "") == (status, out)
     assert 0 == gavel("replay", "--data", tmp_path / "data").returncode
 
 
 def test_serve_by_environment_and_file(tmp_path: Path) -> None:
-    """Settings come from the environment and from a file as well."""
+    """Settings come from the environment and from a file; the environment takes precedence."""
     (tmp_path / "gavel.toml").write_text(f'listen = "unix:{tmp_path}/gavel.sock"\nlog_json = true\ndata = "nowhere"\n')
     with running("serve", "--config", tmp_path / "gavel.toml", GAVEL_DATA=str(tmp_path / "data")) as process:
         assert f"gavel: ready on unix:{tmp_path}/gavel.sock" == first_line(process)
-        status, _, err = stopped_by(process, signal.SIGTERM)
+        status, _, err = stop(process, signal.SIGTERM)
         assert 0 == status
         assert '"event": "server.ready"' in err
     assert (tmp_path / "data").is_dir()
 
 
 def test_one_server_per_directory_and_port(shop: Server, tmp_path: Path) -> None:
-    """A second server on a data directory or a port is refused in one sentence, exit status 1."""
-    done = gavel("serve", "--listen", "127.0.0.1:0", "--data", shop.data)
-    assert (1, "") == (done.returncode, done.stdout)
-    assert f"gavel: another gavel serve (pid {shop.running.pid}) uses {shop.data}; stop it, or give another directory" in done.stderr
-    done = gavel("serve", "--listen", shop.address, "--data", tmp_path / "data")
-    assert (1, "") == (done.returncode, done.stdout)
-    assert f"gavel: cannot listen on {shop.address}" in done.stderr
-    assert "Traceback" not in done.stderr
+    """A second server on a data directory or a port fails with one sentence and exit status 1."""
+    result = gavel("serve", "--listen", "127.0.0.1:0", "--data", shop.data)
+    assert (1, "") == (result.returncode, result.stdout)
+    assert f"gavel: another gavel serve (pid {shop.running.pid}) uses {shop.data}; stop it, or give another directory" in result.stderr
+    result = gavel("serve", "--listen", shop.address, "--data", tmp_path / "data")
+    assert (1, "") == (result.returncode, result.stdout)
+    assert f"gavel: cannot listen on {shop.address}" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_serve_beyond_this_machine(tmp_path: Path) -> None:
-    """Listening beyond this machine needs the flag that says what it means, and then is said loudly."""
-    done = gavel("serve", "--listen", "0.0.0.0:0", "--data", tmp_path / "data")
-    assert (2, "") == (done.returncode, done.stdout)
-    assert "--allow-unauthenticated-network" in done.stderr
+    """Listening beyond this machine needs --allow-unauthenticated-network, and prints a warning."""
+    result = gavel("serve", "--listen", "0.0.0.0:0", "--data", tmp_path / "data")
+    assert (2, "") == (result.returncode, result.stdout)
+    assert "--allow-unauthenticated-network" in result.stderr
     with running("serve", "--listen", "0.0.0.0:0", "--data", tmp_path / "data", "--allow-unauthenticated-network") as process:
         assert first_line(process).startswith("gavel: ready on 0.0.0.0:")
-        status, _, err = stopped_by(process, signal.SIGTERM)
+        status, _, err = stop(process, signal.SIGTERM)
         assert 0 == status
-        assert "gavel: NO AUTHENTICATION on 0.0.0.0:0: whoever reaches it may claim to be any producer" in err
+        assert "gavel: NO AUTHENTICATION on 0.0.0.0:0: anyone who reaches it can act as any producer" in err
 
 
 def test_executor_and_fdr(tmp_path: Path) -> None:
-    """An executor carries out what was approved, and a reactor of its own derives the fact, each as a process."""
+    """An executor process carries out an approval, and a reactor process derives the fact."""
     data, module = tmp_path / "data", tmp_path / "parcels.py"
     module.write_text(HANDLERS)
     with running("serve", "--listen", "127.0.0.1:0", "--data", data, "--no-fdr") as server:
@@ -123,15 +123,58 @@ def test_executor_and_fdr(tmp_path: Path) -> None:
         ):
             assert "gavel: executor courier carries out parcel.send on bus default" == first_line(executor)
             assert "gavel: deriving facts on bus default" == first_line(reactor)
-            seen: list[Envelope] = []
+            events: list[Envelope] = []
             for response in client.subscribe_events(from_sequence_number=decision.sequence_number, timeout_ms=60_000):
-                seen.append(response.envelope)
+                events.append(response.envelope)
                 if response.envelope.fact.decision_id == decision.event_id:
                     break
-            reports = [event for event in seen if event.execution.status == EXECUTION_STATUS_SUCCESS]
+            reports = [event for event in events if event.execution.status == EXECUTION_STATUS_SUCCESS]
             assert [("courier", 5.0)] == [(event.producer.id, event.execution.result.fields["weight"].number_value) for event in reports]
-            assert 0 == stopped_by(executor, signal.SIGTERM)[0]
-            assert 0 == stopped_by(reactor, signal.SIGINT)[0]
-        assert 0 == stopped_by(server, signal.SIGTERM)[0]
-    done = gavel("replay", "--data", data)
-    assert (0, "proved: 16 events, 3 decisions recomputed equal\n") == (done.returncode, done.stdout)
+            assert 0 == stop(executor, signal.SIGTERM)[0]
+            assert 0 == stop(reactor, signal.SIGINT)[0]
+        assert 0 == stop(server, signal.SIGTERM)[0]
+    result = gavel("replay", "--data", data)
+    assert (0, "proved: 16 events, 3 decisions recomputed equal\n") == (result.returncode, result.stdout)
+
+
+def test_executor_by_server_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given only --server, an executor finds the work queue in .gavel, the default directory of both commands."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parcels.py").write_text(HANDLERS)
+    with running("serve", "--listen", "127.0.0.1:0") as server:
+        address = first_line(server).removeprefix("gavel: ready on ")
+        decision = play(address)["light"]
+        with running("executor", "parcels.py", "--server", address) as executor, SyncGavelClient(address) as client:
+            assert "gavel: executor gavel-executor carries out parcel.send on bus default" == first_line(executor)
+            for response in client.subscribe_events(from_sequence_number=decision.sequence_number, timeout_ms=60_000):
+                if response.envelope.execution.status == EXECUTION_STATUS_SUCCESS:
+                    break
+            assert 0 == stop(executor, signal.SIGTERM)[0]
+
+
+def test_log_tail_waits_for_a_bus(shop: Server, bus: str) -> None:
+    """`log tail --follow` of a bus that does not exist says that it waits, and prints the events once a write opens the bus."""
+    with (
+        running("log", "tail", "--follow", "--bus", bus, "--server", shop.address) as tail,
+        SyncGavelClient(shop.address, bus=bus) as client,
+    ):
+        assert tail.stderr is not None
+        assert "gavel: the bus does not exist yet; waiting for the first write to it\n" == tail.stderr.readline()
+        client.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready"))
+        assert "BusOpened" in first_line(tail)
+        assert "parcel/1" in first_line(tail)
+        status, _, err = stop(tail, signal.SIGINT)
+        assert (130, "") == (status, err)
+
+
+@pytest.mark.parametrize("arguments", [("executor", "parcels.py"), ("fdr",)])
+def test_consumers_without_a_work_queue(shop: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    """Where .gavel has no embedded Redis, the message names the server and the options that locate its work queue."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parcels.py").write_text(HANDLERS)
+    result = gavel(*arguments, "--server", shop.address)
+    sentence = (
+        f"gavel: the work queues of the server at {shop.address} are in its Redis, and .gavel has none: give the server's data directory "
+        "with --data DIR (GAVEL_DATA), or its Redis with --redis URL (GAVEL_REDIS)\n"
+    )
+    assert (1, "", sentence) == (result.returncode, result.stdout, result.stderr)

@@ -1,4 +1,4 @@
-"""A courier who sets out and is never seen again: whoever runs him is killed meanwhile."""
+"""A handler that never returns, for executors that are killed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ handlers = Handlers()
 
 @handlers.action("parcel.send")
 async def send(context: ExecutionContext) -> HandlerResult:
-    """Set out with the parcel."""
+    """Wait for ever."""
     await asyncio.Event().wait()
     return HandlerResult.failed("UNREACHABLE")

@@ -1,4 +1,4 @@
-"""A courier who sends every parcel half way only, and can call it back."""
+"""Handlers of a partial execution and of its compensation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ handlers = Handlers()
 
 @handlers.action("parcel.send")
 async def send(context: ExecutionContext) -> HandlerResult:
-    """Take the parcel from the depot, and no further."""
+    """Take the parcel from the depot, but no further."""
     return HandlerResult.partial(["fetched"], "ROAD_CLOSED", "no way on", {"weight": context.params["weight"], "stranded": "crossroads"})
 
 

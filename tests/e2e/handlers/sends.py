@@ -1,4 +1,4 @@
-"""A courier who does what he is told."""
+"""A handler that succeeds."""
 
 from __future__ import annotations
 

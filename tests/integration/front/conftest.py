@@ -1,7 +1,7 @@
-"""A front, and a server behind it that the tests play.
+"""A server that the tests script, on each transport.
 
-Most tests make a call twice, to the server itself and through the front, and want the same of both. Nothing may be written to
-standard error meanwhile, which is where a front's own mistakes would stand.
+Most tests make a call twice, to the server itself and through the front, and expect the same of both. Nothing may be written to
+standard error meanwhile: a front's own mistakes would stand there.
 """
 
 from __future__ import annotations
@@ -10,31 +10,24 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from gavel_server.transport import bind, make_server
 
-from tests.fronts import FRONTS
 from tests.integration.front.world import World
+from tests.support.fronts import TRANSPORTS
 
 
-@pytest.fixture(params=FRONTS)
+@pytest.fixture(params=TRANSPORTS)
 async def world(request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> AsyncIterator[World]:
     """A server without a front yet."""
-    server = make_server()
-    made = World(tmp_path, request.param)
-    server.add_generic_rpc_handlers((made.scripted,))
-    bind(server, made.inner)
-    await server.start()
-    yield made
-    for channel in made.channels:
-        await channel.close()
-    await made.keeper.stop()
-    await server.stop(None)
-    # gRPC may still speak of a connection to a front that an earlier test has killed.
+    server = World(tmp_path, request.param)
+    await server.serve()
+    yield server
+    await server.stop()
+    # gRPC may still log a connection to a front that an earlier test has killed.
     assert [] == [line for line in capfd.readouterr().err.splitlines() if "Got goaway" not in line]
 
 
 @pytest.fixture
 async def front(world: World) -> World:
-    """A server and its front."""
+    """A server on its transport, connected."""
     await world.start()
     return world

@@ -1,10 +1,10 @@
-"""A front as a process of its own, between callers and a server that the tests play."""
+"""A front as a process of its own, between callers and a server that the tests script."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -12,21 +12,25 @@ from typing import Any, Final
 import grpc
 from gavel.v1 import error_pb2
 from gavel_server.errors import ServiceError
-from gavel_server.front.keeper import FrontKeeper
-from gavel_server.front.link import METHODS
-from gavel_server.front.programs import Front
-from gavel_server.services.arbitration import Answer
-from gavel_server.services.boundary import fitted
-from gavel_server.transport import channel_options
+from gavel_server.front.frames import METHODS
+from gavel_server.front.programs import FrontSetting, native_program
+from gavel_server.front.supervisor import FrontSupervisor
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.interceptor import Interceptor
+from gavel_server.rpc.limits import RECEIVE_BYTES_MAX, SEND_BYTES_MAX
+from gavel_server.rpc.plain_methods import Answer, Method
+from gavel_server.rpc.refusals import fit
+from gavel_server.rpc.service_descriptors import ARBITRATION
+from gavel_server.rpc.transport import bind, make_server
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 Context = grpc.aio.ServicerContext[Any, Any]
 HOT: Final = f"/gavel.v1.ArbitrationService/{METHODS[0]}"
 PROPOSALS: Final = "/gavel.v1.ArbitrationService/StreamProposals"
-UNARY: Final = "/gavel.v1.EventService/GetEvent"
+UNARY: Final = "/gavel.v1.EventService/PublishEvent"
 STREAM: Final = "/gavel.v1.EventService/SubscribeEvents"
-LARGE_ERROR: Final = fitted(ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 1000, [("field", "x" * 1000)] * 20))
+LARGE_ERROR: Final = fit(ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 1000, [("field", "x" * 1000)] * 20))
 TRAILERS: Final = (("kept", "as it is"), ("kept-bin", b"\x00\xff"))
 CALL_SECONDS_MAX: Final = 60.0
 # Enough for a call to arrive, on a busy machine too.
@@ -36,27 +40,29 @@ MEMORY_KIB_MAX: Final = 400 * 1024
 
 
 class Scripted(grpc.GenericRpcHandler):
-    """The server: a request's first word says what is to become of the call; `ended` counts calls that `wait` or `flood` and have ended."""
+    """The server: the first word of a request selects its behaviour; `ended` has an item for each `wait` or `flood` that ended."""
 
     def __init__(self) -> None:
         self.entered: asyncio.Queue[None] = asyncio.Queue()
         self.ended: asyncio.Queue[None] = asyncio.Queue()
-        self.flooded = 0  # messages that `flood` has begun to send
+        self.seen: set[str] = set()  # methods that were called
+        self.flooded = 0  # messages that `flood` has started to send
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of UNARY or STREAM; there are no others."""
+        self.seen.add(handler_call_details.method)
         handlers: dict[str, Any] = {
-            UNARY: grpc.unary_unary_rpc_method_handler(self._once),
+            UNARY: grpc.unary_unary_rpc_method_handler(self._unary),
             STREAM: grpc.unary_stream_rpc_method_handler(self._behave),
         }
         return handlers.get(handler_call_details.method)
 
-    async def _once(self, request: bytes, context: Context) -> bytes:
+    async def _unary(self, request: bytes, context: Context) -> bytes:
         return await anext(aiter(self._behave(request, context)))
 
     async def _behave(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        word, _, rest = request.partition(b" ")
-        match word:
+        verb, _, rest = request.partition(b" ")
+        match verb:
             case b"echo":
                 await context.send_initial_metadata(TRAILERS)
                 context.set_trailing_metadata(TRAILERS)
@@ -71,14 +77,14 @@ class Scripted(grpc.GenericRpcHandler):
                     yield rest
                 await context.abort_with_status(rpc_status.to_status(LARGE_ERROR.status()))
             case b"tell":
-                own = ("user-agent", "grpc-accept-encoding")
+                own = ("user-agent", "grpc-accept-encoding", "gavel-peer")
                 yield repr(sorted(pair for pair in map(tuple, context.invocation_metadata() or ()) if pair[0] not in own)).encode()
             case b"remaining":
                 yield repr(context.time_remaining()).encode()
             case b"wait" | b"flood":
                 self.entered.put_nowait(None)
                 try:
-                    while word == b"flood":
+                    while verb == b"flood":
                         self.flooded += 1
                         yield bytes(64 * 1024)
                     await asyncio.Event().wait()
@@ -87,28 +93,53 @@ class Scripted(grpc.GenericRpcHandler):
 
 
 class World:
-    """A front, the server behind it, and a channel to each. Calls of the hot path wait in `asked` until the test answers them."""
+    """A server on a transport, and a channel to each of its addresses. Calls of the hot path wait in `requests` for the test to answer.
 
-    def __init__(self, directory: Path, program: Front) -> None:
+    On grpc.aio alone ("none") both channels lead to the server itself.
+    """
+
+    def __init__(self, directory: Path, transport: FrontSetting) -> None:
         self.directory = directory
-        self.program = program
+        self.transport = transport
         self.scripted = Scripted()
-        self.asked: asyncio.Queue[tuple[str, bytes, Answer]] = asyncio.Queue()
-        self.keeper = self.keeper_on("127.0.0.1:0")
+        self.requests: asyncio.Queue[tuple[str, bytes, Answer]] = asyncio.Queue()
+        self.contexts: list[CallContext] = []  # of the calls of the hot path
+        self.methods: dict[str, Method] = {name: self._method(name) for name in METHODS}
+        self.supervisor = self.supervisor_on("127.0.0.1:0")
         self.address = ""
         self.channels: list[grpc.aio.Channel] = []
+        self._server = make_server(behind_front=True)
 
     @property
     def inner(self) -> str:
         """The server's own address."""
         return f"unix:{self.directory}/inner.sock"
 
-    def keeper_on(self, listen: str) -> FrontKeeper:
-        """Return a keeper of a front of this server, not started."""
-        return FrontKeeper(self.program, {name: self._method(name) for name in METHODS}, listen, self.inner)
+    def supervisor_on(self, listen: str) -> FrontSupervisor:
+        """Return a supervisor of a front of this server, not started."""
+        return FrontSupervisor(native_program(), self.methods, listen, self.inner)
 
-    def _method(self, name: str) -> Callable[[bytes, Answer], None]:
-        return lambda data, answer: self.asked.put_nowait((name, data, answer))
+    def _method(self, name: str) -> Method:
+        def method(data: bytes, context: CallContext, answer: Answer) -> None:
+            self.contexts.append(context)
+            self.requests.put_nowait((name, data, answer))
+
+        return method
+
+    async def serve(self) -> None:
+        """Start the server, without a front."""
+        self._server.add_generic_rpc_handlers((self.scripted,))
+        if self.transport == "none":
+            Interceptor().register_methods(self._server, ARBITRATION, self.methods)
+        bind(self._server, self.inner)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop everything."""
+        for channel in self.channels:
+            await channel.close()
+        await self.supervisor.stop()
+        await self._server.stop(None)
 
     @property
     def process_id(self) -> int:
@@ -117,19 +148,22 @@ class World:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The same, as the keeper's child."""
-        process = self.keeper._process  # nobody else needs it
+        """The same, as the supervisor's child."""
+        process = self.supervisor._process  # only tests need it
         assert process is not None
         return process
 
     async def start(self) -> None:
-        """Start the front, let it serve, and connect to both."""
-        self.address = await self.keeper.start()
-        self.keeper.serve()
-        self.channels = [grpc.aio.insecure_channel(target, options=channel_options()) for target in (self.inner, self.address)]
+        """Start the front if there is one, let it serve, and connect to both."""
+        self.address = self.inner
+        if self.transport == "native":
+            self.address = await self.supervisor.start()
+            self.supervisor.serve()
+        options = [("grpc.max_receive_message_length", SEND_BYTES_MAX), ("grpc.max_send_message_length", RECEIVE_BYTES_MAX)]
+        self.channels = [grpc.aio.insecure_channel(target, options=options) for target in (self.inner, self.address)]
 
     async def call(self, channel: grpc.aio.Channel, method: str, *requests: bytes, **options: Any) -> list[Any]:
-        """Make a call; return its answers, then how it ended: code, details, status, and the metadata that a method sets."""
+        """Make a call; return its answers, code, details, status, and the metadata that a method sets."""
         options = {"timeout": CALL_SECONDS_MAX, **options}
         if len(requests) == 1:
             one: Any = channel.unary_stream(method)
@@ -141,24 +175,24 @@ class World:
         status: Status | None = None
         try:
             async for answer in call:
-                answers.append(answer)  # noqa: PERF401  # what came before an error counts
+                answers.append(answer)  # noqa: PERF401  # the answers before an error count
         except grpc.aio.AioRpcError as error:
             with suppress(ValueError):
                 status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it reads the trailers, which this has
-        kept = [
-            sorted(pair for pair in map(tuple, metadata) if pair[0].startswith("kept"))  # the order of keys means nothing
+        metadata_of_server = [
+            sorted(pair for pair in map(tuple, metadata) if pair[0].startswith("kept"))  # the order of keys has no meaning
             for metadata in (await call.initial_metadata(), await call.trailing_metadata())
         ]
-        return [answers, await call.code(), await call.details(), status, *kept]
+        return [answers, await call.code(), await call.details(), status, *metadata_of_server]
 
-    async def both(self, method: str, *requests: bytes, **options: Any) -> list[Any]:
-        """Make a call to the server and through the front; return what both came to, which must be the same."""
+    async def call_both(self, method: str, *requests: bytes, **options: Any) -> list[Any]:
+        """Make a call to the server and through the front; assert that the results are equal and return one."""
         direct, through = [await self.call(channel, method, *requests, **options) for channel in self.channels]
         assert direct == through
         return through
 
-    async def back(self) -> None:
-        """Return once a front that was killed answers again."""
+    async def wait_until_restarted(self) -> None:
+        """Wait until a killed front answers again."""
         answers: list[bytes] = []
         async with asyncio.timeout(CALL_SECONDS_MAX):
             while not answers:
@@ -167,8 +201,8 @@ class World:
         assert [b"back"] == answers
 
 
-async def ended(call: Awaitable[Any]) -> bytes | grpc.StatusCode | None:
-    """Return a call's answer, or how it failed."""
+async def result_of(call: Awaitable[Any]) -> bytes | grpc.StatusCode | None:
+    """Return a call's answer, its status code, or None if it was cancelled."""
     try:
         return bytes(await call)
     except grpc.aio.AioRpcError as error:
@@ -178,10 +212,10 @@ async def ended(call: Awaitable[Any]) -> bytes | grpc.StatusCode | None:
 
 
 def memory_kib(process_id: int) -> int:
-    """Return how much memory a process has resident."""
+    """Return the resident memory of a process."""
     return int(next(line for line in of_process(process_id, "status").splitlines() if line.startswith("VmRSS:")).split()[1])
 
 
 def of_process(process_id: int, what: str) -> str:
-    """Return what the kernel says of a process."""
+    """Return a file of /proc about a process."""
     return Path(f"/proc/{process_id}/{what}").read_text()

@@ -1,4 +1,4 @@
-"""When a server cannot write, or two serve one bus: the rest of the error table, and what callers of either server see."""
+"""A server that cannot write, and two servers on one bus: the rest of the error table, and the answers of either server."""
 
 from __future__ import annotations
 
@@ -22,79 +22,72 @@ from gavel.v1.projection_service_pb2 import GetProjectionRequest, GetStatusReque
 from gavel.v1.rule_set_service_pb2 import GetRuleSetRequest
 from gavel_rules.commands import OpenBus, PublishEvent
 from gavel_rules.decider import handle
-from gavel_rules.events import ARBITER_VERSION
-from gavel_rules.projection import State
-from gavel_server.admission import admit
-from gavel_server.bus.planning import Completed
-from gavel_server.clock import wall_clock_ms
+from gavel_rules.events.kinds import ARBITER_VERSION
+from gavel_rules.state.state import State
+from gavel_server.bus.queue import CommandQueue
+from gavel_server.bus.request import CommittedAnswer
+from gavel_server.bus.sequencer import QUEUE_BYTES_MAX
 from gavel_server.errors import ServiceError
+from gavel_server.intake.admission import admit
 from gavel_server.log import Entry, EventLog, IdEntry, LogUnavailableError, OutcomeUnknownError, chain, empty_head
 from gavel_server.log.memory import MemoryLog
-from gavel_server.log.redis import RedisLog
+from gavel_server.log.redis.log import RedisLog
+from gavel_server.process.clock import wall_clock_ms
 from gavel_server.services.event import PUBLISHABLE
 
-from tests.integration.services.world import (
-    START_MS,
-    Clock,
-    World,
-    fact,
-    proposal,
-    refusal,
-    refusal_of,
-    running_world,
-    some_uuid,
-)
+from tests.integration.services.world import START_MS, Clock, World, fact, proposal, refusal, refusal_of, running_world, some_uuid
 
 
 async def test_full_queue(world: World) -> None:
-    """A command that finds the queue full is RESOURCE_EXHAUSTED / QUEUE_FULL with a delay; in a batch, that item alone is."""
-    (await world.buses.get(""))._queue.commands_max = 3
+    """A command that finds the queue full is RESOURCE_EXHAUSTED / QUEUE_FULL with a delay; in a batch, only that item fails."""
+    sequencer = await world.buses.open("")
+    sequencer._queue = CommandQueue(sequencer.bus, 3, QUEUE_BYTES_MAX)
     envelopes = [fact(f"order/{number}", "order.status", "paid") for number in range(5)]
 
     results = (await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=envelopes))).results
 
     assert [result.WhichOneof("result") for result in results] == ["envelope"] * 3 + ["error"] * 2
-    heard = refusal_of(results[3].error)
-    assert (heard.code, heard.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    assert heard.retry_after_ms > 0
+    problem = refusal_of(results[3].error)
+    assert (problem.code, problem.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert problem.retry_after_ms > 0
     assert await world.head() == 4
 
 
-async def test_log_that_refuses_writes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the log is away writes are UNAVAILABLE / LOG_UNAVAILABLE, GetStatus says why, and when it is back all is well."""
-    log = (await world.buses.get("")).log
+async def test_unavailable_log(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the log is unavailable, writes are UNAVAILABLE / LOG_UNAVAILABLE and GetStatus has the reason; afterwards writes succeed."""
+    log = (await world.buses.open("")).log
 
     async def refuse(*arguments: object) -> None:
         raise LogUnavailableError("cannot reach Redis")
 
-    with monkeypatch.context() as away:
+    with monkeypatch.context() as outage:
         for method in ("append", "head", "consumers", "durability"):
-            away.setattr(log, method, refuse)
-        heard = await refusal(world.publish(fact("order/1", "order.status", "paid")))
+            outage.setattr(log, method, refuse)
+        problem = await refusal(world.publish(fact("order/1", "order.status", "paid")))
         status = await world.projections.GetStatus(GetStatusRequest())
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
-    assert heard.retry_after_ms > 0
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
+    assert problem.retry_after_ms > 0
     assert (status.writable, status.unwritable_reason) == (False, "cannot reach Redis")
 
-    while not (await world.projections.GetStatus(GetStatusRequest())).writable:  # noqa: ASYNC110  # a caller has no other way
-        await asyncio.sleep(0.01)  # a caller has no other way to learn of it
+    while not (await world.projections.GetStatus(GetStatusRequest())).writable:  # noqa: ASYNC110  # callers have no other way
+        await asyncio.sleep(0.01)  # callers have no other way to notice it
     await world.publish(fact("order/1", "order.status", "paid"))
 
 
-async def test_log_that_loses_one_append_after_the_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command whose append gets lost is sent again once; lost twice, its caller hears so and does not wait for ever."""
-    log = (await world.buses.get("")).log
-    lost: list[int] = []
+async def test_append_that_is_lost_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose append is lost is appended again once; if it is lost twice, its caller gets an error."""
+    log = (await world.buses.open("")).log
+    losses: list[int] = []
 
     async def lose(*arguments: object) -> None:
-        lost.append(len(lost))
+        losses.append(len(losses))
         raise OutcomeUnknownError("the request was lost")
 
-    with monkeypatch.context() as away:
-        away.setattr(log, "append", lose)
-        heard = await refusal(world.publish(fact("order/1", "order.status", "paid")))
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
-    assert (2, 1) == (len(lost), await world.head())
+    with monkeypatch.context() as outage:
+        outage.setattr(log, "append", lose)
+        problem = await refusal(world.publish(fact("order/1", "order.status", "paid")))
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
+    assert (2, 1) == (len(losses), await world.head())
 
 
 async def test_clock_that_is_behind_the_log(world: World) -> None:
@@ -102,15 +95,15 @@ async def test_clock_that_is_behind_the_log(world: World) -> None:
     await world.publish(fact("order/1", "order.status", "paid"))
     world.clock.now_ms -= 5_001
 
-    heard = await refusal(world.publish(fact("order/1", "order.status", "sent")))
+    problem = await refusal(world.publish(fact("order/1", "order.status", "sent")))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "CLOCK_SKEW")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "CLOCK_SKEW")
     assert not (await world.projections.GetStatus(GetStatusRequest())).writable
     assert (await world.events.GetEvent(GetEventRequest(sequence_number=2))).envelope.fact.value.string_value == "paid"
 
 
-async def test_clock_slightly_behind_never_turns_back_time(world: World) -> None:
-    """A clock that is a little behind still writes, and recorded_at never goes back."""
+async def test_recorded_at_never_decreases(world: World) -> None:
+    """A server whose clock is slightly behind writes, and recorded_at never decreases."""
     first = await world.publish(fact("order/1", "order.status", "paid"))
     world.clock.now_ms -= 4_000
 
@@ -123,16 +116,16 @@ async def test_stopping_server_refuses_writes(world: World) -> None:
     """A server that is shutting down refuses writes with UNAVAILABLE / SHUTTING_DOWN."""
     await world.buses.stop()
 
-    heard = await refusal(world.publish(fact("order/1", "order.status", "paid")))
+    problem = await refusal(world.publish(fact("order/1", "order.status", "paid")))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
 
 async def test_bus_of_another_arbiter_version() -> None:
     """A bus that needs semantics which this build does not have is served for reading and refuses every write."""
     state = State("default")
     command = OpenBus(some_uuid(), CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS), 7 * 86_400_000)
-    (opened,) = handle(state, command, now_ms=START_MS).events
+    (opened,) = handle(state, command, now_ms=START_MS).envelopes
     opened.fact.bus_opened.arbiter_version = ARBITER_VERSION + 1
     data = opened.SerializeToString()
     log = MemoryLog("default", Clock())
@@ -143,10 +136,10 @@ async def test_bus_of_another_arbiter_version() -> None:
         return log
 
     async with running_world(open_log) as world:
-        heard = await refusal(world.publish(fact("order/1", "order.status", "paid")))
+        problem = await refusal(world.publish(fact("order/1", "order.status", "paid")))
         status = await world.projections.GetStatus(GetStatusRequest())
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "ARBITER_VERSION_NOT_IMPLEMENTED")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "ARBITER_VERSION_NOT_IMPLEMENTED")
     assert (status.writable, status.arbiter_version, status.head_sequence_number) == (False, ARBITER_VERSION + 1, 1)
 
 
@@ -154,14 +147,14 @@ async def test_log_that_lost_events(world: World) -> None:
     """A log whose head is behind what was acknowledged is never written to again: UNAVAILABLE / LOG_REGRESSED."""
     for _ in range(3):
         await world.publish(fact("order/1", "order.status", "paid"))
-    log = (await world.buses.get("")).log
+    log = (await world.buses.open("")).log
     assert isinstance(log, MemoryLog)
     del log._records[2:]
     log._head = log._head._replace(sequence_number=2, chain_hash=log._records[-1].chain_hash)
 
-    heard = await refusal(world.publish(fact("order/1", "order.status", "paid")))
+    problem = await refusal(world.publish(fact("order/1", "order.status", "paid")))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_REGRESSED")
     assert await world.head() == 2
 
 
@@ -169,7 +162,7 @@ async def test_log_that_lost_events(world: World) -> None:
 
 
 class WallClock(Clock):
-    """The real one: Redis has no other."""
+    """The system's clock, because Redis has no other."""
 
     def __call__(self) -> int:
         """Return the time, in milliseconds since the epoch."""
@@ -187,25 +180,26 @@ async def two_servers(redis_url: str, bus: str) -> AsyncIterator[tuple[World, Wo
         yield one, other, bus
 
 
-async def test_subscribers_of_both_servers_hear_the_same(two_servers: tuple[World, World, str]) -> None:
-    """Both servers write at once; subscribers of each hear every event of both once, in the one order."""
+async def test_subscribers_of_both_servers_receive_one_order(two_servers: tuple[World, World, str]) -> None:
+    """While both servers write, subscribers of each receive every event of both once, in the order of the log."""
     one, other, bus = two_servers
     total = 2 * 40 + 1
 
     async def read(world: World) -> list[tuple[int, str]]:
-        heard = []
+        answers = []
         call = world.events.SubscribeEvents(SubscribeEventsRequest(bus=bus))
         async for response in call:
-            heard.append((response.envelope.sequence_number, response.envelope.event_id))
-            if len(heard) == total:
+            answers.append((response.envelope.sequence_number, response.envelope.event_id))
+            if len(answers) == total:
                 break
         call.cancel()
-        return heard
+        return answers
 
     async def write(world: World, name: str) -> None:
         for number in range(40):
             await world.events.PublishEvent(PublishEventRequest(bus=bus, envelope=fact(f"order/{name}{number}", "order.status", "paid")))
 
+    await one.buses.open(bus)
     readers = [asyncio.create_task(read(world)) for world in (one, other)]
     await asyncio.gather(write(one, "a"), write(other, "b"))
     first, second = await asyncio.gather(*readers)
@@ -215,25 +209,25 @@ async def test_subscribers_of_both_servers_hear_the_same(two_servers: tuple[Worl
     assert len({event_id for _, event_id in first}) == total
 
 
-async def test_writes_of_one_server_are_read_at_the_other(two_servers: tuple[World, World, str]) -> None:
-    """What one server has answered is in the other's listing, its event by id, and, waited for, its projection."""
+async def test_writes_at_one_server_are_readable_at_the_other(two_servers: tuple[World, World, str]) -> None:
+    """An event recorded by one server is listed by the other, can be read there by id, and is in its projection after a wait."""
     one, other, bus = two_servers
     envelope = fact("order/1", "order.status", "paid", event_id=some_uuid())
-    recorded = (await one.events.PublishEvent(PublishEventRequest(bus=bus, envelope=envelope))).envelope
-    minimum = recorded.sequence_number
+    fact_event = (await one.events.PublishEvent(PublishEventRequest(bus=bus, envelope=envelope))).envelope
+    minimum = fact_event.sequence_number
 
-    listed = await other.events.ListEvents(ListEventsRequest(bus=bus))
-    read = await other.events.GetEvent(GetEventRequest(bus=bus, event_id=recorded.event_id))
-    projected = await other.projections.GetProjection(GetProjectionRequest(bus=bus, subject="order/1", min_sequence_number=minimum))
-    again = await other.events.PublishEvent(PublishEventRequest(bus=bus, envelope=envelope))
+    listing = await other.events.ListEvents(ListEventsRequest(bus=bus))
+    read = await other.events.GetEvent(GetEventRequest(bus=bus, event_id=fact_event.event_id))
+    response = await other.projections.GetProjection(GetProjectionRequest(bus=bus, subject="order/1", min_sequence_number=minimum))
+    repetition = await other.events.PublishEvent(PublishEventRequest(bus=bus, envelope=envelope))
 
-    assert [event.sequence_number for event in listed.envelopes] == [1, 2]
-    assert read.envelope == recorded == again.envelope
-    assert projected.projection.facts[0].source_event.event_id == recorded.event_id
+    assert [event.sequence_number for event in listing.envelopes] == [1, 2]
+    assert read.envelope == fact_event == repetition.envelope
+    assert response.projection.facts[0].source_event.event_id == fact_event.event_id
 
 
 async def test_both_servers_have_one_projection(two_servers: tuple[World, World, str]) -> None:
-    """At one head, both servers answer the same digest of their whole state, and see the Redis they are on as durable."""
+    """At the same head both servers answer the same digest of their state, and report their Redis as durable."""
     one, other, bus = two_servers
     for world, number in ((one, 1), (other, 2), (one, 3)):
         await world.events.PublishEvent(PublishEventRequest(bus=bus, envelope=fact(f"order/{number}", "order.status", "paid")))
@@ -248,34 +242,34 @@ async def test_both_servers_have_one_projection(two_servers: tuple[World, World,
     assert (first.durable, list(first.durability_warnings)) == (True, [])
 
 
-async def test_no_call_writes_to_a_bus_with_a_bad_name(world: World) -> None:
+async def test_invalid_bus_name_is_refused_by_every_service(world: World) -> None:
     """A bus name that no bus can have is INVALID_ARGUMENT on every service."""
     for call in (
         world.events.GetEvent(GetEventRequest(bus="No_Bus", sequence_number=1)),
         world.projections.GetStatus(GetStatusRequest(bus="x" * 64)),
         world.rule_sets.GetRuleSet(GetRuleSetRequest(bus="\x00", policy_id="x")),
     ):
-        heard = await refusal(call)
-        assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["bus"])
+        problem = await refusal(call)
+        assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["bus"])
 
 
-async def test_proposal_without_a_producer_is_an_agents(world: World) -> None:
-    """A proposal that names no producer is recorded as an agent's, since nobody else may propose."""
-    sent = proposal("order/1")
-    sent.ClearField("producer")
+async def test_proposal_without_a_producer_is_recorded_as_the_agents(world: World) -> None:
+    """A proposal that names no producer is recorded as an agent's, because only agents may propose."""
+    envelope = proposal("order/1")
+    envelope.ClearField("producer")
 
-    decision = await world.propose(sent)
+    decision = await world.propose(envelope)
 
-    recorded = (await world.events.GetEvent(GetEventRequest(event_id=decision.decision.proposal_id))).envelope
-    assert recorded.producer.type == common_pb2.PRODUCER_TYPE_AGENT
+    event = (await world.events.GetEvent(GetEventRequest(event_id=decision.decision.proposal_id))).envelope
+    assert event.producer.type == common_pb2.PRODUCER_TYPE_AGENT
 
 
 async def test_every_command_is_answered_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that fails while a batch is prepared is told to the commands that wait, and not to those answered before."""
-    sequencer = await world.buses.get("")
-    known, unknown, lost = some_uuid(), some_uuid(), some_uuid()
-    await world.publish(fact("order/1", "order.status", "paid", event_id=known))
-    heard: list[tuple[str, str]] = []
+    """If the log fails while a batch is resolved, its waiting commands get an error; commands answered before get no second answer."""
+    sequencer = await world.buses.open("")
+    published, unknown, lost = some_uuid(), some_uuid(), some_uuid()
+    await world.publish(fact("order/1", "order.status", "paid", event_id=published))
+    answers: list[tuple[str, str]] = []
 
     async def find(event_ids: list[str], now_ms: int) -> dict[str, IdEntry]:
         if lost in event_ids:
@@ -285,28 +279,28 @@ async def test_every_command_is_answered_once(world: World, monkeypatch: pytest.
     monkeypatch.setattr(sequencer.log, "find", find)
 
     def submit(name: str, envelope: Envelope) -> None:
-        def done(result: Completed | ServiceError) -> None:
-            heard.append((name, ErrorReason.Name(result.reason) if isinstance(result, ServiceError) else "OK"))
+        def collect(result: CommittedAnswer | ServiceError) -> None:
+            answers.append((name, ErrorReason.Name(result.reason) if isinstance(result, ServiceError) else "OK"))
 
-        chosen = admit(envelope, "default", PUBLISHABLE)
-        sequencer.submit(PublishEvent(envelope), done, envelope.event_id if chosen else "")
+        idempotency_key = admit(envelope, "default", PUBLISHABLE)
+        sequencer.submit(PublishEvent(envelope), collect, idempotency_key)
 
-    submit("repeated", fact("order/1", "order.status", "paid", event_id=known))
+    submit("repeated", fact("order/1", "order.status", "paid", event_id=published))
     submit("of unknown cause", fact("order/1", "order.status", "sent", causation_id=unknown))
     submit("unlucky", fact("order/1", "order.status", "sent", causation_id=lost))
     await refusal(world.publish(fact("order/1", "order.status", "sent", causation_id=lost)))
 
-    assert heard == [
+    assert answers == [
         ("repeated", "OK"),
         ("of unknown cause", "ERROR_REASON_EVENT_NOT_FOUND"),
         ("unlucky", "ERROR_REASON_LOG_UNAVAILABLE"),
     ]
 
 
-async def test_timer_that_may_not_be_written_does_not_spin(governed: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer that is due while the clock forbids writing waits; the sequencer does not run in circles until it may."""
-    await governed.approve()
-    sequencer = await governed.buses.get("")
+async def test_blocked_timer_does_not_spin(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer that is due while the clock forbids writes waits without a busy loop."""
+    await world_with_rules.approve()
+    sequencer = await world_with_rules.buses.open("")
     rounds = 0
     wait_for_work = sequencer._wait_for_work
 
@@ -316,9 +310,9 @@ async def test_timer_that_may_not_be_written_does_not_spin(governed: World, monk
         await wait_for_work()
 
     monkeypatch.setattr(sequencer, "_wait_for_work", counting)
-    governed.clock.now_ms += 120_000
+    world_with_rules.clock.now_ms += 120_000
     sequencer.replica.clock.observe(0, 10_000, 10_000)
-    sequencer._gathering.wake()
+    sequencer._pacing.wake()
     await asyncio.sleep(0.1)
 
     assert rounds < 20

@@ -1,4 +1,4 @@
-"""The compiler's children: no document may hang or crash a server, and what a child has said is not asked again."""
+"""The compiler's child processes: no document hangs or crashes a server, and a child's answer is cached."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 from gavel.v1.rule_set_service_pb2 import DeployRuleSetRequest
-from gavel_server import compiler
-from gavel_server.compiler import Compiler
+from gavel_server.compile import compiler
+from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError
 
 from tests.integration.services.world import RULE_SET, World, refusal
@@ -21,123 +21,123 @@ from tests.integration.services.world import RULE_SET, World, refusal
 
 async def test_compiling_is_limited_in_time() -> None:
     """A document that does not compile in time is COMPILE_LIMIT_EXCEEDED, and its child is gone."""
-    with pytest.raises(ServiceError, match="took longer than 1 ms") as caught:
+    with pytest.raises(ServiceError, match="took longer than 1 ms") as error_info:
         await Compiler(time_limit_ms=1).check(RULE_SET)
 
-    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error_info.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         (
-            "import gavel_server.compile_worker as w, sys; w.report_on = lambda text, analysed: 'x' * (1 << 40); sys.exit(w.main())",
+            "import gavel_server.compile.worker as w, sys; w.report_on = lambda text, analysed: 'x' * (1 << 40); sys.exit(w.main())",
             "memory",
         ),
         ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
     ],
 )
-async def test_child_that_dies_is_a_limit(monkeypatch: pytest.MonkeyPatch, program: str, said: str) -> None:
+async def test_killed_child_is_a_limit_error(monkeypatch: pytest.MonkeyPatch, program: str, message: str) -> None:
     """A child that runs out of memory or dies by a signal is COMPILE_LIMIT_EXCEEDED."""
     monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", program))
-    with pytest.raises(ServiceError, match=said) as caught:
+    with pytest.raises(ServiceError, match=message) as error_info:
         await Compiler().check(RULE_SET)
 
-    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error_info.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-# The faults are put into the child's engines: what the canary finds there, and how it answers, is what it is in production.
+# The faults are injected into the child's engines; the canary and its answer are those of production.
 _SWAPPED = "import durable_rules_engine as d; d.create_ruleset = lambda n, text, real=d.create_ruleset: real(n, text.replace('lte', 'gte'))"
 _BROKEN = "import durable_rules_engine as d; d.retract_fact = lambda *_: (1, 0)"
 _FAILING = "import durable_rules_engine as d; d.retract_fact = lambda *on, real=d.retract_fact: real(*on) if 'warm' in on[1] else (1, 0)"
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
-        (_SWAPPED, "the two rule engines disagree about refund.create with params {"),
-        (_FAILING, "an engine fails (the Rete engine on refund.create kept a case: 1) when asked about refund.create with params {"),
-        (_BROKEN, "an engine fails (the Rete engine on refund.create kept its warm-up) when started on refund.create"),
+        (_SWAPPED, "the two rule engines disagree on a case of refund.create with params {"),
+        (_FAILING, "an engine fails (the Rete engine on refund.create kept a case: 1) on a case of refund.create with params {"),
+        (_BROKEN, "an engine fails (the Rete engine on refund.create kept its warm-up) when it starts for refund.create"),
     ],
 )
-async def test_no_document_is_deployed_that_engines_answer_differently(monkeypatch: pytest.MonkeyPatch, fault: str, said: str) -> None:
+async def test_document_with_an_engine_disagreement_is_refused(monkeypatch: pytest.MonkeyPatch, fault: str, message: str) -> None:
     """A document on which an engine fails in the child, or the two disagree, is refused as engine-disagreement, with the case."""
     assert (await Compiler().check(RULE_SET)).valid
     monkeypatch.setattr(
-        compiler, "_COMMAND", (sys.executable, "-c", f"{fault}\nimport gavel_server.compile_worker as w, sys; sys.exit(w.main())")
+        compiler, "_COMMAND", (sys.executable, "-c", f"{fault}\nimport gavel_server.compile.worker as w, sys; sys.exit(w.main())")
     )
     report = await Compiler().check(RULE_SET)
     assert ["engine-disagreement"] == [error.code for error in report.errors]
-    assert said in report.errors[0].message
+    assert message in report.errors[0].message
     assert (False, "") == (report.valid, report.digest)
-    with pytest.raises(ServiceError, match="engine-disagreement") as caught:
+    with pytest.raises(ServiceError, match="engine-disagreement") as error_info:
         await Compiler().compile(RULE_SET)
-    assert grpc.StatusCode.INVALID_ARGUMENT == caught.value.code
+    assert grpc.StatusCode.INVALID_ARGUMENT == error_info.value.code
 
 
 def stop_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the compiler's children stop themselves before they begin, and go on when they are told: none can be done too early."""
-    program = "import os, signal, sys; os.kill(os.getpid(), signal.SIGSTOP); import gavel_server.compile_worker as w; sys.exit(w.main())"
+    """Let the compiler's children stop themselves before they begin, and continue on a signal, so that none ends too early."""
+    program = "import os, signal, sys; os.kill(os.getpid(), signal.SIGSTOP); import gavel_server.compile.worker as w; sys.exit(w.main())"
     monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-P", "-c", program))
 
 
 def workers(state: str = "") -> list[int]:
     """The process ids of this process's compiler children, all or those in a state: "T" is stopped."""
-    found = []
+    processes = []
     for task in Path("/proc/self/task").glob("*/children"):
         for child in task.read_text(encoding="ascii").split():
-            with suppress(FileNotFoundError):  # gone in the meantime
-                is_worker = b"gavel_server.compile_worker" in Path(f"/proc/{child}/cmdline").read_bytes()
+            with suppress(FileNotFoundError):  # it has ended
+                is_worker = b"gavel_server.compile.worker" in Path(f"/proc/{child}/cmdline").read_bytes()
                 if is_worker and f"\nState:\t{state}" in Path(f"/proc/{child}/status").read_text(encoding="ascii"):
-                    found.append(int(child))
-    return found
+                    processes.append(int(child))
+    return processes
 
 
-async def stopped(count: int = 1) -> list[int]:
-    """Wait for so many compiler children of this process that have stopped, and return their process ids."""
-    while len(found := workers("T")) < count:  # noqa: ASYNC110  # a process table sets no event
+async def wait_until_stopped(count: int = 1) -> list[int]:
+    """Wait until `count` compiler children of this process have stopped, and return their process ids."""
+    while len(processes := workers("T")) < count:  # noqa: ASYNC110  # a process table sets no event
         await asyncio.sleep(0.001)
-    return found
+    return processes
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSEGV, signal.SIGXCPU])
-async def test_deployment_whose_child_is_killed(world: World, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGXCPU])
+async def test_deployment_whose_child_is_killed(world: World, monkeypatch: pytest.MonkeyPatch, signal_number: signal.Signals) -> None:
     """A deployment whose compiler is killed is refused as COMPILE_LIMIT_EXCEEDED and leaves nothing; the server goes on."""
     deployment = DeployRuleSetRequest(document=RULE_SET)
     with monkeypatch.context() as patched:
         stop_children(patched)
         deploying = asyncio.create_task(refusal(world.rule_sets.DeployRuleSet(deployment)))
-        (child,) = await stopped()
-        os.kill(child, sent)
+        (child,) = await wait_until_stopped()
+        os.kill(child, signal_number)
         with suppress(ProcessLookupError):  # SIGKILL does not wait for it
             os.kill(child, signal.SIGCONT)
-        heard = await deploying
+        problem = await deploying
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_LIMIT_EXCEEDED")
-    assert sent.name in heard.message
+    assert (problem.code, problem.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "COMPILE_LIMIT_EXCEEDED")
+    assert signal_number.name in problem.message
     assert await world.head() == 1
     assert (await world.rule_sets.DeployRuleSet(deployment)).sequence_number == 2
 
 
 async def test_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that hangs, here because it is stopped, is given up at the time limit and is gone; the next one compiles."""
+    """A child that hangs, here because it is stopped, is killed at the time limit; the next one compiles."""
     with monkeypatch.context() as patched:
         stop_children(patched)
-        with pytest.raises(ServiceError, match="took longer than 500 ms") as caught:
+        with pytest.raises(ServiceError, match="took longer than 500 ms") as error_info:
             await Compiler(time_limit_ms=500).check(RULE_SET)
 
-    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error_info.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert [] == workers("T")
     assert (await Compiler().check(RULE_SET)).valid
 
 
-async def test_callers_that_hang_up_make_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child of a caller that has hung up counts until it is gone: nobody gets more children than may compile at once."""
+async def test_cancelled_callers_still_count_against_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child of a cancelled caller counts until it ends: never more children compile than the limit."""
     compiling = Compiler(time_limit_ms=100_000)
     with monkeypatch.context() as patched:
         stop_children(patched)
         checking = [asyncio.create_task(compiling.check(RULE_SET)) for _ in range(compiler.COMPILES_MAX)]
-        children = await stopped(compiler.COMPILES_MAX)
+        children = await wait_until_stopped(compiler.COMPILES_MAX)
     for task in checking:
         task.cancel()
     await asyncio.gather(*checking, return_exceptions=True)
@@ -150,32 +150,57 @@ async def test_callers_that_hang_up_make_no_room(monkeypatch: pytest.MonkeyPatch
     assert (await another).valid
 
 
-async def test_child_with_a_bug_is_internal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_share_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that validates many documents at once is refused beyond its share; another caller is not, and takes its turn."""
+    compiling = Compiler(time_limit_ms=100_000)
+    with monkeypatch.context() as patched:
+        stop_children(patched)
+        running = [asyncio.create_task(compiling.check(f"{RULE_SET}\n# {number}", "10.0.0.1:1")) for number in range(2)]
+        children = await wait_until_stopped(compiler.COMPILES_MAX)
+    greedy = [asyncio.create_task(compiling.check(f"{RULE_SET}\n# {number}", "10.0.0.1:1")) for number in range(2, 20)]
+    other = asyncio.create_task(compiling.check(RULE_SET, "10.0.0.1:2"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    refused = [task for task in greedy if task.done()]
+    for child in children:
+        os.kill(child, signal.SIGCONT)
+    assert (await other).valid
+    assert 3 == len(refused)  # two that found no place, and one that the other caller has displaced
+    for task in refused:
+        error = task.exception()
+        assert isinstance(error, ServiceError)
+        assert (grpc.StatusCode.RESOURCE_EXHAUSTED, compiler.RETRY_AFTER_MS) == (error.code, error.retry_after_ms)
+    waiting = [task for task in greedy if task not in refused]
+    assert sum(task.done() for task in waiting) < len(waiting)
+    assert all([(await task).valid for task in (*running, *waiting)])
+
+
+async def test_bug_in_a_child_is_internal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that fails otherwise is a bug: INTERNAL with an id."""
     monkeypatch.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))
-    with pytest.raises(ServiceError, match=r"internal error [0-9a-f]{32}") as caught:
+    with pytest.raises(ServiceError, match=r"internal error [0-9a-f]{32}") as error_info:
         await Compiler().check(RULE_SET)
 
-    assert caught.value.code == grpc.StatusCode.INTERNAL
+    assert error_info.value.code == grpc.StatusCode.INTERNAL
 
 
-async def test_what_a_child_has_answered_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document is given to a child once, and once more to be analysed; its mistakes are remembered too, a child's failure is not."""
+async def test_compiler_answers_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document is compiled by one child, and analysed by one more; mistakes are cached too, a child's failure is not."""
     compiling = Compiler()
-    mistaken = RULE_SET.replace("version: 1", "version: 0")
-    answers = [await compiling.check(RULE_SET), await compiling.check(mistaken)]
+    invalid = RULE_SET.replace("version: 1", "version: 0")
+    answers = [await compiling.check(RULE_SET), await compiling.check(invalid)]
     assert [True, False] == [answer.valid for answer in answers]
     with monkeypatch.context() as patched:
         patched.setattr(compiler, "_COMMAND", (sys.executable, "-c", "raise RuntimeError"))
-        assert answers == [await compiling.check(RULE_SET), await compiling.check(mistaken)]
+        assert answers == [await compiling.check(RULE_SET), await compiling.check(invalid)]
         with pytest.raises(ServiceError, match="internal error"):
             await compiling.check(RULE_SET, analysed=True)
 
     assert (await compiling.check(RULE_SET, analysed=True)).valid
 
 
-async def test_the_answers_that_are_remembered_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many documents the last few are remembered, the one that was asked for longest ago goes first; a long answer never is."""
+async def test_cache_of_compiler_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache holds the latest answers and drops the least recently used one; long answers are not cached."""
     monkeypatch.setattr(compiler, "ANSWERS_MAX", 2)
     compiling = Compiler()
     documents = [f"# {number}\n{RULE_SET}" for number in range(3)]
@@ -194,18 +219,18 @@ async def test_the_answers_that_are_remembered_are_limited(monkeypatch: pytest.M
         await compiling.check(documents[1])
 
 
-async def test_callers_that_wait_are_limited() -> None:
-    """So many documents compile at once, so many wait; one more is refused with RESOURCE_EXHAUSTED at once."""
+async def test_queue_of_compilations_is_bounded() -> None:
+    """A limited number of documents compile at once and a limited number wait; one more is RESOURCE_EXHAUSTED at once."""
     compiling = Compiler()
     most = compiler.COMPILES_MAX + compiler.COMPILES_WAITING_MAX
-    waiting = [asyncio.create_task(compiling.check(RULE_SET)) for _ in range(most)]
+    tasks = [asyncio.create_task(compiling.check(RULE_SET)) for _ in range(most)]
     await asyncio.sleep(0)
 
-    with pytest.raises(ServiceError) as caught:
+    with pytest.raises(ServiceError) as error_info:
         await compiling.check(RULE_SET)
-    for task in waiting:
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error_info.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await compiling.check(RULE_SET)).valid

@@ -16,47 +16,36 @@ from gavel.v1.event_service_pb2 import (
     PublishEventRequest,
     SubscribeEventsRequest,
 )
-from gavel_rules.chain import chain
+from gavel_rules.events.hash_chain import chain
 
-from tests.integration.services.world import (
-    START_MS,
-    World,
-    fact,
-    observation,
-    raw,
-    refusal,
-    refusal_of,
-    some_uuid,
-    tool_call,
-    tool_result,
-)
+from tests.integration.services.world import START_MS, World, fact, observation, raw, refusal, refusal_of, some_uuid, tool_call, tool_result
 
 NONSENSE = "nonsense"
 EMPTY = "W10="
 
 
-async def test_publish_answers_the_event_of_the_log(world: World) -> None:
-    """A published event comes back with everything the server fills in, exactly as GetEvent reads it."""
-    sent = fact("order/1", "order.status", "paid")
+async def test_publish_returns_the_recorded_event(world: World) -> None:
+    """A published event is returned with the fields that the server fills in, exactly as GetEvent returns it."""
+    envelope = fact("order/1", "order.status", "paid")
 
-    recorded = await world.publish(sent)
+    event = await world.publish(envelope)
 
-    assert recorded.sequence_number == 2
-    assert recorded.schema_version == "gavel.v1"
-    assert recorded.event_category == common_pb2.EVENT_CATEGORY_FACT_EVENT
-    assert recorded.bus == "default"
-    assert recorded.recorded_at.ToMilliseconds() == START_MS
-    assert recorded.occurred_at == recorded.recorded_at
-    assert recorded.trace_id == recorded.event_id
-    assert (await world.events.GetEvent(GetEventRequest(sequence_number=2))).envelope == recorded
-    assert (await world.events.GetEvent(GetEventRequest(event_id=recorded.event_id))).envelope == recorded
+    assert event.sequence_number == 2
+    assert event.schema_version == "gavel.v1"
+    assert event.event_category == common_pb2.EVENT_CATEGORY_FACT_EVENT
+    assert event.bus == "default"
+    assert event.recorded_at.ToMilliseconds() == START_MS
+    assert event.occurred_at == event.recorded_at
+    assert event.trace_id == event.event_id
+    assert (await world.events.GetEvent(GetEventRequest(sequence_number=2))).envelope == event
+    assert (await world.events.GetEvent(GetEventRequest(event_id=event.event_id))).envelope == event
 
 
-async def test_answers_carry_the_chain_hash_of_the_stored_bytes(world: World) -> None:
-    """The chain hash of an answer is the hash of the one before and the stored bytes, which the answer's fields give back."""
+async def test_responses_have_the_chain_hash_of_the_stored_bytes(world: World) -> None:
+    """The chain hash of a response is the hash of the previous one and the stored bytes, which hold the rest of the response."""
     first = await world.publish(fact("order/1", "order.status", "paid"))
     second = await world.publish(fact("order/1", "order.status", "sent"))
-    log = (await world.buses.get("")).log
+    log = (await world.buses.open("")).log
     stored = (await log.read_many([3]))[3]
 
     assert second.chain_hash == chain(first.chain_hash, stored.envelope)
@@ -64,14 +53,14 @@ async def test_answers_carry_the_chain_hash_of_the_stored_bytes(world: World) ->
     assert Envelope.FromString(stored.envelope) == second
 
 
-async def test_repeating_an_event_answers_the_first_again(world: World) -> None:
+async def test_repeated_event_returns_the_recorded_one(world: World) -> None:
     """The same event_id with the same content is answered with the recorded event, and appends nothing."""
-    sent = fact("order/1", "order.status", "paid", event_id=some_uuid())
+    envelope = fact("order/1", "order.status", "paid", event_id=some_uuid())
 
-    first = await world.publish(sent)
-    again = await world.publish(sent)
+    first = await world.publish(envelope)
+    repetition = await world.publish(envelope)
 
-    assert again == first
+    assert repetition == first
     assert await world.head() == 2
 
 
@@ -80,22 +69,22 @@ async def test_reusing_an_event_id_is_refused(world: World) -> None:
     event_id = some_uuid()
     await world.publish(fact("order/1", "order.status", "paid", event_id=event_id))
 
-    heard = await refusal(world.publish(fact("order/1", "order.status", "sent", event_id=event_id)))
+    problem = await refusal(world.publish(fact("order/1", "order.status", "sent", event_id=event_id)))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.ALREADY_EXISTS, "EVENT_ID_REUSED")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.ALREADY_EXISTS, "EVENT_ID_REUSED")
     assert await world.head() == 2
 
 
 async def test_unknown_cause_is_not_found(world: World) -> None:
-    """An event whose causation_id is not in the bus is NOT_FOUND / EVENT_NOT_FOUND, and appends nothing."""
-    heard = await refusal(world.publish(fact("order/1", "order.status", "paid", causation_id=some_uuid())))
+    """An event whose causation_id is not in the bus is NOT_FOUND / EVENT_NOT_FOUND, and is not appended."""
+    problem = await refusal(world.publish(fact("order/1", "order.status", "paid", causation_id=some_uuid())))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND")
     assert await world.head() == 1
 
 
 async def test_batch_keeps_order_and_answers_each_item(world: World) -> None:
-    """A batch's results stand in its order, each item's own: recorded, repeated, reused, malformed, forged."""
+    """The results of a batch are in its order, one per item: recorded, repeated, reused, malformed, forged."""
     event_id = some_uuid()
     batch = [
         fact("order/1", "order.status", "paid", event_id=event_id),
@@ -123,8 +112,8 @@ async def test_batch_of_500_and_no_more(world: World) -> None:
 
     full.envelopes.append(fact("order/500", "order.status", "paid"))
     for request in (BatchPublishEventsRequest(), full):
-        heard = await refusal(world.events.BatchPublishEvents(request))
-        assert (heard.code, heard.reason, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", ["envelopes"])
+        problem = await refusal(world.events.BatchPublishEvents(request))
+        assert (problem.code, problem.reason, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", ["envelopes"])
     assert await world.head() == 501
 
 
@@ -133,9 +122,9 @@ async def test_batch_over_4_mib_is_refused(world: World) -> None:
     large = ["x" * 60_000 for _ in range(15)]
     request = BatchPublishEventsRequest(envelopes=[fact(f"order/{number}", "order.notes", large) for number in range(5)])
 
-    heard = await refusal(world.events.BatchPublishEvents(request))
+    problem = await refusal(world.events.BatchPublishEvents(request))
 
-    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["request"])
+    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["request"])
     assert await world.head() == 1
 
 
@@ -149,28 +138,28 @@ async def test_batch_over_4_mib_is_refused(world: World) -> None:
         (GetEventRequest(event_id="00000000-0000-4000-8000-000000000000"), grpc.StatusCode.NOT_FOUND, []),
     ],
 )
-async def test_get_event_says_what_is_wrong(world: World, request_: GetEventRequest, code: grpc.StatusCode, fields: list[str]) -> None:
+async def test_invalid_get_event(world: World, request_: GetEventRequest, code: grpc.StatusCode, fields: list[str]) -> None:
     """A key that is malformed is INVALID_ARGUMENT, one that names nothing NOT_FOUND."""
-    heard = await refusal(world.events.GetEvent(request_))
+    problem = await refusal(world.events.GetEvent(request_))
 
-    assert (heard.code, heard.fields) == (code, fields)
+    assert (problem.code, problem.fields) == (code, fields)
 
 
-async def test_live_decision_is_found_beyond_the_window(governed: World) -> None:
-    """The event of a decision that is still alive is found by its id although the idempotency window is over."""
-    decision = await governed.approve()
-    started = await governed.begin(decision, lease_ms=86_400_000)
-    assert started.WhichOneof("result") == "started"
-    governed.clock.now_ms += 86_000_000
-    (await governed.buses.get("")).lookup._known.clear()
+async def test_live_decision_is_found_beyond_the_window(world_with_rules: World) -> None:
+    """The event of a live decision is found by its id after the idempotency window."""
+    decision = await world_with_rules.approve()
+    attempt = await world_with_rules.begin(decision, lease_ms=86_400_000)
+    assert attempt.WhichOneof("result") == "started"
+    world_with_rules.clock.now_ms += 86_000_000
+    (await world_with_rules.buses.open("")).recent_events._locations.clear()
 
-    assert (await governed.events.GetEvent(GetEventRequest(event_id=decision.event_id))).envelope == decision
+    assert (await world_with_rules.events.GetEvent(GetEventRequest(event_id=decision.event_id))).envelope == decision
 
 
 # Listing
 
 
-async def _listed(world: World, **fields: object) -> list[int]:
+async def _list_events(world: World, **fields: object) -> list[int]:
     """Return the sequence numbers of a whole listing, page by page."""
     numbers: list[int] = []
     token = ""
@@ -188,17 +177,19 @@ async def test_list_filters(world: World) -> None:
         await world.publish(fact(f"order/{number % 3}", "order.status", "paid", trace_id=f"trace-{number % 2}"))
     await world.publish(observation("order/0", "order.status", "paid", trace_id="trace-0"))
 
-    assert await _listed(world) == list(range(1, 33))
+    assert await _list_events(world) == list(range(1, 33))
     for page_size in (1, 2, 7, 1000):
-        assert await _listed(world, page_size=page_size, subject="order/0") == [*range(4, 32, 3), 32]
-    assert await _listed(world, page_size=3, trace_id="trace-1", from_sequence_number=10, to_sequence_number=20) == list(range(10, 21, 2))
-    assert await _listed(world, categories=[common_pb2.EVENT_CATEGORY_OBSERVATION_EVENT]) == [32]
-    assert await _listed(world, subject="order/0", trace_id="trace-1", page_size=2) == [4, 10, 16, 22, 28]
-    assert await _listed(world, subject="order/") == []
+        assert await _list_events(world, page_size=page_size, subject="order/0") == [*range(4, 32, 3), 32]
+    assert await _list_events(world, page_size=3, trace_id="trace-1", from_sequence_number=10, to_sequence_number=20) == list(
+        range(10, 21, 2)
+    )
+    assert await _list_events(world, categories=[common_pb2.EVENT_CATEGORY_OBSERVATION_EVENT]) == [32]
+    assert await _list_events(world, subject="order/0", trace_id="trace-1", page_size=2) == [4, 10, 16, 22, 28]
+    assert await _list_events(world, subject="order/") == []
 
 
-async def test_listing_ends_where_the_first_page_saw_the_head(world: World) -> None:
-    """What is appended after the first page is not in the pages that follow."""
+async def test_listing_ends_at_the_head_of_its_first_page(world: World) -> None:
+    """Events that are appended after the first page are not in the following pages."""
     for _ in range(4):
         await world.publish(fact("order/1", "order.status", "paid"))
     first = await world.events.ListEvents(ListEventsRequest(page_size=3))
@@ -210,8 +201,8 @@ async def test_listing_ends_where_the_first_page_saw_the_head(world: World) -> N
     assert second.next_page_token == ""
 
 
-async def test_list_looks_at_a_bounded_number_of_events(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page whose filter passes little ends after SCAN_EVENTS_MAX events with a token, and the next goes on from there."""
+async def test_list_scans_a_bounded_number_of_events(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page with a selective filter ends after SCAN_EVENTS_MAX events with a token, and the next page continues there."""
     monkeypatch.setattr("gavel_server.services.event.SCAN_EVENTS_MAX", 200)
     await world.events.BatchPublishEvents(
         BatchPublishEventsRequest(envelopes=[fact(f"order/{number}", "order.status", "paid") for number in range(450)])
@@ -221,11 +212,11 @@ async def test_list_looks_at_a_bounded_number_of_events(world: World, monkeypatc
 
     assert list(first.envelopes) == []
     assert first.next_page_token != ""
-    assert await _listed(world, subject="order/449") == [451]
+    assert await _list_events(world, subject="order/449") == [451]
 
 
 async def test_pages_are_bounded_in_bytes(world: World) -> None:
-    """A page of large events holds fewer than asked for rather than outgrow what clients take, and none is lost."""
+    """A page of large events ends before it outgrows the clients' limit, and no event is lost."""
     for _ in range(8):
         await world.publish(fact("order/1", "order.notes", ["x" * 60_000] * 8))
 
@@ -233,7 +224,7 @@ async def test_pages_are_bounded_in_bytes(world: World) -> None:
 
     assert page.ByteSize() < 4 * 1024 * 1024
     assert page.next_page_token != ""
-    assert await _listed(world) == list(range(1, 10))
+    assert await _list_events(world) == list(range(1, 10))
 
 
 @pytest.mark.parametrize(
@@ -251,11 +242,11 @@ async def test_pages_are_bounded_in_bytes(world: World) -> None:
         (ListEventsRequest(bus="No Bus"), ["bus"]),
     ],
 )
-async def test_list_says_what_is_wrong(world: World, request_: ListEventsRequest, fields: list[str]) -> None:
+async def test_invalid_list_events(world: World, request_: ListEventsRequest, fields: list[str]) -> None:
     """A malformed listing is INVALID_ARGUMENT with every wrong field named."""
-    heard = await refusal(world.events.ListEvents(request_))
+    problem = await refusal(world.events.ListEvents(request_))
 
-    assert (heard.code, heard.reason, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", fields)
+    assert (problem.code, problem.reason, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", fields)
 
 
 async def test_token_belongs_to_its_filters(world: World) -> None:
@@ -264,10 +255,10 @@ async def test_token_belongs_to_its_filters(world: World) -> None:
         await world.publish(fact("order/1", "order.status", "paid"))
     token = (await world.events.ListEvents(ListEventsRequest(page_size=1))).next_page_token
 
-    heard = await refusal(world.events.ListEvents(ListEventsRequest(page_size=1, page_token=token, subject="order/1")))
+    problem = await refusal(world.events.ListEvents(ListEventsRequest(page_size=1, page_token=token, subject="order/1")))
 
-    assert heard.fields == ["page_token"]
-    assert "other filters" in heard.descriptions[0]
+    assert problem.fields == ["page_token"]
+    assert "other filters" in problem.descriptions[0]
 
 
 # Subscribing
@@ -288,8 +279,8 @@ async def _take(world: World, count: int, **fields: object) -> list[int | tuple[
     return items
 
 
-async def test_subscription_gives_history_then_what_comes(world: World) -> None:
-    """Events committed before, while and after a subscription begins each come once, in order."""
+async def test_subscription_yields_past_and_new_events(world: World) -> None:
+    """Events committed before, during and after the start of a subscription are sent once, in order."""
 
     async def write() -> None:
         for _ in range(50):
@@ -339,11 +330,11 @@ async def test_subscription_ends_when_the_server_stops(world: World) -> None:
     await call.initial_metadata()
     await world.buses.stop()
 
-    heard = await reading
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
+    problem = await reading
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
 
-async def test_subscription_says_what_is_wrong(world: World) -> None:
+async def test_invalid_subscription(world: World) -> None:
     """A malformed subscription is INVALID_ARGUMENT, not a stream that never sends."""
     call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=-1, categories=[common_pb2.EVENT_CATEGORY_UNSPECIFIED]))
 
@@ -351,13 +342,13 @@ async def test_subscription_says_what_is_wrong(world: World) -> None:
         async for _ in call:
             pass
 
-    heard = await refusal(drain())
-    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["categories[0]", "from_sequence_number"])
+    problem = await refusal(drain())
+    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["categories[0]", "from_sequence_number"])
 
 
-async def test_cancelled_subscriptions_leave_nothing_behind(world: World) -> None:
-    """A subscription that its caller has left is no longer served: the next event finds nobody to wake."""
-    sequencer = await world.buses.get("")
+async def test_cancelled_subscriptions_leave_no_task(world: World) -> None:
+    """A subscription ends when its caller leaves: no task waits for the next event."""
+    sequencer = await world.buses.open("")
     for _ in range(5):
         call = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=2))
         await call.initial_metadata()
@@ -383,8 +374,8 @@ async def test_trace_holds_its_events_only(world: World) -> None:
     assert not answer.truncated
 
 
-async def test_trace_is_cut_at_its_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace longer than the limit is cut, and says so."""
+async def test_trace_is_truncated_at_its_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace longer than the limit is truncated, and the response says so."""
     monkeypatch.setattr("gavel_server.services.event.TRACE_EVENTS_MAX", 3)
     for _ in range(4):
         await world.publish(fact("order/1", "order.status", "paid", trace_id="t"))
@@ -395,7 +386,7 @@ async def test_trace_is_cut_at_its_limit(world: World, monkeypatch: pytest.Monke
     assert answer.truncated
 
 
-async def test_large_trace_fits_what_clients_take(world: World) -> None:
+async def test_large_trace_fits_the_message_limit_of_clients(world: World) -> None:
     """A trace of large events is cut below the 4 MiB that clients take by default."""
     for _ in range(8):
         await world.publish(fact("order/1", "order.notes", ["x" * 60_000] * 10, trace_id="t"))
@@ -430,11 +421,11 @@ async def test_trace_pairs_calls_with_results(world: World) -> None:
 
 
 @pytest.mark.parametrize("trace_id", ["", "x" * 129, "tab\t", "ö"])
-async def test_trace_id_must_be_one(world: World, trace_id: str) -> None:
+async def test_invalid_trace_id(world: World, trace_id: str) -> None:
     """A trace_id that no event can have is INVALID_ARGUMENT."""
-    heard = await refusal(world.events.GetTrace(GetTraceRequest(trace_id=trace_id)))
+    problem = await refusal(world.events.GetTrace(GetTraceRequest(trace_id=trace_id)))
 
-    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["trace_id"])
+    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["trace_id"])
 
 
 async def test_buses_share_nothing(world: World) -> None:
@@ -443,7 +434,7 @@ async def test_buses_share_nothing(world: World) -> None:
     await world.publish(fact("order/1", "order.status", "paid", event_id=event_id))
 
     request = PublishEventRequest(bus="other", envelope=fact("order/1", "order.status", "sent", event_id=event_id))
-    recorded = (await world.events.PublishEvent(request)).envelope
+    event = (await world.events.PublishEvent(request)).envelope
 
-    assert (recorded.bus, recorded.sequence_number) == ("other", 2)
+    assert (event.bus, event.sequence_number) == ("other", 2)
     assert await world.head() == 2

@@ -1,4 +1,4 @@
-"""ExecutionService over real gRPC: leases, reports and every way in which they are refused."""
+"""ExecutionService over real gRPC: leases, reports and their refusals."""
 
 from __future__ import annotations
 
@@ -11,133 +11,127 @@ from gavel.v1.event_service_pb2 import ListEventsRequest
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, RenewExecutionRequest, ReportExecutionRequest
 from gavel_rules.derivation import derive
 
-from tests.integration.services.world import (
-    AGENT,
-    EXECUTOR,
-    START_MS,
-    World,
-    fact,
-    proposal,
-    refusal,
-    report,
-    some_uuid,
-)
+from tests.integration.services.world import AGENT, EXECUTOR, START_MS, World, fact, proposal, refusal, report, some_uuid
 
 OTHER_EXECUTOR = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="other")
 SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
 FAILED = execution_pb2.EXECUTION_STATUS_FAILED
 
 
-async def test_begin_leases_an_attempt_of_exactly_the_decision(governed: World) -> None:
+async def test_begin_leases_an_attempt_of_exactly_the_decision(world_with_rules: World) -> None:
     """Begin answers the attempt, its lease, and the decision as the log has it; STARTED is in the log with the decision's trace."""
-    decision = await governed.approve()
+    decision = await world_with_rules.approve()
 
-    started = (await governed.begin(decision)).started
+    attempt = (await world_with_rules.begin(decision)).started
 
-    assert started.attempt == 1
-    assert started.lease_until.ToMilliseconds() == START_MS + 30_000
-    assert started.decision == decision
-    event = (await governed.events.ListEvents(ListEventsRequest(from_sequence_number=decision.sequence_number + 1))).envelopes[0]
-    assert event.execution.execution_id == started.execution_id
+    assert attempt.attempt == 1
+    assert attempt.lease_until.ToMilliseconds() == START_MS + 30_000
+    assert attempt.decision == decision
+    event = (await world_with_rules.events.ListEvents(ListEventsRequest(from_sequence_number=decision.sequence_number + 1))).envelopes[0]
+    assert event.execution.execution_id == attempt.execution_id
     assert (event.subject, event.trace_id, event.causation_id) == (decision.subject, decision.trace_id, decision.event_id)
 
 
-async def test_whole_life_of_an_execution(governed: World) -> None:
-    """Begin, renew, report, derived fact: each is in the log once, and then the decision is at its end and its key free."""
-    decision = await governed.approve()
-    begun = await governed.begin(decision, lease_ms=1_000)
-    governed.clock.now_ms += 500
-    renewed = await governed.executions.RenewExecution(
-        RenewExecutionRequest(decision_id=decision.event_id, execution_id=begun.started.execution_id, producer=EXECUTOR, lease_ms=2_000)
+async def test_lifecycle_of_an_execution(world_with_rules: World) -> None:
+    """Begin, renew, report and derived fact are in the log once; then the decision has ended and its key is free."""
+    decision = await world_with_rules.approve()
+    attempt = await world_with_rules.begin(decision, lease_ms=1_000)
+    world_with_rules.clock.now_ms += 500
+    renewal = await world_with_rules.executions.RenewExecution(
+        RenewExecutionRequest(decision_id=decision.event_id, execution_id=attempt.started.execution_id, producer=EXECUTOR, lease_ms=2_000)
     )
-    assert renewed.lease_until.ToMilliseconds() == START_MS + 2_500
+    assert renewal.lease_until.ToMilliseconds() == START_MS + 2_500
 
-    reported = await governed.report(report(decision, begun, SUCCESS))
-    assert (reported.execution.attempt, reported.execution.will_retry) == (1, False)
-    reported.ClearField("chain_hash")
+    record = await world_with_rules.report(report(decision, attempt, SUCCESS))
+    assert (record.execution.attempt, record.execution.will_retry) == (1, False)
+    record.ClearField("chain_hash")
     decision.ClearField("chain_hash")
-    (derived,) = derive(reported, decision, None)
-    recorded = await governed.publish(derived)
+    (fact_envelope,) = derive(record, decision, None)
+    event = await world_with_rules.publish(fact_envelope)
 
-    assert recorded.fact.value.string_value == "SUCCESS"
-    assert (await governed.begin(decision)).refusal.reason_code == "ALREADY_FINISHED"
-    again = await governed.propose(proposal("order/1", cites=[await governed.publish(fact("order/1", "order.status", "delivered"))]))
-    assert again.decision.outcome == decision_pb2.OUTCOME_APPROVED
+    assert event.fact.value.string_value == "SUCCESS"
+    assert (await world_with_rules.begin(decision)).refusal.reason_code == "ALREADY_FINISHED"
+    repetition = await world_with_rules.propose(
+        proposal("order/1", cites=[await world_with_rules.publish(fact("order/1", "order.status", "delivered"))])
+    )
+    assert repetition.decision.outcome == decision_pb2.OUTCOME_APPROVED
 
 
-async def test_refusals_to_begin_are_values(governed: World) -> None:
-    """A decision that may not be started is answered with its reason, and only what ends it is appended."""
-    rejected = await governed.propose(proposal("order/9", cites=[await governed.publish(fact("order/9", "order.status", "cancelled"))]))
-    assert (await governed.begin(rejected)).refusal.reason_code == "NOT_APPROVED"
+async def test_refusals_to_begin_are_values(world_with_rules: World) -> None:
+    """A decision that may not be executed is answered with the reason, and only an event that ends it is appended."""
+    rejected = await world_with_rules.propose(
+        proposal("order/9", cites=[await world_with_rules.publish(fact("order/9", "order.status", "cancelled"))])
+    )
+    assert (await world_with_rules.begin(rejected)).refusal.reason_code == "NOT_APPROVED"
 
-    decision = await governed.approve()
-    await governed.begin(decision)
-    before = await governed.head()
-    running = (await governed.begin(decision, producer=OTHER_EXECUTOR)).refusal
+    decision = await world_with_rules.approve()
+    await world_with_rules.begin(decision)
+    before = await world_with_rules.head()
+    running = (await world_with_rules.begin(decision, producer=OTHER_EXECUTOR)).refusal
     assert (running.reason_code, running.retry_after_ms) == ("ALREADY_RUNNING", 30_000)
     assert running.message
-    assert await governed.head() == before
+    assert await world_with_rules.head() == before
 
 
-async def test_superseded_fact_aborts_the_start(governed: World) -> None:
+async def test_superseded_fact_aborts_the_start(world_with_rules: World) -> None:
     """A fact that changed since the approval refuses the start with FACT_SUPERSEDED, which is an ABORTED event of the log."""
-    decision = await governed.approve()
-    await governed.publish(fact("order/1", "order.status", "returned"))
+    decision = await world_with_rules.approve()
+    await world_with_rules.publish(fact("order/1", "order.status", "returned"))
 
-    refused = (await governed.begin(decision)).refusal
+    refusal_value = (await world_with_rules.begin(decision)).refusal
 
-    assert refused.reason_code == "FACT_SUPERSEDED"
-    last = (await governed.events.ListEvents(ListEventsRequest(from_sequence_number=await governed.head()))).envelopes[-1]
+    assert refusal_value.reason_code == "FACT_SUPERSEDED"
+    last = (await world_with_rules.events.ListEvents(ListEventsRequest(from_sequence_number=await world_with_rules.head()))).envelopes[-1]
     assert (last.execution.status, last.execution.reason_code) == (execution_pb2.EXECUTION_STATUS_ABORTED, "FACT_SUPERSEDED")
 
 
-async def test_approval_that_nobody_started_in_time(governed: World) -> None:
-    """An approval that has expired is refused as EXPIRED, as often as somebody tries."""
-    decision = await governed.approve()
-    governed.clock.now_ms += 60_000
+async def test_expired_approval_is_not_begun(world_with_rules: World) -> None:
+    """Every begin of an expired approval is refused as EXPIRED."""
+    decision = await world_with_rules.approve()
+    world_with_rules.clock.now_ms += 60_000
 
     for _ in range(2):
-        assert (await governed.begin(decision)).refusal.reason_code == "EXPIRED"
+        assert (await world_with_rules.begin(decision)).refusal.reason_code == "EXPIRED"
 
 
-async def test_takeover_after_the_lease(governed: World) -> None:
+async def test_takeover_after_the_lease(world_with_rules: World) -> None:
     """Once the lease has lapsed another executor gets the next attempt, and the first one's report becomes a diagnostic."""
-    decision = await governed.approve()
-    first = await governed.begin(decision, lease_ms=1_000)
-    governed.clock.now_ms += 1_000
+    decision = await world_with_rules.approve()
+    first = await world_with_rules.begin(decision, lease_ms=1_000)
+    world_with_rules.clock.now_ms += 1_000
 
-    second = await governed.begin(decision, producer=OTHER_EXECUTOR)
-    late = await governed.report(report(decision, first, SUCCESS))
+    second = await world_with_rules.begin(decision, producer=OTHER_EXECUTOR)
+    diagnostic = await world_with_rules.report(report(decision, first, SUCCESS))
 
     assert second.started.attempt == 2
-    assert late.agent_diagnostic.kind == "LateExecutionReport"
-    assert late.agent_diagnostic.late_execution.execution.execution_id == first.started.execution_id
+    assert diagnostic.agent_diagnostic.kind == "LateExecutionReport"
+    assert diagnostic.agent_diagnostic.late_execution.execution.execution_id == first.started.execution_id
 
 
-async def test_report_is_idempotent(governed: World) -> None:
+async def test_report_is_idempotent(world_with_rules: World) -> None:
     """The same report under one event_id is answered with the first one's event; another report under it is refused."""
-    decision = await governed.approve()
-    begun = await governed.begin(decision)
-    sent = report(decision, begun, SUCCESS, event_id=some_uuid())
+    decision = await world_with_rules.approve()
+    attempt = await world_with_rules.begin(decision)
+    envelope = report(decision, attempt, SUCCESS, event_id=some_uuid())
 
-    first = await governed.report(sent)
-    again = await governed.report(sent)
-    sent.execution.status = FAILED
-    heard = await refusal(governed.report(sent))
+    first = await world_with_rules.report(envelope)
+    repetition = await world_with_rules.report(envelope)
+    envelope.execution.status = FAILED
+    problem = await refusal(world_with_rules.report(envelope))
 
-    assert again == first
-    assert heard.reason == "EVENT_ID_REUSED"
+    assert repetition == first
+    assert problem.reason == "EVENT_ID_REUSED"
 
 
-async def test_failed_attempt_with_attempts_left(governed: World) -> None:
+async def test_failed_attempt_with_attempts_left(world_with_rules: World) -> None:
     """The server says that a failed attempt will be retried, and the next Begin is the next attempt."""
-    decision = await governed.approve()
-    begun = await governed.begin(decision)
+    decision = await world_with_rules.approve()
+    attempt = await world_with_rules.begin(decision)
 
-    reported = await governed.report(report(decision, begun, FAILED))
+    record = await world_with_rules.report(report(decision, attempt, FAILED))
 
-    assert reported.execution.will_retry
-    assert (await governed.begin(decision)).started.attempt == 2
+    assert record.execution.will_retry
+    assert (await world_with_rules.begin(decision)).started.attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -168,33 +162,33 @@ async def test_failed_attempt_with_attempts_left(governed: World) -> None:
     ],
 )
 async def test_begin_errors(
-    governed: World, request_: BeginExecutionRequest, code: grpc.StatusCode, reason: str, fields: list[str]
+    world_with_rules: World, request_: BeginExecutionRequest, code: grpc.StatusCode, reason: str, fields: list[str]
 ) -> None:
-    """A Begin that is malformed, forged or about nothing has its code of the error table, and appends nothing."""
-    before = await governed.head()
+    """A Begin that is malformed, forged or of an unknown decision has its code of the error table, and appends nothing."""
+    before = await world_with_rules.head()
 
-    heard = await refusal(governed.executions.BeginExecution(request_))
+    problem = await refusal(world_with_rules.executions.BeginExecution(request_))
 
-    assert (heard.code, heard.reason, heard.fields) == (code, reason, fields)
-    assert await governed.head() == before
-
-
-async def test_begin_of_an_event_that_is_no_decision(governed: World) -> None:
-    """The id of an event that is no decision names no decision."""
-    known = await governed.publish(fact("order/1", "order.status", "delivered"))
-
-    assert (await refusal(governed.begin(known))).reason == "DECISION_NOT_FOUND"
+    assert (problem.code, problem.reason, problem.fields) == (code, reason, fields)
+    assert await world_with_rules.head() == before
 
 
-async def test_renew_errors(governed: World) -> None:
-    """A lease is renewed by its holder while it runs, and by nobody else and no later."""
-    decision = await governed.approve()
-    begun = await governed.begin(decision, lease_ms=1_000)
-    before = await governed.head()
+async def test_begin_with_the_id_of_another_event(world_with_rules: World) -> None:
+    """Begin with the id of an event other than a decision is DECISION_NOT_FOUND."""
+    event = await world_with_rules.publish(fact("order/1", "order.status", "delivered"))
+
+    assert (await refusal(world_with_rules.begin(event))).reason == "DECISION_NOT_FOUND"
+
+
+async def test_renew_errors(world_with_rules: World) -> None:
+    """Only the holder of a lease renews it, and only while it runs."""
+    decision = await world_with_rules.approve()
+    attempt = await world_with_rules.begin(decision, lease_ms=1_000)
+    before = await world_with_rules.head()
 
     def renew(**fields: object) -> object:
-        sent: dict[str, object] = {"decision_id": decision.event_id, "execution_id": begun.started.execution_id, "producer": EXECUTOR}
-        return governed.executions.RenewExecution(RenewExecutionRequest(**{**sent, **fields}))  # type: ignore[arg-type]
+        envelope: dict[str, object] = {"decision_id": decision.event_id, "execution_id": attempt.started.execution_id, "producer": EXECUTOR}
+        return world_with_rules.executions.RenewExecution(RenewExecutionRequest(**{**envelope, **fields}))  # type: ignore[arg-type]
 
     async def reason(call: object) -> str:
         return (await refusal(call)).reason  # type: ignore[arg-type]
@@ -203,76 +197,76 @@ async def test_renew_errors(governed: World) -> None:
     assert await reason(renew(execution_id="exec_000000000000")) == "WRONG_STATE"
     assert await reason(renew(decision_id=some_uuid())) == "DECISION_NOT_FOUND"
     assert await reason(renew(producer=OTHER_EXECUTOR)) == "PRODUCER_NOT_ALLOWED"
-    governed.clock.now_ms += 1_000
+    world_with_rules.clock.now_ms += 1_000
     assert await reason(renew()) == "WRONG_STATE"
-    assert await governed.head() == before
+    assert await world_with_rules.head() == before
 
 
 @pytest.mark.parametrize(
     ("change", "code", "reason"),
     [
-        (lambda sent: sent.execution.ClearField("decision_id"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: sent.execution.ClearField("execution_id"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: sent.execution.ClearField("status"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: envelope.execution.ClearField("decision_id"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: envelope.execution.ClearField("execution_id"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: envelope.execution.ClearField("status"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
         (
-            lambda sent: setattr(sent.execution, "status", execution_pb2.EXECUTION_STATUS_STARTED),
+            lambda envelope: setattr(envelope.execution, "status", execution_pb2.EXECUTION_STATUS_STARTED),
             grpc.StatusCode.INVALID_ARGUMENT,
             "INVALID_REQUEST",
         ),
-        (lambda sent: setattr(sent.execution, "will_retry", True), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: setattr(sent.execution, "attempt", 2), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: sent.execution.result.update({"a": float("nan")}), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: sent.execution.completed_steps.extend(["a"] * 257), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: setattr(sent, "subject", "order/2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: setattr(sent, "trace_id", "another"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: sent.fact.SetInParent(), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-        (lambda sent: sent.producer.CopyFrom(AGENT), grpc.StatusCode.PERMISSION_DENIED, "CATEGORY_NOT_ALLOWED"),
-        (lambda sent: sent.producer.CopyFrom(OTHER_EXECUTOR), grpc.StatusCode.PERMISSION_DENIED, "PRODUCER_NOT_ALLOWED"),
-        (lambda sent: setattr(sent.execution, "decision_id", some_uuid()), grpc.StatusCode.NOT_FOUND, "DECISION_NOT_FOUND"),
+        (lambda envelope: setattr(envelope.execution, "will_retry", True), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: setattr(envelope.execution, "attempt", 2), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: envelope.execution.result.update({"a": float("nan")}), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: envelope.execution.completed_steps.extend(["a"] * 257), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: setattr(envelope, "subject", "order/2"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: setattr(envelope, "trace_id", "another"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: envelope.fact.SetInParent(), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+        (lambda envelope: envelope.producer.CopyFrom(AGENT), grpc.StatusCode.PERMISSION_DENIED, "CATEGORY_NOT_ALLOWED"),
+        (lambda envelope: envelope.producer.CopyFrom(OTHER_EXECUTOR), grpc.StatusCode.PERMISSION_DENIED, "PRODUCER_NOT_ALLOWED"),
+        (lambda envelope: setattr(envelope.execution, "decision_id", some_uuid()), grpc.StatusCode.NOT_FOUND, "DECISION_NOT_FOUND"),
         (
-            lambda sent: setattr(sent.execution, "execution_id", "exec_000000000000"),
+            lambda envelope: setattr(envelope.execution, "execution_id", "exec_000000000000"),
             grpc.StatusCode.FAILED_PRECONDITION,
             "WRONG_STATE",
         ),
     ],
     ids=range(15),
 )
-async def test_report_errors(governed: World, change: object, code: grpc.StatusCode, reason: str) -> None:
+async def test_report_errors(world_with_rules: World, change: object, code: grpc.StatusCode, reason: str) -> None:
     """A report that is malformed, forged or of no running attempt has its code of the error table, and appends nothing."""
-    decision = await governed.approve()
-    sent = report(decision, await governed.begin(decision), SUCCESS)
-    before = await governed.head()
-    change(sent)  # type: ignore[operator]
+    decision = await world_with_rules.approve()
+    envelope = report(decision, await world_with_rules.begin(decision), SUCCESS)
+    before = await world_with_rules.head()
+    change(envelope)  # type: ignore[operator]
 
-    heard = await refusal(governed.executions.ReportExecution(ReportExecutionRequest(envelope=sent)))
+    problem = await refusal(world_with_rules.executions.ReportExecution(ReportExecutionRequest(envelope=envelope)))
 
-    assert (heard.code, heard.reason) == (code, reason)
-    assert await governed.head() == before
+    assert (problem.code, problem.reason) == (code, reason)
+    assert await world_with_rules.head() == before
 
 
-async def test_second_report_of_an_attempt(governed: World) -> None:
+async def test_second_report_of_an_attempt(world_with_rules: World) -> None:
     """An attempt that has been reported takes no second report: FAILED_PRECONDITION / WRONG_STATE."""
-    decision = await governed.approve()
-    begun = await governed.begin(decision)
-    await governed.report(report(decision, begun, SUCCESS))
+    decision = await world_with_rules.approve()
+    attempt = await world_with_rules.begin(decision)
+    await world_with_rules.report(report(decision, attempt, SUCCESS))
 
-    assert (await refusal(governed.report(report(decision, begun, SUCCESS)))).reason == "WRONG_STATE"
+    assert (await refusal(world_with_rules.report(report(decision, attempt, SUCCESS)))).reason == "WRONG_STATE"
 
 
-async def test_derived_fact_must_be_what_the_server_derives(governed: World) -> None:
-    """A derived fact with another value is FAILED_PRECONDITION / DERIVATION_MISMATCH; the right one is taken, twice for once."""
-    decision = await governed.approve()
-    reported = await governed.report(report(decision, await governed.begin(decision), SUCCESS))
-    for envelope in (reported, decision):
+async def test_derived_fact_must_equal_the_derivation(world_with_rules: World) -> None:
+    """A derived fact with another value is FAILED_PRECONDITION / DERIVATION_MISMATCH; the right one is recorded once."""
+    decision = await world_with_rules.approve()
+    record = await world_with_rules.report(report(decision, await world_with_rules.begin(decision), SUCCESS))
+    for envelope in (record, decision):
         envelope.ClearField("chain_hash")
-    (derived,) = derive(reported, decision, None)
+    (fact_envelope,) = derive(record, decision, None)
     forged = Envelope()
-    forged.CopyFrom(derived)
+    forged.CopyFrom(fact_envelope)
     forged.fact.value.string_value = "FAILED"
-    before = await governed.head()
+    before = await world_with_rules.head()
 
-    heard = await refusal(governed.publish(forged))
-    assert (heard.code, heard.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "DERIVATION_MISMATCH")
-    assert await governed.head() == before
-    assert await governed.publish(derived) == await governed.publish(derived)
-    assert await governed.head() == before + 1
+    problem = await refusal(world_with_rules.publish(forged))
+    assert (problem.code, problem.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "DERIVATION_MISMATCH")
+    assert await world_with_rules.head() == before
+    assert await world_with_rules.publish(fact_envelope) == await world_with_rules.publish(fact_envelope)
+    assert await world_with_rules.head() == before + 1

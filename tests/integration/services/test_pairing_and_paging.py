@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import pytest
@@ -11,7 +12,7 @@ from gavel.v1.event_service_pb2 import ToolPair
 from gavel.v1.projection_service_pb2 import PendingDecision
 from gavel_server.errors import ServiceError
 from gavel_server.services.paging import PAGE_BYTES_MAX, fill, page_of
-from gavel_server.services.pairing import tool_pairs
+from gavel_server.services.tool_pairs import tool_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,8 +33,8 @@ def trace_of(*events: tuple[str, str, str]) -> list[Envelope]:
     ]
 
 
-def seen(pairs: list[ToolPair]) -> list[tuple[str, str, int]]:
-    """Return what matters of pairs: call, result, state."""
+def rows_of(pairs: list[ToolPair]) -> list[tuple[str, str, int]]:
+    """Return call, result and state of each pair."""
     return [(pair.call_event_id, pair.result_event_id, pair.state) for pair in pairs]
 
 
@@ -47,12 +48,12 @@ def seen(pairs: list[ToolPair]) -> list[tuple[str, str, int]]:
         ([("call", "a", ""), ("call", "a", ""), ("result", "a", "")], [("1", "", OPEN), ("2", "3", BY_NAME)]),
         ([("call", "a", ""), ("call", "b", ""), ("result", "a", "")], [("1", "3", BY_NAME), ("2", "", OPEN)]),
         ([("result", "a", ""), ("call", "a", "")], [("", "1", ORPHAN), ("2", "", OPEN)]),
-        # only one of the two knows its id
+        # only one of the two has an execution_id
         ([("call", "a", "x"), ("result", "a", "")], [("1", "2", BY_NAME)]),
         ([("call", "a", ""), ("result", "a", "x")], [("1", "2", BY_NAME)]),
-        # both know, and differ: never by name
+        # both have one, and they differ: never paired by name
         ([("call", "a", "x"), ("result", "a", "y")], [("1", "", OPEN), ("", "2", ORPHAN)]),
-        # an id speaks before a name
+        # an id takes precedence over a name
         ([("call", "a", "x"), ("result", "a", ""), ("result", "a", "x")], [("1", "3", PAIRED), ("", "2", ORPHAN)]),
         # a second result
         ([("call", "a", "x"), ("result", "a", "x"), ("result", "a", "x")], [("1", "2", PAIRED), ("1", "3", DUPLICATE)]),
@@ -64,15 +65,15 @@ def seen(pairs: list[ToolPair]) -> list[tuple[str, str, int]]:
     ids=range(13),
 )
 def test_pairs(events: list[tuple[str, str, str]], expected: list[tuple[str, str, int]]) -> None:
-    """Each call and result is matched as the contract says, and shown where its pair begins."""
-    assert seen(tool_pairs(trace_of(*events))) == expected
+    """Calls and results are paired as the contract defines, in the order in which pairs begin."""
+    assert rows_of(tool_pairs(trace_of(*events))) == expected
 
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["call", "result"]), st.sampled_from("ab"), st.sampled_from(["", "", "x", "y"])), max_size=30)
 
 
 @given(EVENTS)
-def test_every_event_is_shown_and_no_call_is_answered_twice(events: list[tuple[str, str, str]]) -> None:
+def test_every_result_is_in_exactly_one_pair(events: list[tuple[str, str, str]]) -> None:
     """Every result is in exactly one pair; every call is open or answered once, with further results marked as duplicates."""
     trace = trace_of(*events)
     pairs = tool_pairs(trace)
@@ -88,27 +89,28 @@ def test_every_event_is_shown_and_no_call_is_answered_twice(events: list[tuple[s
 
 @given(st.lists(st.integers(0, PAGE_BYTES_MAX // 2), max_size=12), st.integers(1, 5))
 def test_pages_hold_each_item_once(sizes: list[int], page_size: int) -> None:
-    """However large the items are, the pages of a listing hold each of them once, in order, and none is too large."""
+    """Whatever the sizes of the items, the pages of a listing hold each item once, in order, within the page limit."""
     items = [PendingDecision(sequence_number=number, subject="x" * size) for number, size in enumerate(sizes, 1)]
-    listed: list[int] = []
+    numbers: list[int] = []
     token = ""
     while True:
         page = page_of(page_size, token, ("items",), (int,))
         after = page.after[0] if page.after else 0
-        taken, token = fill(page, [item for item in items if item.sequence_number > int(after)], lambda item: (item.sequence_number,))
-        assert len(taken) <= page_size
-        assert sum(item.ByteSize() for item in taken) <= PAGE_BYTES_MAX
-        listed.extend(item.sequence_number for item in taken)
+        following = [item for item in items if item.sequence_number > int(after)]
+        items_of_page, token = asyncio.run(fill(page, following, lambda item: (item.sequence_number,)))
+        assert len(items_of_page) <= page_size
+        assert sum(item.ByteSize() for item in items_of_page) <= PAGE_BYTES_MAX
+        numbers.extend(item.sequence_number for item in items_of_page)
         if not token:
             break
-        assert taken != []
+        assert items_of_page != []
 
-    assert listed == list(range(1, len(sizes) + 1))
+    assert numbers == list(range(1, len(sizes) + 1))
 
 
 @given(st.text())
-def test_any_text_is_a_token_or_refused(text: str) -> None:
-    """Whatever a caller sends as a token is refused as malformed, never taken for a place or for a bug."""
+def test_any_text_as_a_page_token(text: str) -> None:
+    """Any text that is not a page token is refused as malformed, without an unexpected error."""
     if not text:
         return
     with pytest.raises(ServiceError, match="page_token"):

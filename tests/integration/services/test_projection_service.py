@@ -1,4 +1,4 @@
-"""ProjectionService over real gRPC: the present as the log makes it, and the state of the server."""
+"""ProjectionService over real gRPC: the state that follows from the log, and the status of the server."""
 
 from __future__ import annotations
 
@@ -18,19 +18,9 @@ from gavel.v1.projection_service_pb2 import (
 )
 from gavel.v1.rule_set_service_pb2 import ListRuleSetsRequest
 from gavel_rules.derivation import derive
-from gavel_rules.events import ARBITER_VERSION
+from gavel_rules.events.kinds import ARBITER_VERSION
 
-from tests.integration.services.world import (
-    START_MS,
-    World,
-    fact,
-    observation,
-    proposal,
-    refusal,
-    report,
-    tool_call,
-    tool_result,
-)
+from tests.integration.services.world import START_MS, World, fact, observation, proposal, refusal, report, tool_call, tool_result
 
 NONSENSE = "nonsense"
 
@@ -41,7 +31,7 @@ async def projection(world: World, subject: str = "order/1", minimum: int = 0) -
     return (await world.projections.GetProjection(request)).projection
 
 
-async def test_facts_by_key_newest_first(world: World) -> None:
+async def test_facts_are_ordered_by_key_and_age(world: World) -> None:
     """A projection has the latest fact per key and source, by key, newest first, each with its source event."""
     old = await world.publish(fact("order/1", "order.status", "paid"))
     other = Producer(type=common_pb2.PRODUCER_TYPE_API, id="webhook")
@@ -53,7 +43,7 @@ async def test_facts_by_key_newest_first(world: World) -> None:
     answer = await projection(world)
 
     assert answer.projection_version == 5
-    assert [(known.key, known.source_event.sequence_number) for known in answer.facts] == [
+    assert [(item.key, item.source_event.sequence_number) for item in answer.facts] == [
         ("order.amount", first.sequence_number),
         ("order.status", new.sequence_number),
         ("order.status", old.sequence_number),
@@ -65,13 +55,13 @@ async def test_facts_by_key_newest_first(world: World) -> None:
 
 
 async def test_retracted_fact_is_shown_as_null(world: World) -> None:
-    """A null is its source's last word on a key, and shown as such."""
+    """A key that its source retracted is shown as null."""
     await world.publish(fact("order/1", "order.status", "paid"))
     await world.publish(fact("order/1", "order.status", None))
 
-    (known,) = (await projection(world)).facts
+    (item,) = (await projection(world)).facts
 
-    assert known.value.WhichOneof("kind") == "null_value"
+    assert item.value.WhichOneof("kind") == "null_value"
 
 
 async def test_observations_with_their_tier_and_evidence(world: World) -> None:
@@ -80,143 +70,145 @@ async def test_observations_with_their_tier_and_evidence(world: World) -> None:
     await world.publish(tool_call("t", execution_id=execution_id))
     result = await world.publish(tool_result("t", execution_id=execution_id))
     world.clock.now_ms += 1_000
-    seen = observation("order/1", "order.score", 0.25, trace_id="t")
-    seen.observation.evidence_ref = result.event_id
-    seen.observation.evidence_hash = "sha256:1"
-    recorded = await world.publish(seen)
+    envelope = observation("order/1", "order.score", 0.25, trace_id="t")
+    envelope.observation.evidence_ref = result.event_id
+    envelope.observation.evidence_hash = "sha256:1"
+    event = await world.publish(envelope)
     await world.publish(observation("order/1", "order.score", 0.5))
 
-    guessed, backed = (await projection(world)).observations
+    inference, backed = (await projection(world)).observations
 
-    assert guessed.trust_tier == common_pb2.TRUST_TIER_3_AGENT_INFERENCE
+    assert inference.trust_tier == common_pb2.TRUST_TIER_3_AGENT_INFERENCE
     assert backed.trust_tier == common_pb2.TRUST_TIER_2_TOOL_OBSERVATION
     assert (backed.value.number_value, backed.source_tool, backed.confidence) == (0.25, "fraud-mcp", 0.5)
     assert (backed.evidence_ref, backed.evidence_hash) == (result.event_id, "sha256:1")
-    assert backed.source_event.event_id == recorded.event_id
+    assert backed.source_event.event_id == event.event_id
     assert backed.observed_at.ToMilliseconds() == START_MS
 
 
-async def test_decision_through_its_phases(governed: World) -> None:
-    """A decision is pending from its approval until its facts are in; its attempt is shown from the start to the final report."""
-    decision = await governed.approve()
-    (pending,) = (await projection(governed)).pending_decisions
+async def test_decision_through_its_phases(world_with_rules: World) -> None:
+    """A decision is pending from its approval until its facts are recorded; its attempt is shown from the start to the final report."""
+    decision = await world_with_rules.approve()
+    (pending,) = (await projection(world_with_rules)).pending_decisions
     assert (pending.decision_id, pending.phase) == (decision.event_id, projection_service_pb2.PENDING_PHASE_APPROVED)
     assert (pending.proposal_id, pending.conflict_key) == (decision.decision.proposal_id, "order/1")
     assert pending.params["amount"] == 10
     assert pending.valid_until.ToMilliseconds() == START_MS + 60_000
 
-    begun = await governed.begin(decision)
-    answer = await projection(governed)
+    start = await world_with_rules.begin(decision)
+    answer = await projection(world_with_rules)
     assert answer.pending_decisions[0].phase == projection_service_pb2.PENDING_PHASE_EXECUTING
     (running,) = answer.pending_executions
-    assert (running.execution_id, running.attempt, running.producer.id) == (begun.started.execution_id, 1, "payments")
+    assert (running.execution_id, running.attempt, running.producer.id) == (start.started.execution_id, 1, "payments")
     assert running.status == execution_pb2.EXECUTION_STATUS_STARTED
-    assert running.lease_until == begun.started.lease_until
+    assert running.lease_until == start.started.lease_until
     assert running.source_event.sequence_number == answer.projection_version
 
-    reported = await governed.report(report(decision, begun, execution_pb2.EXECUTION_STATUS_SUCCESS))
-    answer = await projection(governed)
+    record = await world_with_rules.report(report(decision, start, execution_pb2.EXECUTION_STATUS_SUCCESS))
+    answer = await projection(world_with_rules)
     assert answer.pending_decisions[0].phase == projection_service_pb2.PENDING_PHASE_AWAITING_FACTS
     assert list(answer.pending_executions) == []
 
-    for envelope in (reported, decision):
+    for envelope in (record, decision):
         envelope.ClearField("chain_hash")
-    await governed.publish(derive(reported, decision, None)[0])
-    answer = await projection(governed)
+    await world_with_rules.publish(derive(record, decision, None)[0])
+    answer = await projection(world_with_rules)
     assert list(answer.pending_decisions) == []
-    derived = next(known for known in answer.facts if known.key == "execution.refund.create.status")
-    assert (derived.value.string_value, derived.derivation_rule_id, derived.derivation_rule_version) == (
+    status_fact = next(item for item in answer.facts if item.key == "execution.refund.create.status")
+    assert (status_fact.value.string_value, status_fact.derivation_rule_id, status_fact.derivation_rule_version) == (
         "SUCCESS",
         "gavel.execution-status",
         1,
     )
 
 
-async def test_failed_attempt_that_will_be_retried_stays_pending(governed: World) -> None:
+async def test_failed_attempt_that_will_be_retried_stays_pending(world_with_rules: World) -> None:
     """After a failed attempt with another one due, decision and attempt are still shown as executing."""
-    decision = await governed.approve()
-    await governed.report(report(decision, await governed.begin(decision), execution_pb2.EXECUTION_STATUS_FAILED))
+    decision = await world_with_rules.approve()
+    await world_with_rules.report(report(decision, await world_with_rules.begin(decision), execution_pb2.EXECUTION_STATUS_FAILED))
 
-    answer = await projection(governed)
+    answer = await projection(world_with_rules)
 
     assert [one.phase for one in answer.pending_decisions] == [projection_service_pb2.PENDING_PHASE_EXECUTING]
     assert [one.status for one in answer.pending_executions] == [execution_pb2.EXECUTION_STATUS_FAILED]
 
 
-async def test_no_field_depends_on_the_clock(governed: World) -> None:
+async def test_no_field_depends_on_the_clock(world_with_rules: World) -> None:
     """Time that passes without an event changes no projection."""
-    decision = await governed.approve()
-    await governed.begin(decision, lease_ms=1_000)
-    before = await projection(governed)
+    decision = await world_with_rules.approve()
+    await world_with_rules.begin(decision, lease_ms=1_000)
+    before = await projection(world_with_rules)
 
-    governed.clock.now_ms += 30_000
+    world_with_rules.clock.now_ms += 30_000
 
-    assert await projection(governed) == before
+    assert await projection(world_with_rules) == before
 
 
-async def test_one_can_read_ones_own_write(world: World) -> None:
-    """With min_sequence_number the answer waits until the projection has come so far."""
-    waiting = asyncio.create_task(projection(world, minimum=2))
-    recorded = await world.publish(fact("order/1", "order.status", "paid"))
+async def test_read_your_own_writes(world: World) -> None:
+    """With min_sequence_number the response waits until the projection has reached that number."""
+    read = asyncio.create_task(projection(world, minimum=2))
+    event = await world.publish(fact("order/1", "order.status", "paid"))
 
-    answer = await waiting
+    answer = await read
 
-    assert answer.projection_version >= recorded.sequence_number
+    assert answer.projection_version >= event.sequence_number
     assert len(answer.facts) == 1
 
 
-async def test_projection_that_does_not_come_so_far(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A projection that does not come as far as asked in time is UNAVAILABLE / PROJECTION_BEHIND."""
+async def test_projection_behind_the_requested_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A projection that does not reach the requested sequence number in time is UNAVAILABLE / PROJECTION_BEHIND."""
     monkeypatch.setattr("gavel_server.services.projection.WAIT_MS_MAX", 1)
 
-    heard = await refusal(projection(world, minimum=99))
+    problem = await refusal(projection(world, minimum=99))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "PROJECTION_BEHIND")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "PROJECTION_BEHIND")
 
 
 async def test_unknown_subject_is_empty(world: World) -> None:
-    """A subject that nobody spoke of has an empty projection, not an error."""
+    """A subject without events has an empty projection."""
     assert await projection(world, "nothing/1") == Projection(subject="nothing/1", projection_version=1)
 
 
 async def test_malformed_requests(world: World) -> None:
     """Malformed reads are INVALID_ARGUMENT with every wrong field named."""
-    heard = await refusal(world.projections.GetProjection(GetProjectionRequest(subject="order", min_sequence_number=-1)))
-    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["subject", "min_sequence_number"])
+    problem = await refusal(world.projections.GetProjection(GetProjectionRequest(subject="order", min_sequence_number=-1)))
+    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["subject", "min_sequence_number"])
     for call in (
         world.projections.ListPendingDecisions(ListPendingDecisionsRequest(page_size=1001, page_token=NONSENSE)),
         world.projections.ListPendingReviews(ListPendingReviewsRequest(page_size=-1, page_token=NONSENSE)),
         world.rule_sets.ListRuleSets(ListRuleSetsRequest(page_size=-1, page_token=NONSENSE)),
     ):
-        heard = await refusal(call)
-        assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["page_size", "page_token"])
+        problem = await refusal(call)
+        assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["page_size", "page_token"])
 
 
-async def test_pending_decisions_in_pages(governed: World) -> None:
+async def test_pending_decisions_in_pages(world_with_rules: World) -> None:
     """Pending decisions are listed oldest first, in pages of any size, each once."""
-    decisions = [await governed.approve(f"order/{number}") for number in range(7)]
+    decisions = [await world_with_rules.approve(f"order/{number}") for number in range(7)]
 
     for page_size in (1, 3, 7, 100):
-        listed: list[PendingDecision] = []
+        items: list[PendingDecision] = []
         token = ""
         while True:
-            page = await governed.projections.ListPendingDecisions(ListPendingDecisionsRequest(page_size=page_size, page_token=token))
-            listed.extend(page.decisions)
+            page = await world_with_rules.projections.ListPendingDecisions(
+                ListPendingDecisionsRequest(page_size=page_size, page_token=token)
+            )
+            items.extend(page.decisions)
             token = page.next_page_token
             if not token:
                 break
-        assert [one.decision_id for one in listed] == [one.event_id for one in decisions]
-        assert page.projection_version == await governed.head()
+        assert [one.decision_id for one in items] == [one.event_id for one in decisions]
+        assert page.projection_version == await world_with_rules.head()
 
 
-async def test_pending_reviews(governed: World) -> None:
-    """What waits for a person is listed oldest first, of proposals and of executions."""
-    known = await governed.publish(fact("order/1", "order.status", "delivered"))
-    large = await governed.propose(proposal("order/1", amount=5_000, cites=[known], trace_id="large"))
-    decision = await governed.approve("order/2")
-    await governed.report(report(decision, await governed.begin(decision), execution_pb2.EXECUTION_STATUS_PARTIAL))
+async def test_pending_reviews(world_with_rules: World) -> None:
+    """Open reviews of proposals and executions are listed oldest first."""
+    item = await world_with_rules.publish(fact("order/1", "order.status", "delivered"))
+    large = await world_with_rules.propose(proposal("order/1", amount=5_000, cites=[item], trace_id="large"))
+    decision = await world_with_rules.approve("order/2")
+    await world_with_rules.report(report(decision, await world_with_rules.begin(decision), execution_pb2.EXECUTION_STATUS_PARTIAL))
 
-    reviews = (await governed.projections.ListPendingReviews(ListPendingReviewsRequest())).reviews
+    reviews = (await world_with_rules.projections.ListPendingReviews(ListPendingReviewsRequest())).reviews
 
     assert [(one.kind, one.reason_code, one.subject) for one in reviews] == [
         (projection_service_pb2.REVIEW_KIND_PROPOSAL, "LARGE_REFUND", "order/1"),
@@ -225,15 +217,15 @@ async def test_pending_reviews(governed: World) -> None:
     assert (reviews[0].decision_id, reviews[0].trace_id, reviews[0].params["amount"]) == (large.event_id, "large", 5_000)
     assert reviews[1].approved_decision_id == decision.event_id
     assert reviews[1].opened_at.ToMilliseconds() == START_MS
-    (pending,) = (await projection(governed, "order/2")).pending_decisions
+    (pending,) = (await projection(world_with_rules, "order/2")).pending_decisions
     assert pending.phase == projection_service_pb2.PENDING_PHASE_UNDER_REVIEW
 
 
-async def test_status(governed: World) -> None:
-    """GetStatus says where the log stands, what is in force, and whether events survive; the digest only when asked for."""
-    last = await governed.publish(fact("order/1", "order.status", "paid"))
+async def test_status(world_with_rules: World) -> None:
+    """GetStatus returns the head, the active rule sets and the durability, and the digest if the request asks for it."""
+    last = await world_with_rules.publish(fact("order/1", "order.status", "paid"))
 
-    status = await governed.projections.GetStatus(GetStatusRequest())
+    status = await world_with_rules.projections.GetStatus(GetStatusRequest())
 
     assert (status.head_sequence_number, status.head_chain_hash) == (last.sequence_number, last.chain_hash)
     assert status.head_recorded_at == last.recorded_at
@@ -243,6 +235,8 @@ async def test_status(governed: World) -> None:
     assert not status.durable
     assert "memory" in status.durability_warnings[0]
     assert (status.writable, status.unwritable_reason, status.projection_digest) == (True, "", "")
-    digests = [(await governed.projections.GetStatus(GetStatusRequest(include_projection_digest=True))).projection_digest for _ in range(2)]
+    digests = [
+        (await world_with_rules.projections.GetStatus(GetStatusRequest(include_projection_digest=True))).projection_digest for _ in range(2)
+    ]
     assert digests[0] == digests[1]
     assert digests[0].startswith("sha256:")

@@ -1,4 +1,4 @@
-"""The agents' loop against a real server: what it proposes, publishes and waits for, and where it ends (seeds 002 §5.6)."""
+"""The agents' loop against a real server: proposals, publications, pauses and reasons to stop (constitution §5.6)."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ TOOL_EVENTS = {EventCategory.Value("EVENT_CATEGORY_TOOL_CALL_EVENT"), EventCateg
 
 
 @pytest.fixture
-async def ruled(world: World) -> World:
+async def world_with_rules(world: World) -> World:
     """A server with the rule set of this file in force."""
     await world.activate(RULES)
     return world
 
 
 @pytest.fixture
-def client(ruled: World) -> GavelClient:
+def client(world_with_rules: World) -> GavelClient:
     """A client of that server."""
-    return GavelClient(ruled.channel)
+    return GavelClient(world_with_rules.channel)
 
 
 class Sources:
-    """Providers of the two facts that the rule set wants, and what they were asked."""
+    """Providers of the two facts that the rule set needs, and the requests that they received."""
 
     def __init__(self, client: GavelClient, score: object = 0.1) -> None:
         self.needs: list[FactNeed] = []
@@ -106,8 +106,8 @@ def codes(result: LoopResult) -> list[str]:
     return [one.decision.decision.reason_code for one in result.rounds if one.decision is not None]
 
 
-async def test_what_the_hint_names_is_fetched_and_the_second_proposal_is_approved(ruled: World, client: GavelClient) -> None:
-    """One rejection names everything; the loop gets it, with evidence, and proposes again, caused by the rejection."""
+async def test_loop_fetches_the_hint_and_is_approved(world_with_rules: World, client: GavelClient) -> None:
+    """One rejection names all missing facts; the loop fetches them with evidence and proposes again, caused by the rejection."""
     sources = Sources(client)
     result = await ProposalLoop(client, sources.providers).run(draft())
     assert (StopReason.APPROVED, ["NO_FACT_INPUT", ""]) == (result.reason, codes(result)), result.detail
@@ -117,8 +117,8 @@ async def test_what_the_hint_names_is_fetched_and_the_second_proposal_is_approve
     assert first.decision.event_id == second.proposal.causation_id
     assert first.decision.trace_id == second.proposal.trace_id
     observed = [one for one in first.published if one.WhichOneof("payload") == "observation"]
-    stated = [one for one in first.published if one.WhichOneof("payload") == "fact"]
-    assert {one.event_id for one in (*stated, *observed)} == {one.event_id for one in second.proposal.proposal.based_on_events}
+    facts = [one for one in first.published if one.WhichOneof("payload") == "fact"]
+    assert {one.event_id for one in (*facts, *observed)} == {one.event_id for one in second.proposal.proposal.based_on_events}
     assert [common_pb2.TRUST_TIER_2_TOOL_OBSERVATION] == [one.observation.trust_tier for one in observed]
     log = (await client.list_events(trace_id=first.decision.trace_id)).envelopes
     tools = [one for one in log if one.event_category in TOOL_EVENTS]
@@ -126,8 +126,8 @@ async def test_what_the_hint_names_is_fetched_and_the_second_proposal_is_approve
     assert tools[1].tool_result.content_hash == observed[0].observation.evidence_hash
 
 
-async def test_what_is_recorded_already_is_only_cited(client: GavelClient) -> None:
-    """A proposal that forgot to cite what the log holds costs no provider a call."""
+async def test_recorded_facts_are_cited_without_a_provider(client: GavelClient) -> None:
+    """If the log already holds the missing facts, the loop cites them and calls no provider."""
     sources = Sources(client)
     assert (await ProposalLoop(client, sources.providers).run(draft())).approved
     await sources.status(FactNeed("order/2", (), "elsewhere", ""))
@@ -136,8 +136,8 @@ async def test_what_is_recorded_already_is_only_cited(client: GavelClient) -> No
     assert (StopReason.APPROVED, ["NO_FACT_INPUT", ""], []) == (result.reason, codes(result), sources.needs)
 
 
-async def test_a_superseded_citation_is_mended_without_a_provider(client: GavelClient) -> None:
-    """Who cites an older version than the one that counts has the newer one cited for it."""
+async def test_superseded_citation_is_replaced_without_a_provider(client: GavelClient) -> None:
+    """If a proposal cites an outdated fact, the loop cites the current one."""
     sources = Sources(client)
     assert (await ProposalLoop(client, sources.providers).run(draft())).approved
     (old,), (new,) = [await sources.status(FactNeed("order/2", (), "elsewhere", "")) for _ in range(2)]
@@ -147,33 +147,33 @@ async def test_a_superseded_citation_is_mended_without_a_provider(client: GavelC
     assert reference(new) in result.rounds[1].proposal.proposal.based_on_events
 
 
-async def test_a_run_that_broke_off_is_taken_up_again(client: GavelClient) -> None:
-    """An agent that died with the evidence got and not cited proposes once more in its trace: what is there is cited, no provider asked."""
+async def test_second_run_cites_the_evidence_of_an_aborted_one(client: GavelClient) -> None:
+    """A second run in the trace of an aborted one cites the evidence that the first has published, and calls no provider."""
     sources = Sources(client)
     assert (await ProposalLoop(client, sources.providers).run(draft())).approved
     note = (await client.publish_event(fact_envelope("order/2", ORDERS, key="order.note", value="call first"))).envelope
-    again: dict[str, Any] = {"trace_id": "refund-2", "based_on_events": [reference(note)]}
-    broken_off = await ProposalLoop(client, FactProviders()).run(draft("order/2", **again))
+    second: dict[str, Any] = {"trace_id": "refund-2", "based_on_events": [reference(note)]}
+    broken_off = await ProposalLoop(client, FactProviders()).run(draft("order/2", **second))
     assert (StopReason.NO_PROVIDER, ["NEED_MORE_FACTS"]) == (broken_off.reason, codes(broken_off))
     await sources.status(FactNeed("order/2", (), "refund-2", ""))
     sources.needs.clear()
-    result = await ProposalLoop(client, sources.providers).run(draft("order/2", **again))
+    result = await ProposalLoop(client, sources.providers).run(draft("order/2", **second))
     assert (StopReason.APPROVED, ["DUPLICATE_PROPOSAL", ""], []) == (result.reason, codes(result), sources.needs)
 
 
-async def test_what_the_rules_refused_is_not_put_to_them_again(client: GavelClient) -> None:
-    """A repetition of what the rules refused is not proposed with other citations: a preflight says that it would not help."""
+async def test_refusal_by_rules_is_not_resubmitted(client: GavelClient) -> None:
+    """A proposal that the rules refused is not resubmitted with other citations if a preflight refuses it as well."""
     sources = Sources(client, score=0.95)
-    refused = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
-    assert (StopReason.NEEDS_REVISION, ["NO_FACT_INPUT", "FRAUD"]) == (refused.reason, codes(refused))
-    repeated = draft(trace_id="refund-1", based_on_events=refused.rounds[-1].proposal.proposal.based_on_events)
+    refusal = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
+    assert (StopReason.NEEDS_REVISION, ["NO_FACT_INPUT", "FRAUD"]) == (refusal.reason, codes(refusal))
+    repeated = draft(trace_id="refund-1", based_on_events=refusal.rounds[-1].proposal.proposal.based_on_events)
     await client.publish_event(fact_envelope("order/1", ORDERS, key="order.note", value="call first"))
     result = await ProposalLoop(client, sources.providers).run(repeated)
     assert (StopReason.NEEDS_REVISION, ["DUPLICATE_PROPOSAL"]) == (result.reason, codes(result))
 
 
-async def test_a_provider_that_met_a_restart_is_asked_again(client: GavelClient) -> None:
-    """A server that is away when a provider publishes ends no run: the provider is asked until it is back."""
+async def test_provider_is_retried_while_the_server_is_unavailable(client: GavelClient) -> None:
+    """While the server is unavailable, a provider is called again until it can publish."""
     sources, providers = Sources(client), FactProviders()
     providers.tool("customer.score", tool_name="fraud-mcp")(sources.score)
     tries: list[FactNeed] = []
@@ -189,8 +189,8 @@ async def test_a_provider_that_met_a_restart_is_asked_again(client: GavelClient)
     assert (StopReason.APPROVED, 3) == (result.reason, len(tries)), result.detail
 
 
-async def test_a_fact_from_long_ago_is_no_answer(client: GavelClient) -> None:
-    """A provider that dates facts by their last change has nothing fresh: the loop says so, and spares the trace another rejection."""
+async def test_stale_fact_of_a_provider_ends_the_loop(client: GavelClient) -> None:
+    """If a provider's fact is stale, the loop stops with that reason, without another rejection."""
     sources, providers = Sources(client), FactProviders()
     providers.tool("customer.score", tool_name="fraud-mcp")(sources.score)
 
@@ -204,11 +204,11 @@ async def test_a_fact_from_long_ago_is_no_answer(client: GavelClient) -> None:
     assert (StopReason.PROVIDER_FAILED, ["NO_FACT_INPUT"]) == (result.reason, codes(result))
     (failure,) = result.rounds[0].failures
     assert "TOO_OLD" == failure.code
-    assert re.fullmatch("what the provider has of order.status is [0-9]+ ms old; at most 60000 ms are wanted", failure.message)
+    assert re.fullmatch("order.status from the provider is [0-9]+ ms old; the limit is 60000 ms", failure.message)
 
 
-async def test_what_a_hint_could_not_name_yet_is_fetched_next(world: World) -> None:
-    """Whose score is needed follows from the order's customer: the loop gets the customer, then the score, then the approval."""
+async def test_facts_of_dependent_subjects_are_fetched_next(world: World) -> None:
+    """If a fact's subject depends on another fact, the loop fetches one after the other and is approved."""
     rules = RULES.replace("""'"customer/7"'""", """'"customer/" + facts.owner'""")
     owner = "      owner: {key: order.customer, type: string, max_age_ms: 60000, sources: [orders-db]}\n"
     await world.activate(rules.replace("      score:", owner + "      score:"))
@@ -225,8 +225,8 @@ async def test_what_a_hint_could_not_name_yet_is_fetched_next(world: World) -> N
     assert ["order/1", "customer/9"] == [need.subject for need in sources.needs]
 
 
-async def test_without_a_provider_nothing_is_proposed_in_vain(client: GavelClient) -> None:
-    """Where nobody can get some of what the hint names, nobody is asked and nothing is counted; a tool is no source of tier 1."""
+async def test_missing_provider_ends_the_loop_without_a_proposal(client: GavelClient) -> None:
+    """If a fact of the hint has no provider, no provider is called and no rejection is added; a tool is not a source of tier 1."""
     sources = Sources(client)
     lacking = FactProviders()
     lacking.tool("customer.score", tool_name="fraud-mcp")(sources.score)
@@ -247,10 +247,8 @@ async def test_without_a_provider_nothing_is_proposed_in_vain(client: GavelClien
         ("0.1", "INVALID_READING", False),
     ],
 )
-async def test_a_provider_that_fails_ends_the_loop_and_is_in_the_log(
-    client: GavelClient, failure: object, code: str, tool_answered: bool
-) -> None:
-    """A failure is a tool result with its code, a stranger's text left out; no proposal follows that would be refused for it."""
+async def test_failed_provider_ends_the_loop_and_is_recorded(client: GavelClient, failure: object, code: str, tool_answered: bool) -> None:
+    """A provider's failure is recorded as a tool result with its code, without foreign text; no further proposal follows."""
     sources = Sources(client)
 
     async def fail(need: FactNeed) -> ToolReading:
@@ -268,32 +266,32 @@ async def test_a_provider_that_fails_ends_the_loop_and_is_in_the_log(
     log = (await client.list_events(trace_id=result.rounds[0].published[0].trace_id)).envelopes
     assert "secret" not in str(log)
     results = [one.tool_result for one in log if one.WhichOneof("payload") == "tool_result"]
-    # What was read wrongly is no failure of the tool's.
+    # A failure after the tool has answered is not the tool's.
     assert ["" if tool_answered else code] == [one.error_code for one in results]
 
 
-async def test_the_agent_revises_what_the_rules_refuse(client: GavelClient) -> None:
-    """A rule's refusal goes to `revise`, which changes the proposal; what it cites stays cited."""
-    seen: list[str] = []
+async def test_revise_changes_a_refused_proposal(client: GavelClient) -> None:
+    """After a refusal by a rule, `revise` changes the proposal; its citations stay."""
+    calls: list[str] = []
 
-    def smaller(sent: Envelope, decision: Envelope) -> Proposal:
-        seen.append(decision.decision.reason_code)
+    def smaller(envelope: Envelope, decision: Envelope) -> Proposal:
+        calls.append(decision.decision.reason_code)
         changed = Proposal()
-        changed.CopyFrom(sent.proposal)
+        changed.CopyFrom(envelope.proposal)
         changed.params["amount"] = 50.0
         return changed
 
     result = await ProposalLoop(client, Sources(client).providers, revise=smaller).run(draft(amount=500))
     assert (StopReason.APPROVED, ["NO_FACT_INPUT", "NO_RULE_MATCHED", ""]) == (result.reason, codes(result))
-    assert ["NO_RULE_MATCHED"] == seen
+    assert ["NO_RULE_MATCHED"] == calls
     assert result.decision is not None
     assert 50 == result.decision.decision.params["amount"]
 
 
-def _bolder(sent: Envelope, _: Envelope) -> Proposal:
-    """Change what the log does not tell two proposals apart by."""
+def _change_estimates(envelope: Envelope, _: Envelope) -> Proposal:
+    """Change fields that do not distinguish two proposals in the log."""
     changed = Proposal()
-    changed.CopyFrom(sent.proposal)
+    changed.CopyFrom(envelope.proposal)
     changed.confidence = 1.0
     return changed
 
@@ -303,41 +301,41 @@ def _bolder(sent: Envelope, _: Envelope) -> Proposal:
     [
         (None, StopReason.NEEDS_REVISION),
         (lambda *_: None, StopReason.NEEDS_REVISION),
-        (lambda sent, _: sent.proposal, StopReason.NO_PROGRESS),
-        (_bolder, StopReason.NO_PROGRESS),
+        (lambda envelope, _: envelope.proposal, StopReason.NO_PROGRESS),
+        (_change_estimates, StopReason.NO_PROGRESS),
     ],
 )
-async def test_without_a_revision_a_refusal_by_rules_ends_it(client: GavelClient, revise: Any, reason: StopReason) -> None:
-    """No revise, one that gives up, and one that changes nothing that counts each end the loop before another rejection."""
+async def test_refusal_by_rules_without_a_revision_ends_the_loop(client: GavelClient, revise: Any, reason: StopReason) -> None:
+    """Without `revise`, if it gives up, or if its changes do not count, the loop ends without another rejection."""
     result = await ProposalLoop(client, Sources(client).providers, revise=revise).run(draft(amount=500))
     assert (reason, ["NO_FACT_INPUT", "NO_RULE_MATCHED"]) == (result.reason, codes(result))
 
 
-async def test_a_review_ends_it(client: GavelClient) -> None:
-    """Where a person has to decide, the loop stops, and so does the next one of the trace."""
+async def test_review_ends_the_loop(client: GavelClient) -> None:
+    """A decision that needs review ends the loop, and the next loop of the trace."""
     result = await ProposalLoop(client, Sources(client).providers).run(draft(amount=5000))
     assert (StopReason.REVIEW, ["NO_FACT_INPUT", "LARGE_REFUND"]) == (result.reason, codes(result))
     assert result.decision is not None
-    again = await ProposalLoop(client, Sources(client).providers).run(draft(trace_id=result.decision.trace_id))
-    assert (StopReason.REVIEW, ["UNDER_REVIEW"]) == (again.reason, codes(again))
+    second = await ProposalLoop(client, Sources(client).providers).run(draft(trace_id=result.decision.trace_id))
+    assert (StopReason.REVIEW, ["UNDER_REVIEW"]) == (second.reason, codes(second))
 
 
-async def test_what_cannot_be_retried_ends_it(client: GavelClient) -> None:
-    """An action that no rule set governs is not proposed twice."""
+async def test_terminal_refusal_ends_the_loop(client: GavelClient) -> None:
+    """After a terminal refusal, such as NO_ACTIVE_POLICY, nothing is proposed again."""
     unknown = proposal_envelope("order/1", AGENT, action_type="moon.land", params={}, max_fact_age_ms=1000)
     result = await ProposalLoop(client, FactProviders()).run(unknown)
     assert (StopReason.NOT_RETRYABLE, ["NO_ACTIVE_POLICY"]) == (result.reason, codes(result))
 
 
-async def test_the_budget_ends_it(client: GavelClient) -> None:
-    """As many proposals as allowed, and not one more; before the last refusal nobody is asked in vain."""
+async def test_proposals_max_ends_the_loop(client: GavelClient) -> None:
+    """The loop submits as many proposals as allowed and no more; no provider is called after the last refusal."""
     sources = Sources(client)
     result = await ProposalLoop(client, sources.providers, proposals_max=1).run(draft())
     assert (StopReason.BUDGET, 1, []) == (result.reason, len(result.rounds), sources.needs)
 
 
-async def test_the_deadline_ends_a_slow_provider(client: GavelClient) -> None:
-    """A provider that takes too long is cut off at the deadline; its tool call is answered in the log all the same."""
+async def test_deadline_cancels_a_slow_provider(client: GavelClient) -> None:
+    """A provider that is too slow is cancelled at the deadline; its tool call still gets a result in the log."""
     sources = Sources(client)
     providers = FactProviders()
     providers.facts("order.status")(sources.status)
@@ -354,14 +352,14 @@ async def test_the_deadline_ends_a_slow_provider(client: GavelClient) -> None:
 
 
 class HeldClock(Clock):
-    """Time that stands still until it is let go."""
+    """A clock that stands still until `let_go`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._let_go_at_s: float | None = None
 
     def let_go(self) -> None:
-        """Let time pass."""
+        """Let the clock run."""
         self._let_go_at_s = time.monotonic()
 
     def __call__(self) -> int:
@@ -369,8 +367,8 @@ class HeldClock(Clock):
         return self.now_ms + (0 if self._let_go_at_s is None else int((time.monotonic() - self._let_go_at_s) * 1000))
 
 
-async def meeting_an_approval(world: World, decision_ttl_ms: int) -> tuple[Sources, asyncio.Task[LoopResult]]:
-    """Return a loop's sources, and its run once that was refused because another approval, which lapses so soon, holds the key."""
+async def run_during_approval(world: World, decision_ttl_ms: int) -> tuple[Sources, asyncio.Task[LoopResult]]:
+    """Return a loop's sources and its run, after its first refusal: another approval holds the key and lapses soon."""
     await world.activate(RULES.replace("decision_ttl_ms: 60000", f"decision_ttl_ms: {decision_ttl_ms}"))
     client = GavelClient(world.channel)
     sources = Sources(client)
@@ -384,22 +382,22 @@ async def meeting_an_approval(world: World, decision_ttl_ms: int) -> tuple[Sourc
     return sources, running
 
 
-async def test_a_conflict_is_waited_out_with_one_rejection() -> None:
-    """While another approval holds the key the loop only looks, which counts for nothing; once it has lapsed, one proposal is enough."""
+async def test_conflict_costs_one_rejection() -> None:
+    """While another approval holds the key, the loop only preflights, which adds no rejection; afterwards one proposal suffices."""
     clock = HeldClock()
     async with running_world(clock=clock) as world:
-        _, running = await meeting_an_approval(world, decision_ttl_ms=1_000)
+        _, running = await run_during_approval(world, decision_ttl_ms=1_000)
         clock.let_go()
         result = await running
         assert (StopReason.APPROVED, ["CONFLICTING_DECISION", ""]) == (result.reason, codes(result)), result.detail
         assert result.rounds[0].paused_ms > 0
 
 
-async def test_evidence_that_a_conflict_has_outlasted_is_got_before_the_next_proposal() -> None:
-    """What has become too old while the key was held costs no rejection: it is got anew before anything is proposed."""
+async def test_evidence_that_grows_stale_during_a_conflict_is_fetched_again() -> None:
+    """Evidence that grows stale while the key is held is fetched again before the next proposal, without a rejection."""
     clock = HeldClock()
     async with running_world(clock=clock) as world:
-        sources, running = await meeting_an_approval(world, decision_ttl_ms=50)
+        sources, running = await run_during_approval(world, decision_ttl_ms=50)
         sources.needs.clear()
         clock.now_ms += 60_001
         result = await running
@@ -407,8 +405,8 @@ async def test_evidence_that_a_conflict_has_outlasted_is_got_before_the_next_pro
         assert {"order/1", "customer/7"} == {need.subject for need in sources.needs}
 
 
-async def test_a_proposal_that_competes_already_is_waited_for_as_ones_own() -> None:
-    """A run after one that broke off in a contest takes the decision on the proposal that waits: one rejection, and no proposal more."""
+async def test_second_run_waits_for_a_competing_proposal_of_its_trace() -> None:
+    """A second run in the trace of one that was aborted in a contest gets the decision on the competing proposal after one rejection."""
     clock = HeldClock()
     async with running_world(clock=clock) as world:
         contested = RULES.replace("min_trust: 2", "min_trust: 3").replace("decision_ttl_ms: 60000", "contest_window_ms: 1000")
@@ -419,35 +417,35 @@ async def test_a_proposal_that_competes_already_is_waited_for_as_ones_own() -> N
         await client.publish_event(
             observation_envelope("customer/7", AGENT, source_tool="fraud-mcp", extracted_fields={"customer.score": 0.1})
         )
-        again: dict[str, Any] = {"trace_id": "refund-1", "based_on_events": [reference(status)]}
+        second: dict[str, Any] = {"trace_id": "refund-1", "based_on_events": [reference(status)]}
         before = await world.head()
-        waiting = draft(priority=1, causation_id=status.event_id, **again)
-        broken_off = asyncio.create_task(client.submit_proposal(waiting))
+        competing = draft(priority=1, causation_id=status.event_id, **second)
+        broken_off = asyncio.create_task(client.submit_proposal(competing))
         while await world.head() == before:  # noqa: ASYNC110  # it competes once it is in the log
             await asyncio.sleep(0.001)
-        running = asyncio.create_task(ProposalLoop(client, sources.providers, proposals_max=1).run(draft(priority=2, **again)))
+        running = asyncio.create_task(ProposalLoop(client, sources.providers, proposals_max=1).run(draft(priority=2, **second)))
         while await world.head() < before + 3:  # noqa: ASYNC110  # the repetition and its refusal are in the log
             await asyncio.sleep(0.001)
         clock.let_go()
         result = await running
         decision = (await broken_off).decision
         assert (StopReason.APPROVED, ["DUPLICATE_PROPOSAL", ""]) == (result.reason, codes(result)), result.detail
-        assert (waiting.event_id, decision) == (result.rounds[-1].proposal.event_id, result.decision)
+        assert (competing.event_id, decision) == (result.rounds[-1].proposal.event_id, result.decision)
 
 
-async def test_the_same_work_of_a_trace_is_not_approved_twice(client: GavelClient) -> None:
-    """A run after one that got its approval, and died before it could say so, takes that approval: what holds the key is its own work."""
+async def test_second_run_adopts_the_approval_of_its_trace(client: GavelClient) -> None:
+    """If an approval of its own trace holds the key, a second run returns that approval."""
     sources = Sources(client)
     first = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
-    again = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
-    assert (StopReason.APPROVED, ["NO_FACT_INPUT", "CONFLICTING_DECISION", ""]) == (again.reason, codes(again)), again.detail
-    assert first.decision == again.decision
+    second = await ProposalLoop(client, sources.providers).run(draft(trace_id="refund-1"))
+    assert (StopReason.APPROVED, ["NO_FACT_INPUT", "CONFLICTING_DECISION", ""]) == (second.reason, codes(second)), second.detail
+    assert first.decision == second.decision
     other = await ProposalLoop(client, sources.providers, deadline_ms=30_000).run(draft(amount=11.0, trace_id="refund-1"))
     assert (StopReason.DEADLINE, "CONFLICTING_DECISION") == (other.reason, codes(other)[-1])
 
 
-async def test_a_pause_beyond_the_deadline_is_not_waited_for(client: GavelClient) -> None:
-    """Where the hint's pause is longer than the time left, the loop ends at once and says so."""
+async def test_pause_beyond_the_deadline_ends_the_loop(client: GavelClient) -> None:
+    """If the hint's pause exceeds the remaining time, the loop ends at once with that reason."""
     sources = Sources(client)
     assert (await ProposalLoop(client, sources.providers).run(draft())).approved
     (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
@@ -455,16 +453,16 @@ async def test_a_pause_beyond_the_deadline_is_not_waited_for(client: GavelClient
     assert (StopReason.DEADLINE, ["CONFLICTING_DECISION"], 0.0) == (result.reason, codes(result), result.rounds[0].paused_ms)
 
 
-async def test_what_the_server_cannot_decide_is_raised(client: GavelClient) -> None:
-    """A proposal that the contract does not allow is the caller's mistake, with everything that is wrong with it."""
-    with pytest.raises(GavelError) as caught:
+async def test_invalid_proposal_is_raised(client: GavelClient) -> None:
+    """An invalid proposal raises GavelError with all violations."""
+    with pytest.raises(GavelError) as error_info:
         await ProposalLoop(client, FactProviders()).run(draft(risk=7.0))
-    assert ["envelope.proposal.risk"] == [violation.field for violation in caught.value.violations]
+    assert ["envelope.proposal.risk"] == [violation.field for violation in error_info.value.violations]
 
 
-async def test_the_blocking_client_plays_the_same_loop(ruled: World) -> None:
-    """Plain functions as providers and the blocking client come to the same end."""
-    target = ruled.address
+async def test_blocking_client_runs_the_same_loop(world_with_rules: World) -> None:
+    """With plain functions as providers and the blocking client, the loop has the same result."""
+    target = world_with_rules.address
 
     def play() -> LoopResult:
         with SyncGavelClient(target) as client:
@@ -485,7 +483,7 @@ async def test_the_blocking_client_plays_the_same_loop(ruled: World) -> None:
     assert (StopReason.APPROVED, ["NO_FACT_INPUT", ""]) == (result.reason, codes(result)), result.detail
 
 
-def test_each_loop_takes_its_own_client() -> None:
+def test_client_of_the_other_kind_is_refused() -> None:
     """A client of the other kind is refused before anything is proposed."""
     with pytest.raises(TypeError, match="use SyncProposalLoop"):
         ProposalLoop(SyncGavelClient(), FactProviders())  # type: ignore[arg-type]  # the mistake
@@ -493,8 +491,8 @@ def test_each_loop_takes_its_own_client() -> None:
         SyncProposalLoop(GavelClient(), FactProviders())  # type: ignore[arg-type]  # the mistake
 
 
-def test_limits_must_make_sense() -> None:
-    """A loop that may propose nothing, or has no time, is refused where it is made."""
+def test_invalid_limits() -> None:
+    """A loop without proposals or without time is refused by its constructor."""
     client = GavelClient()
     with pytest.raises(ValueError, match="proposals_max"):
         ProposalLoop(client, FactProviders(), proposals_max=0)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
 import grpc
 import pytest
 from gavel.v1 import decision_pb2, execution_pb2, replay_service_pb2
@@ -13,6 +17,7 @@ from gavel.v1.tool_service_pb2 import (
     RegisterProviderRequest,
     ResolveToolRequest,
 )
+from gavel_server.history.replay import verify
 from gavel_server.log import Record
 
 from tests.integration.services.world import World, proposal, refusal, report
@@ -24,7 +29,7 @@ async def replay(world: World, **fields: object) -> list[VerifyReplayResponse]:
 
 
 async def some_history(world: World) -> None:
-    """Approvals, a rejection, an execution."""
+    """Record approvals, a rejection and an execution."""
     decision = await world.approve()
     await world.propose(proposal("order/1"))
     await world.report(report(decision, await world.begin(decision), execution_pb2.EXECUTION_STATUS_SUCCESS))
@@ -32,30 +37,30 @@ async def some_history(world: World) -> None:
 
 
 @pytest.mark.parametrize("engine", [decision_pb2.ENGINE_UNSPECIFIED, decision_pb2.ENGINE_RETE, decision_pb2.ENGINE_REFERENCE])
-async def test_log_is_proved(governed: World, engine: decision_pb2.Engine.ValueType) -> None:
-    """A replay streams progress up to the head and last the verdict that every decision came out equal."""
-    await some_history(governed)
-    head = await governed.head()
+async def test_intact_log_is_proved(world_with_rules: World, engine: decision_pb2.Engine.ValueType) -> None:
+    """A replay streams progress up to the head and then the verdict that every decision is equal."""
+    await some_history(world_with_rules)
+    head = await world_with_rules.head()
 
-    *progress, last = await replay(governed, engine=engine)
+    *progress, last = await replay(world_with_rules, engine=engine)
 
     assert last.verdict.status == replay_service_pb2.REPLAY_STATUS_PROVED, last.verdict.message
     assert (last.verdict.proved, last.verdict.events, last.verdict.decisions) == (True, head, 3)
     assert {item.progress.to_sequence_number for item in progress} == {head}
     assert progress[-1].progress.sequence_number == head
-    assert await governed.head() == head
+    assert await world_with_rules.head() == head
 
 
-async def test_changed_log_is_called_damaged(governed: World) -> None:
+async def test_changed_byte_is_damage(world_with_rules: World) -> None:
     """A flipped byte of a stored decision is DAMAGED at its number."""
-    await some_history(governed)
-    log = (await governed.buses.get("")).log
+    await some_history(world_with_rules)
+    log = (await world_with_rules.buses.open("")).log
     records: list[Record] = log._records  # type: ignore[attr-defined]  # what an attacker with access to the store would do
     number = next(record.sequence_number for record in records if b"DecisionApproved" in record.envelope)
     stored = records[number - 1]
     records[number - 1] = Record(number, stored.envelope.replace(b"DecisionApproved", b"DecisionRejected"), stored.chain_hash)
 
-    verdict = (await replay(governed))[-1].verdict
+    verdict = (await replay(world_with_rules))[-1].verdict
 
     assert (verdict.proved, verdict.status) == (False, replay_service_pb2.REPLAY_STATUS_DAMAGED)
     assert verdict.divergence.sequence_number == number
@@ -72,25 +77,36 @@ async def test_changed_log_is_called_damaged(governed: World) -> None:
 )
 async def test_malformed_replays(world: World, fields: dict[str, int], violated: list[str]) -> None:
     """A range that the log does not hold, or an unknown engine, is INVALID_ARGUMENT."""
-    heard = await refusal(replay(world, **fields))
+    problem = await refusal(replay(world, **fields))
 
-    assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, violated)
+    assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, violated)
 
 
-async def test_replays_at_once_are_limited(governed: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replay more than the limit is RESOURCE_EXHAUSTED with a delay; when one is left, the next is served."""
-    monkeypatch.setattr("gavel_server.services.replay.REPLAYS_MAX", 0)
-    heard = await refusal(replay(governed))
-    assert (heard.code, heard.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
-    assert heard.retry_after_ms > 0
+async def test_concurrent_replays_are_limited(world_with_rules: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller's second replay at once is RESOURCE_EXHAUSTED with a delay; once the first has ended, replays are served again."""
+    replaying, unlocked = asyncio.Event(), asyncio.Event()
 
-    monkeypatch.setattr("gavel_server.services.replay.REPLAYS_MAX", 1)
+    async def held(*arguments: Any, **options: Any) -> AsyncGenerator[VerifyReplayResponse, None]:
+        replaying.set()
+        await unlocked.wait()
+        async for item in verify(*arguments, **options):
+            yield item
+
+    monkeypatch.setattr("gavel_server.services.replay.verify", held)
+    first = asyncio.create_task(replay(world_with_rules))
+    await replaying.wait()
+    problem = await refusal(replay(world_with_rules))
+    assert (problem.code, problem.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+    assert problem.retry_after_ms > 0
+
+    unlocked.set()
+    assert (await first)[-1].verdict.proved
     for _ in range(2):
-        assert (await replay(governed))[-1].verdict.proved
+        assert (await replay(world_with_rules))[-1].verdict.proved
 
 
-async def test_tools_are_not_in_this_release(world: World) -> None:
-    """Every call of ToolService is UNIMPLEMENTED, with a sentence."""
+async def test_tool_service_is_unimplemented(world: World) -> None:
+    """Every call of ToolService is UNIMPLEMENTED with a message."""
     tools = world.tools
     for call in (
         tools.RegisterContract(RegisterContractRequest()),
@@ -99,6 +115,6 @@ async def test_tools_are_not_in_this_release(world: World) -> None:
         tools.ResolveTool(ResolveToolRequest()),
         tools.ListContracts(ListContractsRequest()),
     ):
-        heard = await refusal(call)
-        assert (heard.code, heard.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
-        assert heard.message.endswith("is not available in this release")
+        problem = await refusal(call)
+        assert (problem.code, problem.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
+        assert problem.message.endswith("is not available in this release")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import grpc
 import pytest
@@ -28,19 +29,19 @@ BROKEN = STRICTER.replace("params.amount > 1000", "params.amuont > 1000")
 
 
 async def watch(world: World, version: int) -> int:
-    """Make a deployed version a shadow and return since when."""
+    """Make a deployed version a shadow and return the sequence number of that."""
     request = ActivateRuleSetRequest(policy_id="refunds", version=version, mode=fact_pb2.ACTIVATION_MODE_SHADOW)
     return (await world.rule_sets.ActivateRuleSet(request)).sequence_number
 
 
 def differences_counted() -> float:
-    """What the metric says of the rule set's shadows."""
+    """Return the metric of the rule set's shadows."""
     labels = {"bus": "default", "policy_id": "refunds"}
     return REGISTRY.get_sample_value("gavel_shadow_differences_total", labels) or 0.0
 
 
-async def test_a_shadow_watches_and_is_counted(world: World) -> None:
-    """A shadow changes no decision; what it would have decided otherwise is in the log, in the listings and in the metric."""
+async def test_shadow_differences_are_recorded_and_counted(world: World) -> None:
+    """A shadow changes no decision; the differences are in the log, the listings and the metric."""
     await world.activate()
     await world.deploy(STRICTER)
     number = await watch(world, 2)
@@ -58,17 +59,17 @@ async def test_a_shadow_watches_and_is_counted(world: World) -> None:
         "NO_RULE_MATCHED",
     )
     status = await world.projections.GetStatus(GetStatusRequest())
-    listed = (await world.rule_sets.ListRuleSets(ListRuleSetsRequest())).rule_sets
-    for found in (*status.shadow_rule_sets, listed[1]):
-        assert (found.version, found.mode, found.activated_at_sequence_number) == (2, fact_pb2.ACTIVATION_MODE_SHADOW, number)
-        assert (found.shadow_decisions, found.shadow_differences) == (2, 1)
+    rule_sets = (await world.rule_sets.ListRuleSets(ListRuleSetsRequest())).rule_sets
+    for shadow in (*status.shadow_rule_sets, rule_sets[1]):
+        assert (shadow.version, shadow.mode, shadow.activated_at_sequence_number) == (2, fact_pb2.ACTIVATION_MODE_SHADOW, number)
+        assert (shadow.shadow_decisions, shadow.shadow_differences) == (2, 1)
     assert [(one.version, one.shadow_decisions) for one in status.active_rule_sets] == [(1, 0)]
     assert differences_counted() == before + 1
-    replayed = [item async for item in world.replays.VerifyReplay(VerifyReplayRequest())][-1].verdict
-    assert replayed.proved, replayed
+    verdict = [item async for item in world.replays.VerifyReplay(VerifyReplayRequest())][-1].verdict
+    assert verdict.proved, verdict
 
 
-async def test_a_shadow_ends(world: World) -> None:
+async def test_end_of_a_shadow(world: World) -> None:
     """A shadow is ended by mode SHADOW, or by being put in force; the version in force cannot be its own shadow."""
     await world.activate()
     await world.deploy(STRICTER)
@@ -85,14 +86,14 @@ async def test_a_shadow_ends(world: World) -> None:
     assert ([], [(2, 1)]) == (list(status.shadow_rule_sets), [(one.version, one.previous_version) for one in status.active_rule_sets])
 
 
-async def simulated(world: World, document: str = STRICTER, **fields: int) -> list[SimulateRuleSetResponse]:
+async def simulate(world: World, document: str = STRICTER, **fields: int) -> list[SimulateRuleSetResponse]:
     """Return everything that a simulation streams."""
     request = SimulateRuleSetRequest(document=document, **fields)  # type: ignore[arg-type]
     return [response async for response in world.rule_sets.SimulateRuleSet(request)]
 
 
 async def some_decisions(world: World) -> list[Envelope]:
-    """Two approvals, of which the stricter version would refuse the first, and a refusal that stays one."""
+    """Record two approvals, the first of which the stricter version refuses, and a rejection that both versions give."""
     await world.activate()
     return [
         await world.approve("order/1", amount=50),
@@ -101,12 +102,12 @@ async def some_decisions(world: World) -> list[Envelope]:
     ]
 
 
-async def test_simulation_lists_what_would_change(world: World) -> None:
-    """A candidate is tried on the past: progress, each decision that would change, and the sum; nothing is written."""
+async def test_simulation_lists_changed_decisions(world: World) -> None:
+    """A simulation streams progress, each changed decision and the summary, and appends nothing."""
     changing, *_ = await some_decisions(world)
     head = await world.head()
 
-    *rest, last = await simulated(world)
+    *rest, last = await simulate(world)
 
     (changed,) = [item.changed for item in rest if item.HasField("changed")]
     assert (changed.sequence_number, changed.recorded) == (changing.sequence_number, changing.decision)
@@ -117,54 +118,60 @@ async def test_simulation_lists_what_would_change(world: World) -> None:
     assert await world.head() == head
 
 
-async def test_simulation_of_a_part(world: World) -> None:
+async def test_simulation_of_a_range(world: World) -> None:
     """Only decisions of the range are listed and counted."""
     changing, *_ = await some_decisions(world)
 
-    (*_, after) = await simulated(world, from_sequence_number=changing.sequence_number + 1)
-    (*_, until) = await simulated(world, to_sequence_number=changing.sequence_number)
+    (*_, after) = await simulate(world, from_sequence_number=changing.sequence_number + 1)
+    (*_, until) = await simulate(world, to_sequence_number=changing.sequence_number)
 
     assert [(2, 0), (1, 1)] == [(one.summary.decisions, one.summary.changed) for one in (after, until)]
 
 
-async def test_simulations_that_cannot_be(world: World) -> None:
+async def test_invalid_simulations(world: World) -> None:
     """A candidate with mistakes and a range that the log does not hold are INVALID_ARGUMENT, each with its fields."""
-    broken = await refusal(simulated(world, BROKEN))
+    broken = await refusal(simulate(world, BROKEN))
     assert (broken.code, broken.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
     assert broken.fields[0].startswith("document:")
-    assert (await refusal(simulated(world, from_sequence_number=-1))).fields == ["from_sequence_number"]
-    assert (await refusal(simulated(world, to_sequence_number=9))).fields == ["to_sequence_number"]
+    assert (await refusal(simulate(world, from_sequence_number=-1))).fields == ["from_sequence_number"]
+    assert (await refusal(simulate(world, to_sequence_number=9))).fields == ["to_sequence_number"]
 
 
-async def test_simulations_count_as_replays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass over the log more than the limit is RESOURCE_EXHAUSTED; a caller that goes away gives its place back."""
+async def test_simulations_share_the_slots_of_replays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller's second simulation or replay at once is RESOURCE_EXHAUSTED; a cancelled call frees its slot."""
     await some_decisions(world)
-    monkeypatch.setattr("gavel_server.services.replay.REPLAYS_MAX", 1)
-    call = world.rule_sets.SimulateRuleSet(SimulateRuleSetRequest(document=STRICTER))
-    first = await call.read()
-    assert isinstance(first, SimulateRuleSetResponse)
-    assert first.HasField("progress")
+    simulating = asyncio.Event()
+
+    async def held(*arguments: object, **options: object) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+        simulating.set()
+        await asyncio.Event().wait()
+        yield SimulateRuleSetResponse()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gavel_server.services.rule_set.impact", held)
+        call = asyncio.create_task(simulate(world))
+        await simulating.wait()
+    replay = world.replays.VerifyReplay(VerifyReplayRequest())
+    assert (await refusal(replay.read())).reason == (await refusal(simulate(world))).reason == "QUEUE_FULL"
     call.cancel()
 
     async def served() -> list[SimulateRuleSetResponse]:
         while True:
             try:
-                return await simulated(world)
+                return await simulate(world)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.01)
 
     assert (await asyncio.wait_for(served(), 100))[-1].HasField("summary")
-    monkeypatch.setattr("gavel_server.services.replay.REPLAYS_MAX", 0)
-    assert (await refusal(simulated(world))).reason == "QUEUE_FULL"
 
 
-async def test_no_simulation_on_a_log_that_is_not_intact(world: World) -> None:
-    """A log whose chain is broken is no ground for a forecast: LOG_UNAVAILABLE, with what to do."""
+async def test_simulation_of_a_damaged_log_is_refused(world: World) -> None:
+    """A simulation on a log with a broken chain is LOG_UNAVAILABLE, with what to do."""
     await some_decisions(world)
-    records: list[Record] = (await world.buses.get("")).log._records  # type: ignore[attr-defined]  # what a forger would do
+    records: list[Record] = (await world.buses.open("")).log._records  # type: ignore[attr-defined]  # what a forger would do
     records[3] = Record(4, records[3].envelope.replace(b"delivered", b"cancelled"), records[3].chain_hash)
 
-    heard = await refusal(simulated(world))
+    problem = await refusal(simulate(world))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
-    assert "run gavel replay" in heard.message
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "LOG_UNAVAILABLE")
+    assert "run gavel replay" in problem.message

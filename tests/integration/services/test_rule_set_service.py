@@ -1,4 +1,4 @@
-"""RuleSetService over real gRPC: the life of rule sets, and documents that must not harm the server."""
+"""RuleSetService over real gRPC: the lifecycle of rule sets, and hostile documents."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gavel.v1.rule_set_service_pb2 import (
     SimulateRuleSetRequest,
     ValidateRuleSetRequest,
 )
-from gavel_rules.language import library
-from gavel_rules.language.ruleset import CompiledRuleSet, compile_rule_set
-from gavel_server import compiler
-from gavel_server.compiler import Compiler
+from gavel_rules.language import rule_set_cache
+from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set
+from gavel_server.compile import compiler
+from gavel_server.compile.compiler import Compiler
 
 from tests.integration.services.world import RULE_SET, Refusal, World, fact, proposal, refusal
 
@@ -43,12 +43,12 @@ def versioned(version: int, name: str = "refunds", action: str = "refund.create"
 
 
 async def deploy(world: World, document: str = RULE_SET) -> int:
-    """Deploy a document by the service, which compiles it in a child process first; return where it stands."""
+    """Deploy a document by the service, which compiles it in a child process first; return its sequence number."""
     return (await world.rule_sets.DeployRuleSet(DeployRuleSetRequest(document=document))).sequence_number
 
 
 async def activate(world: World, version: int = 1, name: str = "refunds", expected: int | None = None) -> int:
-    """Activate a version and return where it took effect."""
+    """Activate a version and return the sequence number at which it takes effect."""
     request = ActivateRuleSetRequest(policy_id=name, version=version, expected_active_version=expected)
     return (await world.rule_sets.ActivateRuleSet(request)).sequence_number
 
@@ -68,8 +68,8 @@ async def test_validate_writes_nothing(world: World) -> None:
 
 async def test_deploy_activate_decide_deactivate(world: World) -> None:
     """A deployed version decides from its activation until its deactivation, at the sequence numbers that were answered."""
-    known = await world.publish(fact("order/1", "order.status", "delivered"))
-    ask = proposal("order/1", cites=[known])
+    event = await world.publish(fact("order/1", "order.status", "delivered"))
+    ask = proposal("order/1", cites=[event])
     assert (await world.propose(ask)).decision.reason_code == "NO_ACTIVE_POLICY"
 
     deployed = await world.rule_sets.DeployRuleSet(DeployRuleSetRequest(document=RULE_SET))
@@ -81,8 +81,8 @@ async def test_deploy_activate_decide_deactivate(world: World) -> None:
     assert (approved.policy_id, approved.policy_version, approved.rule_id) == ("refunds", 1, "small")
     assert approved.rule_set_digest == deployed.digest
 
-    ended = await world.rule_sets.DeactivateRuleSet(DeactivateRuleSetRequest(policy_id="refunds"))
-    assert ended.sequence_number == 11
+    deactivation = await world.rule_sets.DeactivateRuleSet(DeactivateRuleSetRequest(policy_id="refunds"))
+    assert deactivation.sequence_number == 11
     assert (await world.propose(ask)).decision.reason_code == "NO_ACTIVE_POLICY"
 
 
@@ -111,21 +111,21 @@ async def test_other_document_under_a_deployed_version(world: World) -> None:
     """Another digest under a deployed version is ALREADY_EXISTS / VERSION_REUSED, and nothing is appended."""
     number = await deploy(world)
 
-    heard = await refusal(deploy(world, RULE_SET.replace("<= 100", "<= 200")))
+    problem = await refusal(deploy(world, RULE_SET.replace("<= 100", "<= 200")))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.ALREADY_EXISTS, "VERSION_REUSED")
+    assert (problem.code, problem.reason) == (grpc.StatusCode.ALREADY_EXISTS, "VERSION_REUSED")
     assert await world.head() == number
 
 
 async def test_invalid_document_is_refused_with_every_mistake(world: World) -> None:
     """Deploying an invalid document is INVALID_ARGUMENT with line, column, code and suggestion of every mistake."""
-    told = (await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=BROKEN))).errors
+    errors = (await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=BROKEN))).errors
 
-    heard = await refusal(deploy(world, BROKEN))
+    problem = await refusal(deploy(world, BROKEN))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
-    assert heard.fields == [f"document:{error.line}:{error.column}" for error in told]
-    assert all(error.code in description for error, description in zip(told, heard.descriptions, strict=True))
+    assert (problem.code, problem.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
+    assert problem.fields == [f"document:{error.line}:{error.column}" for error in errors]
+    assert all(error.code in description for error, description in zip(errors, problem.descriptions, strict=True))
     assert await world.head() == 1
 
 
@@ -135,23 +135,23 @@ async def test_document_with_very_many_mistakes(world: World) -> None:
         f"  - {{id: r{number}, action: refund.nothing, priority: {number + 10}, when: 'true', effect: approve}}\n" for number in range(500)
     )
 
-    heard = await refusal(deploy(world, document))
+    problem = await refusal(deploy(world, document))
     report = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
-    assert "more violations" in heard.descriptions[-1]
+    assert (problem.code, problem.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
+    assert "more violations" in problem.descriptions[-1]
     assert len(report.errors) == 500
 
 
 @pytest.mark.parametrize("document", ["", "x" * (1024 * 1024 + 1)])
-async def test_document_of_no_size(world: World, document: str) -> None:
+async def test_empty_and_oversized_documents(world: World, document: str) -> None:
     """A document that is missing, or larger than an event, is INVALID_ARGUMENT."""
     for call in (
         world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document)),
         world.rule_sets.DeployRuleSet(DeployRuleSetRequest(document=document)),
     ):
-        heard = await refusal(call)
-        assert (heard.code, heard.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["document"])
+        problem = await refusal(call)
+        assert (problem.code, problem.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["document"])
     assert await world.head() == 1
 
 
@@ -159,10 +159,10 @@ async def test_document_too_large_for_its_event(world: World) -> None:
     """A document that fits a request but, with its canonical form, no event is refused with that as its mistake."""
     document = RULE_SET + "# " + "x" * (1024 * 1024 - 4096) + "\n"
 
-    heard = await refusal(deploy(world, document))
+    problem = await refusal(deploy(world, document))
 
-    assert (heard.code, heard.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
-    assert "too-large" in heard.descriptions[0]
+    assert (problem.code, problem.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET")
+    assert "too-large" in problem.descriptions[0]
     assert await world.head() == 1
 
 
@@ -182,7 +182,7 @@ async def test_document_too_large_for_its_event(world: World) -> None:
     ids=range(9),
 )
 async def test_hostile_documents_are_answered(world: World, document: str) -> None:
-    """A hostile document is called valid or invalid, never a bug; the server serves on, and nothing is appended."""
+    """A hostile document is reported as valid or invalid, never as an internal error; the server keeps serving, and nothing is appended."""
     report = await world.rule_sets.ValidateRuleSet(ValidateRuleSetRequest(document=document))
 
     assert report.valid == (not report.errors)
@@ -218,29 +218,29 @@ async def test_hostile_documents_are_answered(world: World, document: str) -> No
 async def test_activation_errors(
     world: World, request_: ActivateRuleSetRequest, code: grpc.StatusCode, reason: str, fields: list[str]
 ) -> None:
-    """An activation that cannot be has its code of the error table, and appends nothing."""
+    """An invalid activation has its code of the error table, and appends nothing."""
     number = await world.deploy()
 
-    heard = await refusal(world.rule_sets.ActivateRuleSet(request_))
+    problem = await refusal(world.rule_sets.ActivateRuleSet(request_))
 
-    assert (heard.code, heard.reason, heard.fields) == (code, reason, fields)
+    assert (problem.code, problem.reason, problem.fields) == (code, reason, fields)
     assert await world.head() == number
 
 
-async def test_of_two_activations_that_expect_the_same_one_wins(world: World) -> None:
+async def test_one_of_two_concurrent_activations_wins(world: World) -> None:
     """Two activations race with one expectation: the first takes effect, the second is ABORTED / ACTIVATION_RACED."""
     await world.deploy(versioned(1))
     await world.deploy(versioned(2))
 
-    heard = await asyncio.gather(activate(world, 1, expected=0), activate(world, 2, expected=0), return_exceptions=True)
+    answers = await asyncio.gather(activate(world, 1, expected=0), activate(world, 2, expected=0), return_exceptions=True)
 
-    errors = [error for error in heard if isinstance(error, grpc.aio.AioRpcError)]
+    errors = [error for error in answers if isinstance(error, grpc.aio.AioRpcError)]
     assert [error.code() for error in errors] == [grpc.StatusCode.ABORTED]
     assert await world.head() == 4
 
 
-async def test_expecting_nothing_and_activating_again(world: World) -> None:
-    """expected_active_version 0 means that none is; activating the active version again changes nothing."""
+async def test_expected_version_zero_and_repeated_activation(world: World) -> None:
+    """expected_active_version 0 expects no active version; activating the active version again changes nothing."""
     await world.deploy()
     number = await activate(world, expected=0)
 
@@ -250,7 +250,7 @@ async def test_expecting_nothing_and_activating_again(world: World) -> None:
 
 
 async def test_several_rule_sets_on_one_action(world: World) -> None:
-    """Rule sets that agree on what is the action's govern it together; each names its own active version where it expects one."""
+    """Rule sets that agree on an action's declarations govern it together; an expected version is that of the own rule set."""
     await world.deploy()
     await activate(world, expected=0)
     await world.deploy(versioned(1, name="others").replace("params.amount <= 100", "params.amount <= 1"))
@@ -261,8 +261,8 @@ async def test_several_rule_sets_on_one_action(world: World) -> None:
     assert await activate(world, 2, expected=1) == await world.head()
     status = await world.projections.GetStatus(GetStatusRequest())
     assert [(one.policy_id, one.version) for one in status.active_rule_sets] == [("others", 1), ("refunds", 2)]
-    listed = (await world.rule_sets.ListRuleSets(ListRuleSetsRequest())).rule_sets
-    assert [(one.policy_id, one.version, one.mode) for one in listed] == [
+    list_versions = (await world.rule_sets.ListRuleSets(ListRuleSetsRequest())).rule_sets
+    assert [(one.policy_id, one.version, one.mode) for one in list_versions] == [
         ("others", 1, fact_pb2.ACTIVATION_MODE_ACTIVE),
         ("refunds", 1, fact_pb2.ACTIVATION_MODE_UNSPECIFIED),
         ("refunds", 2, fact_pb2.ACTIVATION_MODE_ACTIVE),
@@ -274,28 +274,28 @@ async def test_several_rule_sets_on_one_action(world: World) -> None:
 
 @pytest.mark.parametrize("mode", [fact_pb2.ACTIVATION_MODE_ACTIVE, fact_pb2.ACTIVATION_MODE_SHADOW])
 async def test_rule_sets_that_disagree(world: World, mode: fact_pb2.ActivationMode.ValueType) -> None:
-    """What a rule set wants otherwise than one in force is FAILED_PRECONDITION / RULE_SETS_DISAGREE; as a shadow or dry run too."""
+    """A rule set that disagrees with an active one is FAILED_PRECONDITION / RULE_SETS_DISAGREE, also as a shadow or in a simulation."""
     await world.deploy()
     await activate(world)
     other = versioned(1, name="others").replace("{max_attempts: 2}", "{max_attempts: 3}")
     number = await world.deploy(other)
 
     request = ActivateRuleSetRequest(policy_id="others", version=1, mode=mode)
-    heard = await refusal(world.rule_sets.ActivateRuleSet(request))
-    tried = await refusal(world.arbitration.Preflight(PreflightRequest(envelope=proposal("order/1"), rule_set_override=other)))
+    problem = await refusal(world.rule_sets.ActivateRuleSet(request))
+    error = await refusal(world.arbitration.Preflight(PreflightRequest(envelope=proposal("order/1"), rule_set_override=other)))
 
     simulated = await refusal(world.rule_sets.SimulateRuleSet(SimulateRuleSetRequest(document=other)).read())
 
-    for one in (heard, tried, simulated):
+    for one in (problem, error, simulated):
         assert (one.code, one.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "RULE_SETS_DISAGREE")
         assert one.message == (
             "retry.max_attempts of action refund.create is 3, but 2 in rule set refunds version 1, which is in force. "
-            "Rule sets that share an action have to agree on this: write it alike, or take refunds out of force first"
+            "Rule sets that share an action must agree on these settings: change one of them, or take refunds out of force first"
         )
     assert await world.head() == number
 
 
-async def test_dry_run_beside_several(world: World) -> None:
+async def test_dry_run_replaces_the_active_version_of_its_name(world: World) -> None:
     """A rule set given to Preflight stands in for the active version of its own name, beside the others; explanations name each."""
     await world.deploy()
     await activate(world)
@@ -310,19 +310,19 @@ async def test_dry_run_beside_several(world: World) -> None:
         assert isinstance(answer, PreflightResponse)
         return answer
 
-    plain, tried, third = await preflight(""), await preflight(strict), await preflight(strict.replace("others", "third"))
+    plain, error, third = await preflight(""), await preflight(strict), await preflight(strict.replace("others", "third"))
 
     assert (plain.decision.outcome, plain.decision.policy_id) == (OUTCOME_APPROVED, "others")
-    assert (tried.decision.reason_code, tried.decision.policy_id) == ("NEVER", "others")
-    assert [(one.policy_id, one.version) for one in tried.decision.active_rule_sets] == [("others", 2), ("refunds", 1)]
+    assert (error.decision.reason_code, error.decision.policy_id) == ("NEVER", "others")
+    assert [(one.policy_id, one.version) for one in error.decision.active_rule_sets] == [("others", 2), ("refunds", 1)]
     assert (third.decision.reason_code, list(third.decision.active_policy_ids)) == ("NEVER", ["others", "refunds", "third"])
-    assert [(one.policy_id, one.rule_id) for one in tried.explanations] == [
+    assert [(one.policy_id, one.rule_id) for one in error.explanations] == [
         (policy_id, rule_id) for policy_id in ("others", "refunds") for rule_id in ("cancelled", "large", "small")
     ]
 
 
 async def test_deactivation_errors(world: World) -> None:
-    """Deactivating what is not active is NOT_FOUND, against an expectation ABORTED, without a name INVALID_ARGUMENT."""
+    """Deactivating a rule set that is not active is NOT_FOUND, with a wrong expectation ABORTED, without a name INVALID_ARGUMENT."""
     await world.deploy()
     number = await activate(world)
 
@@ -338,7 +338,7 @@ async def test_deactivation_errors(world: World) -> None:
 
 
 async def test_get_without_a_version(world: World) -> None:
-    """Without a version, GetRuleSet answers the active one, else the newest; what is not deployed is NOT_FOUND."""
+    """Without a version GetRuleSet answers the active one, else the newest; a version that is not deployed is NOT_FOUND."""
     await world.deploy(versioned(1))
     await world.deploy(versioned(2))
     await world.deploy(versioned(10))
@@ -360,7 +360,7 @@ async def test_list_in_pages(world: World) -> None:
     await world.deploy(versioned(1, name="others", action="other.create"))
     await activate(world, 2)
 
-    async def listed(page_size: int) -> AsyncIterator[RuleSet]:
+    async def list_versions(page_size: int) -> AsyncIterator[RuleSet]:
         token = ""
         while True:
             page = await world.rule_sets.ListRuleSets(ListRuleSetsRequest(page_size=page_size, page_token=token))
@@ -372,7 +372,7 @@ async def test_list_in_pages(world: World) -> None:
                 return
 
     for page_size in (1, 2, 3, 100):
-        assert [(one.policy_id, one.version, one.mode) async for one in listed(page_size)] == [
+        assert [(one.policy_id, one.version, one.mode) async for one in list_versions(page_size)] == [
             ("others", 1, 0),
             ("refunds", 1, 0),
             ("refunds", 2, fact_pb2.ACTIVATION_MODE_ACTIVE),
@@ -391,7 +391,7 @@ async def test_a_version_is_compiled_once(world: World, monkeypatch: pytest.Monk
         threads.append(threading.current_thread().name)
         return compile_rule_set(text)
 
-    for module in (compiler, library):
+    for module in (compiler, rule_set_cache):
         monkeypatch.setattr(module, "compile_rule_set", compiled)
     document = versioned(4321)
     await deploy(world, document)
@@ -407,7 +407,7 @@ async def test_a_version_is_compiled_once(world: World, monkeypatch: pytest.Monk
 # The compiler's limits
 
 
-async def test_validation_analyses_and_deployment_does_not_wait(world: World) -> None:
+async def test_validation_warns_of_rules_that_never_decide(world: World) -> None:
     """ValidateRuleSet warns of a rule that never decides, with its place; the same document deploys without that."""
     document = (
         RULE_SET

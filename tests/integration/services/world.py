@@ -31,25 +31,18 @@ from gavel.v1.fact_pb2 import CrossCheck, Fact
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetAt
-from gavel_rules.language.ruleset import compile_rule_set
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition
+from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.values import python_to_value
+from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.buses import Buses
-from gavel_server.clock import GuardedClock
-from gavel_server.compiler import Compiler
-from gavel_server.identifiers import new_event_id
+from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog
 from gavel_server.log.memory import MemoryLog
-from gavel_server.services.arbitration import Arbitration
-from gavel_server.services.boundary import Guard
-from gavel_server.services.event import EventServicer
-from gavel_server.services.execution import ExecutionServicer
-from gavel_server.services.projection import ProjectionServicer
-from gavel_server.services.replay import Replays, ReplayServicer
-from gavel_server.services.rule_set import RuleSetServicer
-from gavel_server.services.tool import ToolServicer
+from gavel_server.process.clock import GuardedClock
+from gavel_server.rpc.interceptor import Interceptor
+from gavel_server.services.registration import register_services
 from google.protobuf.struct_pb2 import Struct
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -95,7 +88,7 @@ class Clock:
 
 
 class Refusal(NamedTuple):
-    """What a caller hears of an error: code, reason without prefix, violated fields, message, retry delay (0: none)."""
+    """An error as the caller gets it. The reason has no prefix; a retry delay of 0 means none."""
 
     code: grpc.StatusCode
     reason: str
@@ -108,7 +101,7 @@ class Refusal(NamedTuple):
 class World:
     """A server and the stubs of a client of it. `open_log` makes the log of a bus."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, buses: Buses, clock: Clock) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, buses: BusRegistry, clock: Clock) -> None:
         self.channel = channel
         self.address = address
         self.buses = buses
@@ -123,17 +116,17 @@ class World:
 
     async def head(self) -> int:
         """Return the last sequence number of the default bus's log."""
-        return (await (await self.buses.get("")).log.head()).sequence_number
+        return (await (await self.buses.open("")).log.head()).sequence_number
 
     async def call_bytes(self, method: str, data: bytes) -> bytes:
-        """Call a method with bytes that no stub would send; return the answer's."""
+        """Call a method with raw request bytes; return the response bytes."""
         call: Any = self.channel.unary_unary(f"/gavel.v1.{method}")
         return bytes(await call(data))
 
     async def deploy(self, document: str = RULE_SET) -> int:
-        """Deploy a rule set without the compiler's child process; return where it stands."""
-        deployed = await (await self.buses.get("")).execute(DeployRuleSet(new_event_id(), compile_rule_set(document), document))
-        assert isinstance(deployed.answer, RuleSetAt)
+        """Deploy a rule set without the compiler's child process; return its sequence number."""
+        deployed = await (await self.buses.open("")).execute(DeployRuleSet(new_event_id(), compile_rule_set(document), document))
+        assert isinstance(deployed.answer, RuleSetPosition)
         return deployed.answer.sequence_number
 
     async def activate(self, document: str = RULE_SET) -> None:
@@ -141,7 +134,7 @@ class World:
         await self.deploy(document)
         rule_set = compile_rule_set(document)
         command = ActivateRuleSet(new_event_id(), rule_set.policy_id, rule_set.version, None)
-        await (await self.buses.get("")).execute(command)
+        await (await self.buses.open("")).execute(command)
 
     async def publish(self, envelope: Envelope) -> Envelope:
         """Publish an event and return it as recorded."""
@@ -152,9 +145,9 @@ class World:
         return (await self.arbitration.SubmitProposal(SubmitProposalRequest(envelope=envelope))).decision
 
     async def approve(self, subject: str = "order/1", amount: float = 10.0) -> Envelope:
-        """Bring about an approved decision on a subject, from a fresh fact, and return its envelope."""
-        known = await self.publish(fact(subject, "order.status", "delivered"))
-        return await self.propose(proposal(subject, amount=amount, cites=[known]))
+        """Publish a fact about a subject, propose on it, and return the approval."""
+        event = await self.publish(fact(subject, "order.status", "delivered"))
+        return await self.propose(proposal(subject, amount=amount, cites=[event]))
 
     async def begin(self, decision: Envelope, producer: Producer = EXECUTOR, lease_ms: int = 0) -> BeginExecutionResponse:
         """Begin a decision's execution."""
@@ -162,7 +155,7 @@ class World:
         return await self.executions.BeginExecution(request)
 
     async def report(self, envelope: Envelope) -> Envelope:
-        """Report an execution and return what was recorded."""
+        """Report an execution and return the recorded event."""
         return (await self.executions.ReportExecution(ReportExecutionRequest(envelope=envelope))).envelope
 
 
@@ -179,6 +172,12 @@ async def running_world(open_log: OpenLog = open_memory_log, clock: Clock | None
     """Serve on a free port of the loopback interface; stop with the block."""
     clock = clock or Clock()
 
+    async def exists(name: str) -> bool:
+        log = await open_log(name, clock)
+        head = await log.head()
+        await log.close()
+        return head.sequence_number > 0
+
     async def open_bus(name: str) -> Sequencer:
         sequencer = Sequencer(
             await open_log(name, clock),
@@ -189,9 +188,9 @@ async def running_world(open_log: OpenLog = open_memory_log, clock: Clock | None
         await sequencer.start()
         return sequencer
 
-    buses = Buses(open_bus)
+    buses = BusRegistry(open_bus, exists)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
-    register(server, buses)
+    register_services(server, Interceptor(), buses)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -202,37 +201,23 @@ async def running_world(open_log: OpenLog = open_memory_log, clock: Clock | None
         await sequencer.log.close()
 
 
-def register(server: grpc.aio.Server, buses: Buses) -> None:
-    """Register every service of the contract."""
-    guard = Guard(server)
-    compiler = Compiler()
-    replays = Replays()
-    Arbitration(buses, compiler).register(server)
-    event_service_pb2_grpc.add_EventServiceServicer_to_server(EventServicer(buses), guard)
-    execution_service_pb2_grpc.add_ExecutionServiceServicer_to_server(ExecutionServicer(buses), guard)
-    rule_set_service_pb2_grpc.add_RuleSetServiceServicer_to_server(RuleSetServicer(buses, compiler, replays), guard)
-    projection_service_pb2_grpc.add_ProjectionServiceServicer_to_server(ProjectionServicer(buses), guard)
-    replay_service_pb2_grpc.add_ReplayServiceServicer_to_server(ReplayServicer(buses, replays), guard)
-    tool_service_pb2_grpc.add_ToolServiceServicer_to_server(ToolServicer(), guard)
-
-
 async def refusal(call: Awaitable[Any]) -> Refusal:
-    """Await a call that must fail and return what its caller hears."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    """Await a call that must fail, and return its error."""
+    with pytest.raises(grpc.aio.AioRpcError) as error_info:
         await call
-    error = caught.value
+    error = error_info.value
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it reads the trailers, which this has
     assert status is not None, f"no details: {error.code()} {error.details()}"
     return refusal_of(status, error.code())
 
 
 def refusal_of(status: Status, code: grpc.StatusCode | None = None) -> Refusal:
-    """Return what a status says, e.g. that of an item of a batch."""
+    """Return the error in a status, e.g. that of an item of a batch."""
     codes = {code.value[0]: code for code in grpc.StatusCode}
     info, bad_request, retry = ErrorInfo(), BadRequest(), RetryInfo()
     for detail in status.details:
-        for known in (info, bad_request, retry):
-            detail.Unpack(known)
+        for message in (info, bad_request, retry):
+            detail.Unpack(message)
     assert info.domain == "gavel"
     assert f"ERROR_REASON_{info.reason}" in ErrorReason.keys()  # noqa: SIM118  # not a dict
     return Refusal(
@@ -262,13 +247,13 @@ def proposal(subject: str, *, amount: float = 10.0, cites: Sequence[Envelope] = 
     """Return a proposal to refund, citing recorded events."""
     params = Struct()
     params.update({"amount": amount})
-    sent = Proposal(
+    payload = Proposal(
         action_type="refund.create",
         params=params,
         max_fact_age_ms=60_000,
         based_on_events=[EventReference(event_id=one.event_id, sequence_number=one.sequence_number) for one in cites],
     )
-    return Envelope(**{"subject": subject, "producer": AGENT, "proposal": sent, **fields})
+    return Envelope(**{"subject": subject, "producer": AGENT, "proposal": payload, **fields})
 
 
 def tool_call(trace_id: str, tool: str = "fraud-mcp", execution_id: str = "", **fields: Any) -> Envelope:
@@ -286,8 +271,8 @@ def tool_result(trace_id: str, tool: str = "fraud-mcp", execution_id: str = "", 
 
 def observation(subject: str, key: str, value: object, **fields: Any) -> Envelope:
     """Return an observation without evidence."""
-    seen = Observation(source_tool="fraud-mcp", confidence=0.5, extracted_fields={key: python_to_value(value)})
-    return Envelope(**{"subject": subject, "observation": seen, **fields})
+    payload = Observation(source_tool="fraud-mcp", confidence=0.5, extracted_fields={key: python_to_value(value)})
+    return Envelope(**{"subject": subject, "observation": payload, **fields})
 
 
 def report(decision: Envelope, started: BeginExecutionResponse, status: ExecutionStatus.ValueType, **fields: Any) -> Envelope:
@@ -297,5 +282,5 @@ def report(decision: Envelope, started: BeginExecutionResponse, status: Executio
 
 
 def some_uuid() -> str:
-    """Return a UUID that nobody else uses."""
+    """Return a new UUID."""
     return str(uuid.uuid4())

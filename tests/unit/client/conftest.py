@@ -1,4 +1,4 @@
-"""Fixtures of the client's tests: a stand-in for the server, clients and executors of it, and the queue of decisions."""
+"""Fixtures of the client's tests: a fake server, its clients and executors, and the queue of decisions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from gavel_client.backoff import Backoff
-from gavel_client.client import GavelClient
-from gavel_client.executor import Executor
+from gavel_client.consumers.work_queue import DECISIONS, WorkQueue
+from gavel_client.executor.executor import Executor
 from gavel_client.handlers import Handlers
-from gavel_client.work_queue import DECISIONS, WorkQueue
+from gavel_client.rpc.backoff import Backoff
+from gavel_client.rpc.client import GavelClient
 
-from tests.unit.client.executors import ACTION, Behaviour, Make
+from tests.unit.client.executor_helpers import ACTION, Behaviour, Make
 from tests.unit.client.fake_server import FakeExecutions, FakeServer
-from tests.unit.client.redis_helpers import LONG_MS, Member, Queue
+from tests.unit.client.work_queues import LONG_MS, Member, Queue
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def backoff() -> Backoff:
 
 @pytest.fixture
 async def server() -> AsyncIterator[FakeServer]:
-    """A server that answers as the test says."""
+    """A server whose responses the test scripts."""
     async with FakeServer() as fake:
         yield fake
 
@@ -54,11 +54,11 @@ async def queue(redis_url: str, bus: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def member(redis_url: str, bus: str, backoff: Backoff) -> AsyncIterator[Member]:
-    """Makes members of a group on the decisions queue. What they leave comes back only if a test says when."""
+    """Creates members of a group on the decisions queue. Pending entries are not claimed unless the test sets `min_idle_ms`."""
     made: list[WorkQueue] = []
 
-    def make(group: str = "g", min_idle_ms: int = LONG_MS, news: asyncio.Event | None = None) -> WorkQueue:
-        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff, news=news))
+    def make(group: str = "g", min_idle_ms: int = LONG_MS, wakeup: asyncio.Event | None = None) -> WorkQueue:
+        made.append(WorkQueue(redis_url, queue=DECISIONS, group=group, bus=bus, min_idle_ms=min_idle_ms, backoff=backoff, wakeup=wakeup))
         return made[-1]
 
     yield make
@@ -68,7 +68,7 @@ async def member(redis_url: str, bus: str, backoff: Backoff) -> AsyncIterator[Me
 
 @pytest.fixture
 def make(client: GavelClient, redis_url: str) -> Make:
-    """Makes executors of ACTION (or another) with one handler. What they leave comes back to them only if a test says when."""
+    """Creates executors with one handler. Pending entries are not claimed unless the test sets `min_idle_ms`."""
 
     def make_one(behaviour: Behaviour, *, action: str = ACTION, timeout_ms: int = 60_000, **options: Any) -> Executor:
         handlers = Handlers()

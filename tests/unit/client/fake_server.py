@@ -1,7 +1,7 @@
-"""A stand-in for the Gavel server: real gRPC, every RPC of the contract, answers from the test.
+"""A fake Gavel server: real gRPC and every RPC of the contract, with scripted responses.
 
-`FakeServer` records each request and answers with what the test scripted. `FakeExecutions` scripts the execution RPCs with the
-little state that an executor can see: attempts, leases, outcomes. Neither decides anything; what is tested is the client.
+`FakeServer` records each request and returns the responses that the test scripted. `FakeExecutions` implements the execution RPCs
+with the state that an executor can observe: attempts, leases, outcomes. Neither makes decisions; the client is under test.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ from gavel.v1.execution_service_pb2 import (
 from gavel.v1.projection_service_pb2 import (
     PENDING_PHASE_APPROVED,
     PENDING_PHASE_EXECUTING,
+    GetStatusResponse,
     ListPendingDecisionsRequest,
     ListPendingDecisionsResponse,
     PendingDecision,
 )
+from gavel_client.rpc.connection import BUS_INCARNATION_KEY, INCARNATION_QUESTION
 from gavel_client.values import to_struct
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import MethodDescriptor
@@ -70,23 +72,23 @@ METHODS: dict[str, MethodDescriptor] = {
 }
 
 
-class RefusedError(Exception):
-    """Scripted as an answer: the call fails with this google.rpc.Status."""
+class ScriptedError(Exception):
+    """A scripted failure: the call fails with this google.rpc.Status."""
 
     def __init__(self, status: Status) -> None:
         self.status = status
         super().__init__(status.message)
 
 
-def refused(
+def refusal(
     code: grpc.StatusCode,
     reason: str = "",
     message: str = "scripted",
     *,
     retry_after_ms: int | None = None,
     violations: Iterable[tuple[str, str]] = (),
-) -> RefusedError:
-    """An error with the details that the contract promises."""
+) -> ScriptedError:
+    """Return an error with the details of the contract."""
     details: list[Message] = []
     if reason:
         details.append(ErrorInfo(domain="gavel", reason=reason))
@@ -101,23 +103,26 @@ def refused(
     for detail in details:
         packed.append(AnyMessage())
         packed[-1].Pack(detail)
-    return RefusedError(Status(code=code.value[0], message=message, details=packed))
+    return ScriptedError(Status(code=code.value[0], message=message, details=packed))
 
 
-def status_metadata(error: RefusedError) -> tuple[tuple[str, bytes], ...]:
-    """The trailing metadata that carries an error's Status."""
+def status_metadata(error: ScriptedError) -> tuple[tuple[str, bytes], ...]:
+    """Return the trailing metadata with an error's Status."""
     return (("grpc-status-details-bin", error.status.SerializeToString()),)
 
 
 class FakeServer:
-    """A grpc.aio server of all services. Unscripted RPCs answer with an empty response, streams with none.
+    """A grpc.aio server of all services. Unscripted RPCs return an empty response, or an empty stream.
 
-    `answers[name]` is a queue of answers, used up one by one: a response, a RefusedError, for a stream a list of these; or
-    one callable that takes the request, for all calls.
+    `answers[name]` is a queue of answers, each used once: a response, a ScriptedError, or for a stream a list of these. It may
+    instead be one callable for all calls, which takes the request.
     """
 
     def __init__(self, port: int = 0) -> None:
         self.requests: dict[str, list[Any]] = defaultdict(list)
+        self.bus_incarnation = ""
+        self.incarnation_questions = 0
+        self.incarnations: list[str] = []  # that came with the unary requests
         self.answers: dict[str, deque[Any] | Callable[[Any], Any]] = defaultdict(deque)
         self._server = grpc.aio.server()
         for file in FILES:
@@ -127,7 +132,7 @@ class FakeServer:
         self.target = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{port}')}"
 
     def script(self, name: str, *answers: Any) -> None:
-        """Answer the next calls of `name` so."""
+        """Append answers for the next calls of `name`."""
         queue = self.answers[name]
         assert isinstance(queue, deque)
         queue.extend(answers)
@@ -140,16 +145,21 @@ class FakeServer:
         await self.stop()
 
     async def stop(self) -> None:
-        """Go away at once."""
+        """Stop at once."""
         await self._server.stop(None)
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
         response_type = GetMessageClass(method.output_type)
 
         async def unary(request: Message, context: grpc.aio.ServicerContext[Any, Any]) -> Message:
+            metadata = list(context.invocation_metadata() or ())
+            if INCARNATION_QUESTION[0] in metadata:
+                self.incarnation_questions += 1
+                return GetStatusResponse(bus_incarnation=self.bus_incarnation)
+            self.incarnations.append("".join(str(value) for key, value in metadata if key == BUS_INCARNATION_KEY))
             self.requests[method.name].append(request)
             answer = await self._answer(method.name, request)
-            if isinstance(answer, RefusedError):
+            if isinstance(answer, ScriptedError):
                 await _abort(context, answer)
             return response_type() if answer is None else answer
 
@@ -158,7 +168,7 @@ class FakeServer:
                 request = [item async for item in request]
             self.requests[method.name].append(request)
             for item in await self._answer(method.name, request) or ():
-                if isinstance(item, RefusedError):
+                if isinstance(item, ScriptedError):
                     await _abort(context, item)
                 yield item
 
@@ -177,14 +187,16 @@ class FakeServer:
         return answers.popleft() if answers else None
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: RefusedError) -> None:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ScriptedError) -> None:
     code = next(code for code in grpc.StatusCode if code.value[0] == error.status.code)
-    # An error of gRPC's own has no details.
+    # Errors of gRPC itself have no details.
     await context.abort(code, error.status.message, trailing_metadata=status_metadata(error) if error.status.details else ())
 
 
-def approved(sequence_number: int, bus: str, *, action_type: str = "refund.create", max_attempts: int = 3, **policy: Any) -> Envelope:
-    """An approved decision, as the log would hold it."""
+def approved_decision(
+    sequence_number: int, bus: str, *, action_type: str = "refund.create", max_attempts: int = 3, **policy: Any
+) -> Envelope:
+    """Return an approved decision as recorded in the log."""
     event_id = f"0190a000-0000-8000-8000-{sequence_number:012d}"
     decision = Decision(
         decision_id=event_id,
@@ -209,7 +221,7 @@ def approved(sequence_number: int, bus: str, *, action_type: str = "refund.creat
 
 @dataclass
 class FakeDecision:
-    """What the fake knows of one decision."""
+    """The fake's state of one decision."""
 
     envelope: Envelope
     attempt: int = 0
@@ -217,17 +229,17 @@ class FakeDecision:
     lease_until: float = 0.0
     ended: bool = False
     refusal: str = ""
-    """Where set, BeginExecution answers so."""
+    """The reason code with which BeginExecution refuses, if set."""
 
 
 @dataclass
 class FakeExecutions:
-    """Begin, Renew, Report and the list of pending decisions, over the decisions that the test adds."""
+    """The execution RPCs and ListPendingDecisions, for decisions that the test adds."""
 
     server: FakeServer
     decisions: dict[str, FakeDecision] = field(default_factory=dict)
     reports: dict[str, Envelope] = field(default_factory=dict)
-    """What the log holds: reports by event_id."""
+    """The recorded reports, by event_id."""
 
     def __post_init__(self) -> None:
         self.server.answers["BeginExecution"] = self.begin
@@ -237,70 +249,71 @@ class FakeExecutions:
         self.server.answers["GetEvent"] = self.event
 
     def add(self, decision: Envelope) -> FakeDecision:
-        """Let the server know a decision."""
+        """Add a decision to the server's state."""
         self.decisions[decision.event_id] = FakeDecision(decision)
         return self.decisions[decision.event_id]
 
-    def begin(self, request: BeginExecutionRequest) -> BeginExecutionResponse | RefusedError:
-        """See the contract."""
-        known = self.decisions.get(request.decision_id)
-        if known is None:
-            return refused(grpc.StatusCode.NOT_FOUND, "DECISION_NOT_FOUND")
-        if known.refusal or known.ended:
-            return BeginExecutionResponse(refusal=ExecutionRefusal(reason_code=known.refusal or "ALREADY_FINISHED"))
-        left_ms = int((known.lease_until - time.monotonic()) * 1000)
-        if known.running and left_ms > 0:
+    def begin(self, request: BeginExecutionRequest) -> BeginExecutionResponse | ScriptedError:
+        """Handle BeginExecution."""
+        decision = self.decisions.get(request.decision_id)
+        if decision is None:
+            return refusal(grpc.StatusCode.NOT_FOUND, "DECISION_NOT_FOUND")
+        if decision.refusal or decision.ended:
+            return BeginExecutionResponse(refusal=ExecutionRefusal(reason_code=decision.refusal or "ALREADY_FINISHED"))
+        left_ms = int((decision.lease_until - time.monotonic()) * 1000)
+        if decision.running and left_ms > 0:
             return BeginExecutionResponse(refusal=ExecutionRefusal(reason_code="ALREADY_RUNNING", retry_after_ms=left_ms))
-        known.attempt += 1
-        known.running = True
-        known.lease_until = time.monotonic() + request.lease_ms / 1000
-        started = ExecutionStarted(execution_id=f"exec_{known.attempt:012d}", attempt=known.attempt, decision=known.envelope)
+        decision.attempt += 1
+        decision.running = True
+        decision.lease_until = time.monotonic() + request.lease_ms / 1000
+        started = ExecutionStarted(execution_id=f"exec_{decision.attempt:012d}", attempt=decision.attempt, decision=decision.envelope)
         return BeginExecutionResponse(started=started)
 
-    def renew(self, request: RenewExecutionRequest) -> RenewExecutionResponse | RefusedError:
-        """See the contract."""
-        known = self.decisions[request.decision_id]
-        if not known.running or request.execution_id != f"exec_{known.attempt:012d}" or time.monotonic() >= known.lease_until:
-            return refused(grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
-        known.lease_until = time.monotonic() + request.lease_ms / 1000
+    def renew(self, request: RenewExecutionRequest) -> RenewExecutionResponse | ScriptedError:
+        """Handle RenewExecution."""
+        decision = self.decisions[request.decision_id]
+        if not decision.running or request.execution_id != f"exec_{decision.attempt:012d}" or time.monotonic() >= decision.lease_until:
+            return refusal(grpc.StatusCode.FAILED_PRECONDITION, "WRONG_STATE")
+        decision.lease_until = time.monotonic() + request.lease_ms / 1000
         return RenewExecutionResponse()
 
-    def report(self, request: ReportExecutionRequest) -> ReportExecutionResponse | RefusedError:
-        """See the contract; a report of a superseded attempt becomes a diagnostic."""
+    def report(self, request: ReportExecutionRequest) -> ReportExecutionResponse | ScriptedError:
+        """Handle ReportExecution; a report of a superseded attempt becomes a diagnostic."""
         envelope = request.envelope
-        known = self.decisions[envelope.execution.decision_id]
+        decision = self.decisions[envelope.execution.decision_id]
         if envelope.event_id in self.reports:
             return ReportExecutionResponse(envelope=self.reports[envelope.event_id])
         recorded = Envelope()
         recorded.CopyFrom(envelope)
-        if envelope.execution.attempt < known.attempt:
+        if envelope.execution.attempt < decision.attempt:
             recorded.agent_diagnostic.CopyFrom(AgentDiagnostic(kind="LateExecutionReport"))
         else:
             retriable = envelope.execution.status in (EXECUTION_STATUS_FAILED, EXECUTION_STATUS_TIMEOUT)
-            known.running = False
-            recorded.execution.will_retry = retriable and known.attempt < known.envelope.decision.retry_policy.max_attempts
-            known.ended = not recorded.execution.will_retry
+            decision.running = False
+            recorded.execution.will_retry = retriable and decision.attempt < decision.envelope.decision.retry_policy.max_attempts
+            decision.ended = not recorded.execution.will_retry
         self.reports[envelope.event_id] = recorded
         return ReportExecutionResponse(envelope=recorded)
 
     def pending(self, _: ListPendingDecisionsRequest) -> ListPendingDecisionsResponse:
-        """See the contract."""
-        pending = sorted((known for known in self.decisions.values() if not known.ended), key=lambda known: known.envelope.sequence_number)
-        head = max((known.envelope.sequence_number for known in self.decisions.values()), default=0)
+        """Handle ListPendingDecisions."""
+        pending = [decision for decision in self.decisions.values() if not decision.ended]
+        pending.sort(key=lambda decision: decision.envelope.sequence_number)
+        head = max((decision.envelope.sequence_number for decision in self.decisions.values()), default=0)
         decisions = [
             PendingDecision(
-                decision_id=known.envelope.event_id,
-                sequence_number=known.envelope.sequence_number,
-                action_type=known.envelope.decision.action_type,
-                phase=PENDING_PHASE_EXECUTING if known.attempt else PENDING_PHASE_APPROVED,
+                decision_id=decision.envelope.event_id,
+                sequence_number=decision.envelope.sequence_number,
+                action_type=decision.envelope.decision.action_type,
+                phase=PENDING_PHASE_EXECUTING if decision.attempt else PENDING_PHASE_APPROVED,
             )
-            for known in pending
+            for decision in pending
         ]
         return ListPendingDecisionsResponse(decisions=decisions, projection_version=head)
 
-    def event(self, request: GetEventRequest) -> GetEventResponse | RefusedError:
-        """See the contract."""
-        for known in self.decisions.values():
-            if known.envelope.event_id == request.event_id or known.envelope.sequence_number == request.sequence_number:
-                return GetEventResponse(envelope=known.envelope)
-        return refused(grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND")
+    def event(self, request: GetEventRequest) -> GetEventResponse | ScriptedError:
+        """Handle GetEvent."""
+        for decision in self.decisions.values():
+            if decision.envelope.event_id == request.event_id or decision.envelope.sequence_number == request.sequence_number:
+                return GetEventResponse(envelope=decision.envelope)
+        return refusal(grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND")

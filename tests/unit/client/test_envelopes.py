@@ -1,4 +1,4 @@
-"""Builders of envelopes and the values in them."""
+"""Builders of envelopes, and conversion of values."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_values_come_back(value: Any) -> None:
-    """Every JSON value within the contract's limits comes back as it went in; whole floats come back as ints, which equal them."""
+def test_values_survive_conversion(value: Any) -> None:
+    """Every JSON value within the contract's limits survives conversion; whole floats become equal ints."""
     assert value == from_value(to_value(value))
 
 
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4))
-def test_structs_come_back(mapping: dict[str, Any]) -> None:
-    """So does every mapping."""
+def test_structs_survive_conversion(mapping: dict[str, Any]) -> None:
+    """Every mapping survives conversion."""
     assert mapping == from_struct(to_struct(mapping))
 
 
-def test_numbers_come_back_as_they_are_used() -> None:
-    """Whole numbers come back as int, others as float."""
+def test_whole_numbers_become_int() -> None:
+    """Whole numbers are converted back to int, others to float."""
     back = from_struct(to_struct({"whole": 10, "whole_float": 10.0, "part": 0.5}))
     assert {"whole": int, "whole_float": int, "part": float} == {key: type(value) for key, value in back.items()}
 
@@ -72,14 +72,14 @@ def test_numbers_come_back_as_they_are_used() -> None:
         ({1: 2}, TypeError, r"params\.a\[1\]\.b has the key 1; keys must be strings"),
     ],
 )
-def test_what_would_not_come_back_is_refused(value: object, error: type[Exception], message: str) -> None:
-    """A value that the contract cannot hold exactly is refused with the path to it."""
+def test_inexact_values_are_refused(value: object, error: type[Exception], message: str) -> None:
+    """A value that the contract cannot hold exactly is an error with its path."""
     with pytest.raises(error, match=message):
         to_struct({"a": [0, {"b": value}]})
 
 
-def test_endless_value_is_refused() -> None:
-    """A value that contains itself is refused, not followed for ever."""
+def test_recursive_value_is_refused() -> None:
+    """A value that contains itself is an error, not an endless loop."""
     endless: list[object] = []
     endless.append(endless)
     with pytest.raises(ValueError, match=f"deeper than {NESTING_MAX} levels"):
@@ -97,7 +97,7 @@ def test_event_ids() -> None:
 
 
 def test_proposal() -> None:
-    """A proposal carries what was given, and an event_id of its own."""
+    """A proposal holds the arguments and a new event_id."""
     moment = datetime(2026, 1, 2, 3, 4, 5, 6000, tzinfo=UTC)
     envelope = proposal_envelope(
         "order/123",
@@ -142,8 +142,8 @@ def test_proposal() -> None:
     assert [EventReference(event_id="e", sequence_number=4)] == list(proposal.based_on_events)
 
 
-def test_nothing_unknown_is_filled_in() -> None:
-    """What the caller does not know stays empty, for the server to fill in."""
+def test_optional_fields_stay_empty() -> None:
+    """Optional fields without an argument stay empty."""
     envelope = proposal_envelope("order/1", AGENT, action_type="a", params={}, max_fact_age_ms=1)
     named = {descriptor.name for descriptor, _ in envelope.ListFields()}
     assert {"event_id", "subject", "producer", "proposal"} == named
@@ -151,21 +151,21 @@ def test_nothing_unknown_is_filled_in() -> None:
 
 
 def test_fact() -> None:
-    """A fact carries its key and value; None retracts it, explicitly."""
+    """A fact holds its key and value; None is an explicit null, which retracts it."""
     fact = fact_envelope("order/1", DATABASE, key="order.status", value="paid", observed_from=OBSERVED_FROM_DB, max_age_ms=5).fact
     assert ("order.status", "paid", OBSERVED_FROM_DB, 5) == (fact.key, from_value(fact.value), fact.observed_from, fact.max_age_ms)
     retraction = fact_envelope("order/1", DATABASE, key="order.status", value=None).fact
     assert "null_value" == retraction.value.WhichOneof("kind")
 
 
-def test_chosen_event_id_is_kept() -> None:
-    """An event_id that the caller chose is used."""
+def test_event_id_argument() -> None:
+    """The caller's event_id is used."""
     chosen = str(uuid.uuid4())
     assert chosen == fact_envelope("order/1", DATABASE, key="k", value=1, event_id=chosen).event_id
 
 
-def test_tool_call_result_and_observation_hang_together() -> None:
-    """A result carries its call's execution_id, tool, subject, trace and cause; an observation its result's id and hash."""
+def test_tool_call_result_and_observation_are_linked() -> None:
+    """A result repeats its call's execution_id, tool, subject and trace; an observation holds its result's id and hash."""
     call = tool_call_envelope(
         "order/1", AGENT, tool_name="orders.lookup", arguments={"id": 1}, call_id="c1", provider_id="shop", trace_id="t1"
     )
@@ -186,21 +186,21 @@ def test_tool_call_result_and_observation_hang_together() -> None:
     assert "paid" == observation.observation.extracted_fields["order.status"].string_value
 
 
-def test_failed_tool_has_no_content() -> None:
-    """A result with an error code is an error and has no content to hash."""
+def test_failed_tool_has_no_content_hash() -> None:
+    """A result with an error code is an error without content hash."""
     call = tool_call_envelope("order/1", AGENT, tool_name="orders.lookup", arguments={})
     result = tool_result_envelope(call, error_code="E_TIMEOUT").tool_result
     assert (True, "E_TIMEOUT", "") == (result.is_error, result.error_code, result.content_hash)
 
 
-def test_content_hash_does_not_depend_on_order() -> None:
-    """Equal values have equal hashes, however they were built."""
+def test_content_hash_ignores_key_order() -> None:
+    """Equal values have equal hashes, whatever the order of their keys."""
     assert content_hash({"a": 1, "b": [True, None]}) == content_hash({"b": [True, None], "a": 1})
     assert content_hash({"a": 1}) != content_hash({"a": 2})
 
 
 def test_diagnostic() -> None:
-    """A diagnostic carries its kind, free attributes and one typed note."""
+    """A diagnostic holds its kind, free attributes and one typed note."""
     invocation = LlmInvocation(llm_model="m")
     diagnostic = diagnostic_envelope(
         "order/1", AGENT, kind="LlmInvocationCommitted", attributes={"n": 1}, llm_invocation=invocation
@@ -210,11 +210,11 @@ def test_diagnostic() -> None:
 
 
 def test_time_without_zone_is_refused() -> None:
-    """A time that does not say its zone is refused: nobody could know what was meant."""
+    """A time without a zone is an error, because it is ambiguous."""
     with pytest.raises(ValueError, match="has no time zone"):
         fact_envelope("order/1", DATABASE, key="k", value=1, occurred_at=datetime(2026, 1, 1))  # noqa: DTZ001  that is the point
 
 
 def test_reference() -> None:
-    """A recorded event is cited by both of its names."""
+    """A reference holds the event_id and the sequence number of a recorded event."""
     assert EventReference(event_id="e", sequence_number=3) == reference(Envelope(event_id="e", sequence_number=3))

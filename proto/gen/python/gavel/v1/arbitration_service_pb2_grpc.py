@@ -77,50 +77,52 @@ class ArbitrationServiceServicer:
     """
 
     def SubmitProposal(self, request, context):
-        """SubmitProposal appends a proposal and answers with its decision once both are durable. Idempotent by event_id.
+        """SubmitProposal appends a proposal and returns its decision once both are durable. Idempotent by event_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchSubmitProposals(self, request, context):
-        """BatchSubmitProposals does so for 1..500 proposals; each succeeds or fails by itself, in order.
+        """BatchSubmitProposals submits 1..500 proposals. Each succeeds or fails by itself; results are in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamProposals(self, request_iterator, context):
-        """StreamProposals does so for a stream; answers come in order of completion.
+        """StreamProposals submits a stream of proposals. Responses arrive in order of completion.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Preflight(self, request, context):
-        """Preflight says which decision a proposal would get now. It writes nothing and counts nothing (seeds 002 §6.4).
+        """Preflight returns the decision that a proposal would get now. It writes and counts nothing (constitution §6.4).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchPreflight(self, request, context):
-        """BatchPreflight does so for 1..500 proposals, each as if it were the only one.
+        """BatchPreflight does the same for 1..500 proposals, each as if it were the only one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResolveReview(self, request, context):
-        """ResolveReview records a person's verdict on an open review: a FACT with who said what and why, and the DECISION that follows.
-        A person overrules rules, not facts: an approval re-reads the evidence, and where that is lacking the review stays open.
+        """ResolveReview records a person's verdict on an open review as a FACT, and the DECISION that follows. A person
+        overrules rules, not facts: an approval checks the evidence again, and the review stays open if evidence is
+        lacking.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeDecision(self, request, context):
-        """RevokeDecision ends an approved decision whose execution has not started: a FACT with who and why, and the DECISION.
+        """RevokeDecision ends an approved decision whose execution has not started. It records a FACT with the person and the
+        reason, and the DECISION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -30,42 +30,42 @@ class _ToolPairStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolPai
     DESCRIPTOR: _descriptor.EnumDescriptor
     TOOL_PAIR_STATE_UNSPECIFIED: _ToolPairState.ValueType  # 0
     TOOL_PAIR_STATE_PAIRED: _ToolPairState.ValueType  # 1
-    """By execution_id."""
+    """Matched by execution_id."""
     TOOL_PAIR_STATE_PAIRED_BY_NAME: _ToolPairState.ValueType  # 2
-    """Without an execution_id, to the nearest open call of the same tool."""
+    """Matched with the nearest open call of the same tool, for lack of an execution_id."""
     TOOL_PAIR_STATE_OPEN: _ToolPairState.ValueType  # 3
-    """A call without a result so far."""
+    """A call that has no result yet."""
     TOOL_PAIR_STATE_ORPHAN_RESULT: _ToolPairState.ValueType  # 4
     """A result without a call."""
     TOOL_PAIR_STATE_DUPLICATE_RESULT: _ToolPairState.ValueType  # 5
-    """A second result of a call."""
+    """A further result of a call that has one."""
 
 class ToolPairState(_ToolPairState, metaclass=_ToolPairStateEnumTypeWrapper):
-    """ToolPairState says how a call and a result were matched (seeds 001)."""
+    """ToolPairState is the way a call and a result were matched (constitution 001)."""
 
 TOOL_PAIR_STATE_UNSPECIFIED: ToolPairState.ValueType  # 0
 TOOL_PAIR_STATE_PAIRED: ToolPairState.ValueType  # 1
-"""By execution_id."""
+"""Matched by execution_id."""
 TOOL_PAIR_STATE_PAIRED_BY_NAME: ToolPairState.ValueType  # 2
-"""Without an execution_id, to the nearest open call of the same tool."""
+"""Matched with the nearest open call of the same tool, for lack of an execution_id."""
 TOOL_PAIR_STATE_OPEN: ToolPairState.ValueType  # 3
-"""A call without a result so far."""
+"""A call that has no result yet."""
 TOOL_PAIR_STATE_ORPHAN_RESULT: ToolPairState.ValueType  # 4
 """A result without a call."""
 TOOL_PAIR_STATE_DUPLICATE_RESULT: ToolPairState.ValueType  # 5
-"""A second result of a call."""
+"""A further result of a call that has one."""
 Global___ToolPairState: _TypeAlias = ToolPairState  # noqa: Y015
 
 @_typing.final
 class PublishEventRequest(_message.Message):
-    """An event to append."""
+    """PublishEventRequest appends an event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BUS_FIELD_NUMBER: _builtins.int
     ENVELOPE_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
-    """Name of the bus; empty means "default"."""
+    """Name of the bus. Empty: "default"."""
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
         """The event."""
@@ -86,14 +86,14 @@ Global___PublishEventRequest: _TypeAlias = PublishEventRequest  # noqa: Y015
 
 @_typing.final
 class PublishEventResponse(_message.Message):
-    """The event as it stands in the log."""
+    """PublishEventResponse returns the event as recorded in the log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENVELOPE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
-        """With everything the server filled in."""
+        """The event, with all fields that the server sets."""
 
     def __init__(
         self,
@@ -110,14 +110,14 @@ Global___PublishEventResponse: _TypeAlias = PublishEventResponse  # noqa: Y015
 
 @_typing.final
 class BatchPublishEventsRequest(_message.Message):
-    """Events to append. At most 4 MiB."""
+    """BatchPublishEventsRequest appends events. At most 4 MiB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BUS_FIELD_NUMBER: _builtins.int
     ENVELOPES_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
-    """Name of the bus; empty means "default"."""
+    """Name of the bus. Empty: "default"."""
     @_builtins.property
     def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[_envelope_pb2.Envelope]:
         """1..500 envelopes."""
@@ -138,7 +138,7 @@ Global___BatchPublishEventsRequest: _TypeAlias = BatchPublishEventsRequest  # no
 
 @_typing.final
 class BatchPublishEventsResponse(_message.Message):
-    """Results in the same order."""
+    """BatchPublishEventsResponse returns the results in the order of the request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,7 +162,7 @@ Global___BatchPublishEventsResponse: _TypeAlias = BatchPublishEventsResponse  # 
 
 @_typing.final
 class PublishResult(_message.Message):
-    """PublishResult is one event as recorded, or why it was not."""
+    """PublishResult is one event as recorded, or an error."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -170,11 +170,11 @@ class PublishResult(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
-        """The event as it stands in the log."""
+        """The event as recorded in the log."""
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """The error that a unary call would have answered."""
+        """The error that the unary call would return."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ Global___PublishResult: _TypeAlias = PublishResult  # noqa: Y015
 
 @_typing.final
 class GetEventRequest(_message.Message):
-    """Which event."""
+    """GetEventRequest names the event to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,11 +202,11 @@ class GetEventRequest(_message.Message):
     EVENT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
-    """Name of the bus; empty means "default"."""
+    """Name of the bus. Empty: "default"."""
     event_id: _builtins.str
-    """By UUID; found while the bus's idempotency window lasts."""
+    """The event's UUID, which the bus remembers during its idempotency window."""
     sequence_number: _builtins.int
-    """By place in the bus, from 1."""
+    """The event's sequence number in the bus, from 1."""
     def __init__(
         self,
         *,
@@ -226,14 +226,14 @@ Global___GetEventRequest: _TypeAlias = GetEventRequest  # noqa: Y015
 
 @_typing.final
 class GetEventResponse(_message.Message):
-    """The event."""
+    """GetEventResponse returns the event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENVELOPE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def envelope(self) -> _envelope_pb2.Envelope:
-        """With its chain hash."""
+        """The event, including its chain hash."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ Global___GetEventResponse: _TypeAlias = GetEventResponse  # noqa: Y015
 
 @_typing.final
 class ListEventsRequest(_message.Message):
-    """Which events. All filters must hold."""
+    """ListEventsRequest selects events. An event must pass all filters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -263,22 +263,22 @@ class ListEventsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
-    """Name of the bus; empty means "default"."""
+    """Name of the bus. Empty: "default"."""
     subject: _builtins.str
-    """Exactly this subject. Empty: all."""
+    """The exact subject. Empty: all."""
     trace_id: _builtins.str
-    """Exactly this trace. Empty: all."""
+    """The exact trace. Empty: all."""
     from_sequence_number: _builtins.int
-    """First sequence number. 0: from the start."""
+    """First sequence number. 0: the start of the log."""
     to_sequence_number: _builtins.int
-    """Last sequence number. 0: to the head."""
+    """Last sequence number. 0: the head."""
     page_size: _builtins.int
-    """How many at most, 1..1000. 0: 100. A page may hold fewer and still not be the last."""
+    """Maximum number of events, 1..1000. 0: 100. A page may hold fewer and still not be the last."""
     page_token: _builtins.str
-    """From the previous page."""
+    """next_page_token of the previous page. Empty: the first page."""
     @_builtins.property
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.EventCategory.ValueType]:
-        """Empty: all."""
+        """Categories to include. Empty: all."""
 
     def __init__(
         self,
@@ -302,17 +302,17 @@ Global___ListEventsRequest: _TypeAlias = ListEventsRequest  # noqa: Y015
 
 @_typing.final
 class ListEventsResponse(_message.Message):
-    """A page of events."""
+    """ListEventsResponse is a page of events."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENVELOPES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty: that was the last page."""
+    """Token of the next page. Empty: this is the last page."""
     @_builtins.property
     def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[_envelope_pb2.Envelope]:
-        """Oldest first."""
+        """The events, oldest first."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
 
 @_typing.final
 class SubscribeEventsRequest(_message.Message):
-    """What to stream. All filters must hold."""
+    """SubscribeEventsRequest selects events. An event must pass all filters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -340,16 +340,16 @@ class SubscribeEventsRequest(_message.Message):
     SUBJECT_PREFIX_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
-    """Name of the bus; empty means "default"."""
+    """Name of the bus. Empty: "default"."""
     from_sequence_number: _builtins.int
-    """First sequence number. 0: from the start."""
+    """First sequence number. 0: the start of the log."""
     subject_prefix: _builtins.str
-    """Subjects that begin so, e.g. "order/". Empty: all."""
+    """Prefix of the subject, e.g. "order/". Empty: all."""
     trace_id: _builtins.str
-    """Exactly this trace. Empty: all."""
+    """The exact trace. Empty: all."""
     @_builtins.property
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.EventCategory.ValueType]:
-        """Empty: all."""
+        """Categories to include. Empty: all."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ Global___SubscribeEventsRequest: _TypeAlias = SubscribeEventsRequest  # noqa: Y0
 
 @_typing.final
 class SubscribeEventsResponse(_message.Message):
-    """An event, or how far the stream has come."""
+    """SubscribeEventsResponse is an event or a checkpoint."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -382,7 +382,7 @@ class SubscribeEventsResponse(_message.Message):
 
     @_builtins.property
     def checkpoint(self) -> Global___Checkpoint:
-        """Everything up to here has been looked at."""
+        """The stream has covered the log up to here."""
 
     def __init__(
         self,
@@ -402,13 +402,13 @@ Global___SubscribeEventsResponse: _TypeAlias = SubscribeEventsResponse  # noqa: 
 
 @_typing.final
 class Checkpoint(_message.Message):
-    """Checkpoint says how far a subscription has come when nothing matches."""
+    """Checkpoint reports the progress of a subscription while no event passes the filters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
-    """Resume from the number after this one."""
+    """Last sequence number covered. Resume from the next one."""
     def __init__(
         self,
         *,
@@ -424,14 +424,14 @@ Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
 
 @_typing.final
 class GetTraceRequest(_message.Message):
-    """Which trace."""
+    """GetTraceRequest names the trace to read."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BUS_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
-    """Name of the bus; empty means "default"."""
+    """Name of the bus. Empty: "default"."""
     trace_id: _builtins.str
     """The trace."""
     def __init__(
@@ -450,7 +450,7 @@ Global___GetTraceRequest: _TypeAlias = GetTraceRequest  # noqa: Y015
 
 @_typing.final
 class GetTraceResponse(_message.Message):
-    """A trace."""
+    """GetTraceResponse returns a trace."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -458,14 +458,14 @@ class GetTraceResponse(_message.Message):
     PAIRS_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
-    """Whether there are more events than fit."""
+    """Whether the trace has more events than returned."""
     @_builtins.property
     def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[_envelope_pb2.Envelope]:
-        """Oldest first; at most 10,000."""
+        """The events, oldest first, at most 10,000."""
 
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolPair]:
-        """Tool calls and results, paired."""
+        """Tool calls paired with their results."""
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ class ToolPair(_message.Message):
     RESULT_EVENT_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
-    """"exec_" and 12 hex digits, where known."""
+    """"exec_" and 12 hex digits, if known."""
     tool_name: _builtins.str
     """Canonical name of the tool."""
     call_event_id: _builtins.str

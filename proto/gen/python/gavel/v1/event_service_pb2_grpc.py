@@ -72,14 +72,14 @@ class EventServiceServicer:
     """
 
     def PublishEvent(self, request, context):
-        """PublishEvent appends one event. Proposals and executions have RPCs of their own; decisions are nobody's to publish.
+        """PublishEvent appends one event. Proposals and executions have RPCs of their own; nobody may publish a decision.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BatchPublishEvents(self, request, context):
-        """BatchPublishEvents does so for 1..500 events; each succeeds or fails by itself, in order.
+        """BatchPublishEvents appends 1..500 events. Each succeeds or fails by itself; results are in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,21 +93,21 @@ class EventServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """ListEvents reads a range, oldest first (AIP-158).
+        """ListEvents reads a page of events, oldest first (AIP-158).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeEvents(self, request, context):
-        """SubscribeEvents streams history and then what comes, without gap or duplicate.
+        """SubscribeEvents streams past and then new events, without gap or duplicate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTrace(self, request, context):
-        """GetTrace reads all events of a trace, with tool calls paired to their results.
+        """GetTrace reads the events of a trace, with tool calls paired to their results.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,17 +34,17 @@ class EventServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EventServiceAsyncStub: ...
     PublishEvent: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.PublishEventRequest, _event_service_pb2.PublishEventResponse]
-    """PublishEvent appends one event. Proposals and executions have RPCs of their own; decisions are nobody's to publish."""
+    """PublishEvent appends one event. Proposals and executions have RPCs of their own; nobody may publish a decision."""
     BatchPublishEvents: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.BatchPublishEventsRequest, _event_service_pb2.BatchPublishEventsResponse]
-    """BatchPublishEvents does so for 1..500 events; each succeeds or fails by itself, in order."""
+    """BatchPublishEvents appends 1..500 events. Each succeeds or fails by itself; results are in order."""
     GetEvent: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.GetEventRequest, _event_service_pb2.GetEventResponse]
     """GetEvent reads one event."""
     ListEvents: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.ListEventsRequest, _event_service_pb2.ListEventsResponse]
-    """ListEvents reads a range, oldest first (AIP-158)."""
+    """ListEvents reads a page of events, oldest first (AIP-158)."""
     SubscribeEvents: _grpc.UnaryStreamMultiCallable[_event_service_pb2.SubscribeEventsRequest, _event_service_pb2.SubscribeEventsResponse]
-    """SubscribeEvents streams history and then what comes, without gap or duplicate."""
+    """SubscribeEvents streams past and then new events, without gap or duplicate."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.GetTraceRequest, _event_service_pb2.GetTraceResponse]
-    """GetTrace reads all events of a trace, with tool calls paired to their results."""
+    """GetTrace reads the events of a trace, with tool calls paired to their results."""
 
 @_typing.type_check_only
 class EventServiceAsyncStub(EventServiceStub):
@@ -52,17 +52,17 @@ class EventServiceAsyncStub(EventServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PublishEvent: _aio.UnaryUnaryMultiCallable[_event_service_pb2.PublishEventRequest, _event_service_pb2.PublishEventResponse]  # type: ignore[assignment]
-    """PublishEvent appends one event. Proposals and executions have RPCs of their own; decisions are nobody's to publish."""
+    """PublishEvent appends one event. Proposals and executions have RPCs of their own; nobody may publish a decision."""
     BatchPublishEvents: _aio.UnaryUnaryMultiCallable[_event_service_pb2.BatchPublishEventsRequest, _event_service_pb2.BatchPublishEventsResponse]  # type: ignore[assignment]
-    """BatchPublishEvents does so for 1..500 events; each succeeds or fails by itself, in order."""
+    """BatchPublishEvents appends 1..500 events. Each succeeds or fails by itself; results are in order."""
     GetEvent: _aio.UnaryUnaryMultiCallable[_event_service_pb2.GetEventRequest, _event_service_pb2.GetEventResponse]  # type: ignore[assignment]
     """GetEvent reads one event."""
     ListEvents: _aio.UnaryUnaryMultiCallable[_event_service_pb2.ListEventsRequest, _event_service_pb2.ListEventsResponse]  # type: ignore[assignment]
-    """ListEvents reads a range, oldest first (AIP-158)."""
+    """ListEvents reads a page of events, oldest first (AIP-158)."""
     SubscribeEvents: _aio.UnaryStreamMultiCallable[_event_service_pb2.SubscribeEventsRequest, _event_service_pb2.SubscribeEventsResponse]  # type: ignore[assignment]
-    """SubscribeEvents streams history and then what comes, without gap or duplicate."""
+    """SubscribeEvents streams past and then new events, without gap or duplicate."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_event_service_pb2.GetTraceRequest, _event_service_pb2.GetTraceResponse]  # type: ignore[assignment]
-    """GetTrace reads all events of a trace, with tool calls paired to their results."""
+    """GetTrace reads the events of a trace, with tool calls paired to their results."""
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
     """EventService appends facts, observations, tool events and diagnostics, and reads the log."""
@@ -73,7 +73,7 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _event_service_pb2.PublishEventRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.PublishEventResponse, _abc.Awaitable[_event_service_pb2.PublishEventResponse]]:
-        """PublishEvent appends one event. Proposals and executions have RPCs of their own; decisions are nobody's to publish."""
+        """PublishEvent appends one event. Proposals and executions have RPCs of their own; nobody may publish a decision."""
 
     @_abc_1.abstractmethod
     def BatchPublishEvents(
@@ -81,7 +81,7 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _event_service_pb2.BatchPublishEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.BatchPublishEventsResponse, _abc.Awaitable[_event_service_pb2.BatchPublishEventsResponse]]:
-        """BatchPublishEvents does so for 1..500 events; each succeeds or fails by itself, in order."""
+        """BatchPublishEvents appends 1..500 events. Each succeeds or fails by itself; results are in order."""
 
     @_abc_1.abstractmethod
     def GetEvent(
@@ -97,7 +97,7 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _event_service_pb2.ListEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.ListEventsResponse, _abc.Awaitable[_event_service_pb2.ListEventsResponse]]:
-        """ListEvents reads a range, oldest first (AIP-158)."""
+        """ListEvents reads a page of events, oldest first (AIP-158)."""
 
     @_abc_1.abstractmethod
     def SubscribeEvents(
@@ -105,7 +105,7 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _event_service_pb2.SubscribeEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_event_service_pb2.SubscribeEventsResponse], _abc.AsyncIterator[_event_service_pb2.SubscribeEventsResponse]]:
-        """SubscribeEvents streams history and then what comes, without gap or duplicate."""
+        """SubscribeEvents streams past and then new events, without gap or duplicate."""
 
     @_abc_1.abstractmethod
     def GetTrace(
@@ -113,6 +113,6 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _event_service_pb2.GetTraceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.GetTraceResponse, _abc.Awaitable[_event_service_pb2.GetTraceResponse]]:
-        """GetTrace reads all events of a trace, with tool calls paired to their results."""
+        """GetTrace reads the events of a trace, with tool calls paired to their results."""
 
 def add_EventServiceServicer_to_server(servicer: EventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

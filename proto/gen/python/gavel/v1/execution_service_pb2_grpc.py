@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ExecutionServiceStub:
-    """ExecutionService lets executors start, keep and report attempts. An executor that cannot reach it must not act.
+    """ExecutionService lets executors start attempts, renew their leases and report the outcome. An executor that cannot
+    reach it must not act.
     """
 
     def __init__(self, channel):
@@ -53,25 +54,26 @@ class ExecutionServiceStub:
 
 
 class ExecutionServiceServicer:
-    """ExecutionService lets executors start, keep and report attempts. An executor that cannot reach it must not act.
+    """ExecutionService lets executors start attempts, renew their leases and report the outcome. An executor that cannot
+    reach it must not act.
     """
 
     def BeginExecution(self, request, context):
-        """BeginExecution checks that the decision and every fact it rests on still hold, and leases the attempt.
+        """BeginExecution checks that the decision and every pinned fact still hold, and leases an attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewExecution(self, request, context):
-        """RenewExecution keeps a running attempt's lease.
+        """RenewExecution extends the lease of a running attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportExecution(self, request, context):
-        """ReportExecution records how an attempt ended. Idempotent by event_id.
+        """ReportExecution records the outcome of an attempt. Idempotent by event_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +106,8 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutionService:
-    """ExecutionService lets executors start, keep and report attempts. An executor that cannot reach it must not act.
+    """ExecutionService lets executors start attempts, renew their leases and report the outcome. An executor that cannot
+    reach it must not act.
     """
 
     @staticmethod

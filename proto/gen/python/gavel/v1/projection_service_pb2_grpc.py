@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ProjectionServiceStub:
-    """ProjectionService reads the current state. It follows from the log alone; no field depends on the clock.
+    """ProjectionService reads the present state. The state follows from the log alone; no field depends on the clock.
     """
 
     def __init__(self, channel):
@@ -58,25 +58,25 @@ class ProjectionServiceStub:
 
 
 class ProjectionServiceServicer:
-    """ProjectionService reads the current state. It follows from the log alone; no field depends on the clock.
+    """ProjectionService reads the present state. The state follows from the log alone; no field depends on the clock.
     """
 
     def GetProjection(self, request, context):
-        """GetProjection reads what holds for one subject, work in progress included.
+        """GetProjection reads the state of one subject, including work in progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPendingDecisions(self, request, context):
-        """ListPendingDecisions lists approved decisions that have not come to their end, oldest first.
+        """ListPendingDecisions lists approved decisions that have not ended, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPendingReviews(self, request, context):
-        """ListPendingReviews lists what waits for a person, oldest first.
+        """ListPendingReviews lists open reviews, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_ProjectionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProjectionService:
-    """ProjectionService reads the current state. It follows from the log alone; no field depends on the clock.
+    """ProjectionService reads the present state. The state follows from the log alone; no field depends on the clock.
     """
 
     @staticmethod

@@ -47,7 +47,7 @@ class ReplayServiceServicer:
     """
 
     def VerifyReplay(self, request, context):
-        """VerifyReplay streams progress and ends with a verdict, at the first divergence or at the end.
+        """VerifyReplay streams progress and then a verdict, at the first divergence or at the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RuleSetServiceStub:
-    """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and live in the log.
+    """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and stored in the log.
     """
 
     def __init__(self, channel):
@@ -73,26 +73,28 @@ class RuleSetServiceStub:
 
 
 class RuleSetServiceServicer:
-    """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and live in the log.
+    """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and stored in the log.
     """
 
     def ValidateRuleSet(self, request, context):
-        """ValidateRuleSet compiles a document and reports every mistake. Writes nothing.
+        """ValidateRuleSet compiles a document and returns every mistake. It writes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeployRuleSet(self, request, context):
-        """DeployRuleSet records a version. The same digest again changes nothing; another digest is ALREADY_EXISTS.
+        """DeployRuleSet records a version. Deploying the same digest again changes nothing; another digest under the same
+        version is ALREADY_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ActivateRuleSet(self, request, context):
-        """ActivateRuleSet puts a deployed version in force, at one sequence number for all replicas. In mode SHADOW it is evaluated beside
-        what is in force and decides nothing; each decision that it would have made otherwise is recorded as a ShadowDifference.
+        """ActivateRuleSet puts a deployed version in force, for all replicas at one sequence number. In mode SHADOW the
+        version is evaluated next to the active one and decides nothing; every decision that it would make otherwise is
+        recorded as a ShadowDifference.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,7 +122,7 @@ class RuleSetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SimulateRuleSet(self, request, context):
-        """SimulateRuleSet decides past proposals under a candidate and streams those that would change.
+        """SimulateRuleSet decides past proposals under a candidate and streams the decisions that would change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,7 +175,7 @@ def add_RuleSetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RuleSetService:
-    """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and live in the log.
+    """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and stored in the log.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ToolServiceStub:
-    """ToolService keeps tool contracts, providers and bindings in the log, so that every language sees the same.
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
     """
 
     def __init__(self, channel):
@@ -63,18 +63,18 @@ class ToolServiceStub:
 
 
 class ToolServiceServicer:
-    """ToolService keeps tool contracts, providers and bindings in the log, so that every language sees the same.
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
     """
 
     def RegisterContract(self, request, context):
-        """RegisterContract records a contract version.
+        """RegisterContract records a version of a contract.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterProvider(self, request, context):
-        """RegisterProvider records a provider version.
+        """RegisterProvider records a version of a provider.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +138,7 @@ def add_ToolServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolService:
-    """ToolService keeps tool contracts, providers and bindings in the log, so that every language sees the same.
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
     """
 
     @staticmethod

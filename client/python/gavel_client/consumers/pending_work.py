@@ -1,0 +1,77 @@
+"""Pending work whose queue entry is lost.
+
+A queue may lose entries: its Redis restarts without them, or an operator trims it. A consumer whose queue has no new entry
+therefore asks the server from time to time for pending decisions. A decision that was already pending at the scan before is
+taken for lost, because its entry would have been delivered since. The guess may be wrong, and several consumers may guess alike;
+that is harmless, because only the server decides what is to be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+from gavel.v1.projection_service_pb2 import PendingDecision, PendingPhase
+
+from gavel_client.consumers.consumer import Consumer
+from gavel_client.rpc.backoff import is_unopened_bus
+from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.rpc.paging import pages
+
+# Interval of scans; jitter removes up to half, so that consumers do not scan at the same time.
+SCAN_INTERVAL_MS_DEFAULT: Final = 60_000
+_PAGE_SIZE: Final = 1_000
+
+_logger = logging.getLogger(__name__)
+
+
+class PendingScan(NamedTuple):
+    """The result of a scan."""
+
+    first: int
+    """Sequence number of the oldest pending decision, or of the next event if none is pending."""
+    lost: list[PendingDecision]
+    """Decisions whose queue entry seems lost, in random order, because other consumers scan too."""
+
+
+async def scan_pending(
+    client: GavelClient, consumer: Consumer, phase: PendingPhase.ValueType, interval_ms: int
+) -> AsyncIterator[PendingScan]:
+    """Yield scans of the decisions in `phase`, for ever.
+
+    A scan finds nothing lost while the server is unavailable or the consumer's queue has new entries. A bus that nobody has written
+    to has no pending decisions.
+    """
+    pending_before: set[str] = set()
+    is_opened = True
+    while True:
+        await asyncio.sleep(interval_ms * random.uniform(0.5, 1.0) / 1000)
+        try:
+            first, pending = await _list_pending(client, phase)
+        except GavelError as error:
+            if not is_unopened_bus(error):
+                _logger.info("pending decisions cannot be read: %s", describe_error(error))
+            elif is_opened:
+                is_opened = False
+                _logger.info("bus=%s does not exist yet; waiting for the first write to it", client.bus)
+            continue
+        is_opened = True
+        lost = [one for one in pending if one.decision_id in pending_before] if consumer.drained else []
+        random.shuffle(lost)
+        pending_before = {one.decision_id for one in pending}
+        yield PendingScan(first, lost)
+
+
+async def _list_pending(client: GavelClient, phase: PendingPhase.ValueType) -> tuple[int, list[PendingDecision]]:
+    first = 0
+    pending: list[PendingDecision] = []
+    async for page in pages(client.list_pending_decisions, page_size=_PAGE_SIZE):
+        if page.decisions and not first:
+            first = page.decisions[0].sequence_number
+        pending.extend(one for one in page.decisions if one.phase == phase)
+        covered = page.projection_version
+    return first or covered + 1, pending

@@ -1,0 +1,129 @@
+"""The base of both clients: the channel, the default bus, and the methods built from described calls.
+
+The asynchronous and the synchronous client differ only in how they wait.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import grpc
+from gavel.v1.projection_service_pb2 import GetStatusResponse
+from gavel.v1.projection_service_pb2_grpc import ProjectionServiceStub
+
+from gavel_client.rpc.backoff import Backoff
+from gavel_client.rpc.calls import StreamCall, UnaryCall
+from gavel_client.rpc.errors import GavelError
+
+TARGET_DEFAULT: Final = "127.0.0.1:9090"
+# The metadata with which a request names the incarnation of its bus: the event_id of the bus's first event.
+BUS_INCARNATION_KEY: Final = "gavel-bus-incarnation"
+# Marks the call with which the client asks for the incarnation; an empty one is not checked.
+INCARNATION_QUESTION: Final = ((BUS_INCARNATION_KEY, ""),)
+# How long a call waits for the server to tell the incarnation. It is asked once a bus, after the first call that succeeds.
+INCARNATION_TIMEOUT_SECONDS: Final = 2.0
+_TRANSIENT: Final = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND}
+)
+
+Channel = TypeVar("Channel")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Stream(NamedTuple):
+    """An open stream of responses; `ends_at` is its deadline on the monotonic clock, in seconds."""
+
+    responses: Any
+    ends_at: float | None
+
+
+class Connection(ABC, Generic[Channel]):
+    """A channel to one server, opened by the first call.
+
+    `target` is "HOST:PORT", "unix:PATH" or the caller's own channel (for TLS, interceptors, tests), which the caller closes.
+    `bus` is the bus of every call that does not name one; empty means "default". `backoff` paces retries;
+    `tries_max` limits the tries of a call, the first one included. By default its deadline does.
+    """
+
+    def __init__(
+        self, target: str | Channel = TARGET_DEFAULT, *, bus: str = "", backoff: Backoff | None = None, tries_max: int | None = None
+    ) -> None:
+        self.bus = bus
+        self._target = target
+        self._backoff = backoff or Backoff()
+        self._tries_max = tries_max
+        self._channel: Channel | None = None
+        self._stubs: dict[Callable[[Any], Any], Any] = {}
+        self._incarnations: dict[str, str] = {}  # by bus; "": being asked for, or the server does not tell
+
+    @property
+    def closed(self) -> bool:
+        """Whether no channel is open: before the first call and after `close`."""
+        return self._channel is None
+
+    @abstractmethod
+    def _open_channel(self, target: str) -> Channel:
+        """Open a channel to "HOST:PORT" or "unix:PATH"."""
+
+    def _rpc(self, call: UnaryCall[Any] | StreamCall[Any]) -> Any:
+        """Return the stub's method for `call`; set the request's bus to this connection's unless the request names one."""
+        call.request.bus = call.request.bus or self.bus
+        return call.rpc(self._stub(call.stub))
+
+    def _metadata(self, bus: str) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a call: the incarnation of the bus that this client knows. Another bus under the name refuses it."""
+        incarnation = self._incarnations.get(bus)
+        return ((BUS_INCARNATION_KEY, incarnation),) if incarnation else ()
+
+    def _status_rpc(self, bus: str) -> Any:
+        """Return the method that tells the incarnation of a bus, or None if it is known or a call asks for it already."""
+        if bus in self._incarnations or self.closed:
+            return None
+        self._incarnations[bus] = ""
+        return self._stub(ProjectionServiceStub).GetStatus
+
+    def _keep_incarnation(self, bus: str, answer: GetStatusResponse | grpc.RpcError) -> None:
+        """Keep what the server told about the incarnation of a bus. After a transient error the next call asks again."""
+        if isinstance(answer, GetStatusResponse):
+            self._incarnations[bus] = answer.bus_incarnation
+        elif answer.code() in _TRANSIENT:
+            del self._incarnations[bus]
+
+    def _open_stream(self, rpc: Any, request: Any, timeout_ms: int | None, bus: str) -> Stream:
+        """Start a streaming call."""
+        metadata = self._metadata(bus)
+        if timeout_ms is None:
+            return Stream(rpc(request, timeout=None, metadata=metadata), None)
+        ends_at = time.monotonic() + timeout_ms / 1000
+        return Stream(rpc(request, timeout=timeout_ms / 1000, metadata=metadata), ends_at)
+
+    def _stream_error(self, stream: Stream, error: grpc.RpcError) -> GavelError:
+        """Return the error for a stream that broke."""
+        return GavelError.from_rpc_error(error, None if self.closed else stream.ends_at)
+
+    def _stub(self, stub: Callable[[Any], Any]) -> Any:
+        if stub not in self._stubs:
+            if self._channel is None:
+                self._channel = self._open_channel(self._target) if isinstance(self._target, str) else self._target
+            self._stubs[stub] = stub(self._channel)
+        return self._stubs[stub]
+
+    def _release_channel(self) -> Channel | None:
+        """Drop the channel; return it if this connection opened it and has to close it."""
+        channel, self._channel = self._channel, None
+        self._stubs.clear()
+        return channel if isinstance(self._target, str) else None
+
+
+def as_method(method: Method, describe: Callable[..., Any]) -> Method:
+    """Give `method` the name, docstring and signature of `describe`, with `self` as first parameter."""
+    signature = inspect.signature(describe)
+    receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__name__ = describe.__name__
+    method.__doc__ = describe.__doc__
+    method.__signature__ = signature.replace(parameters=[receiver, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return method

@@ -1,0 +1,197 @@
+"""Commands of operators: opening a bus, its cross-check, and the life of rule sets (constitution §6.4).
+
+Each command that succeeds records one system fact with everything that a replay needs. A version of a rule set is deployed once. An
+activation takes effect from its place in the log on. This module never compiles a document: the command carries the compiled rule set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gavel.v1 import error_pb2, fact_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
+
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    ChangeCrossCheck,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    EventAnswer,
+    Fault,
+    OpenBus,
+    RuleSetPosition,
+)
+from gavel_rules.events.kinds import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
+from gavel_rules.language.agreement import find_disagreements, format_disagreements
+from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
+from gavel_rules.recorder import Recorder
+from gavel_rules.state.records import DeployedRuleSet
+from gavel_rules.state.state import State
+
+
+def open_bus(recorder: Recorder, command: OpenBus) -> EventAnswer | Fault:
+    """Record BusOpened, the first event of a bus."""
+    if recorder.state.head:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, "the bus is already open")
+    fault = _sampling_fault(command.cross_check)
+    if fault is not None:
+        return fault
+    opened = BusOpened(
+        arbiter_version=ARBITER_VERSION, cross_check=command.cross_check, idempotency_window_ms=command.idempotency_window_ms
+    )
+    return EventAnswer(_record_system_fact(recorder, command.event_id, "BusOpened", f"bus/{recorder.state.bus}", bus_opened=opened))
+
+
+def change_cross_check(recorder: Recorder, command: ChangeCrossCheck) -> EventAnswer | Fault:
+    """Record on which decisions both engines evaluate the rules from now on."""
+    fault = _sampling_fault(command.cross_check)
+    if fault is not None:
+        return fault
+    changed = CrossCheckChanged(cross_check=command.cross_check)
+    subject = f"bus/{recorder.state.bus}"
+    return EventAnswer(_record_system_fact(recorder, command.event_id, "CrossCheckChanged", subject, cross_check_changed=changed))
+
+
+def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Fault:
+    """Record a version of a rule set. Deploying the same digest again changes nothing."""
+    rule_set = command.rule_set
+    policy_id, version = rule_set.policy_id, rule_set.version
+    deployed = recorder.state.rule_sets.get((policy_id, version))
+    if deployed is not None:
+        if deployed.digest == rule_set.digest:
+            return RuleSetPosition(policy_id, version, rule_set.digest, deployed.sequence_number)
+        return Fault(
+            error_pb2.ERROR_REASON_VERSION_REUSED,
+            f"version {version} of rule set {policy_id} is deployed with digest {deployed.digest}; "
+            f"this document has {rule_set.digest}: give it a new version",
+        )
+    event = _record_system_fact(
+        recorder,
+        command.event_id,
+        "RuleSetDeployed",
+        f"rule-set/{policy_id}",
+        rule_set_deployed=RuleSetDeployed(
+            policy_id=policy_id,
+            version=version,
+            digest=rule_set.digest,
+            document=command.document,
+            canonical_json=rule_set.canonical_json,
+        ),
+    )
+    return RuleSetPosition(policy_id, version, rule_set.digest, event.sequence_number)
+
+
+def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | Fault:
+    """Activate a deployed version, or make it a shadow. Activating what is active changes nothing."""
+    state = recorder.state
+    policy_id, version = command.policy_id, command.version
+    deployed = state.rule_sets.get((policy_id, version))
+    if deployed is None:
+        return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} has no deployed version {version}: deploy it first")
+    active = state.active_rule_sets.get(policy_id)
+    active_version = active.version if active else 0
+    race = _race_fault(policy_id, active_version, command.expected_active_version)
+    if race is not None:
+        return race
+    before = state.shadows.get(policy_id) if command.shadow else active
+    if before is not None and before.version == version:
+        return RuleSetPosition(policy_id, version, deployed.digest, before.sequence_number)
+    fault = (
+        (_idle_shadow_fault(policy_id, version, active_version) if command.shadow else None)
+        or _crowd_fault(state, policy_id, deployed, command.shadow)
+        or _disagreement_fault(state, deployed)
+    )
+    if fault is not None:
+        return fault
+    activated = RuleSetActivated(
+        policy_id=policy_id,
+        version=version,
+        digest=deployed.digest,
+        mode=fact_pb2.ACTIVATION_MODE_SHADOW if command.shadow else fact_pb2.ACTIVATION_MODE_ACTIVE,
+        previous_version=before.version if before else 0,
+    )
+    event = _record_system_fact(recorder, command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
+    return RuleSetPosition(policy_id, version, deployed.digest, event.sequence_number)
+
+
+def deactivate(recorder: Recorder, command: DeactivateRuleSet) -> RuleSetPosition | Fault:
+    """Deactivate a rule set, or end its shadow."""
+    state = recorder.state
+    policy_id = command.policy_id
+    active = state.active_rule_sets.get(policy_id)
+    race = _race_fault(policy_id, active.version if active else 0, command.expected_active_version)
+    if race is not None:
+        return race
+    current = state.shadows.get(policy_id) if command.shadow else active
+    if current is None:
+        problem = "has no shadow" if command.shadow else "is not active"
+        return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} {problem}")
+    deactivated = RuleSetDeactivated(policy_id=policy_id, version=current.version)
+    if command.shadow:
+        deactivated.mode = fact_pb2.ACTIVATION_MODE_SHADOW
+    event = _record_system_fact(recorder, command.event_id, "RuleSetDeactivated", f"rule-set/{policy_id}", rule_set_deactivated=deactivated)
+    return RuleSetPosition(policy_id, current.version, current.rule_set.digest, event.sequence_number)
+
+
+def _sampling_fault(cross_check: CrossCheck) -> Fault | None:
+    if cross_check.mode == fact_pb2.CROSS_CHECK_MODE_SAMPLE and cross_check.sample_every < 1:
+        problem = f"is {cross_check.sample_every}; a sample needs a number of decisions, at least 1"
+        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, f"sample_every {problem}", (("cross_check.sample_every", problem),))
+    return None
+
+
+def _race_fault(policy_id: str, active_version: int, expected: int | None) -> Fault | None:
+    """Return a fault if another operator changed the active version meanwhile."""
+    if expected is None or expected == active_version:
+        return None
+    return Fault(
+        error_pb2.ERROR_REASON_ACTIVATION_RACED,
+        f"rule set {policy_id}: expected active version {expected}, but it is {active_version} (0: none)",
+    )
+
+
+def _idle_shadow_fault(policy_id: str, version: int, active_version: int) -> Fault | None:
+    """Return a fault if the version to shadow is the active one."""
+    if version != active_version:
+        return None
+    message = f"version {version} of rule set {policy_id} is active: a shadow of it would decide the same; name another version"
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+
+
+def _crowd_fault(state: State, policy_id: str, deployed: DeployedRuleSet, shadow: bool) -> Fault | None:
+    """Return a fault if too many rule sets would govern, or shadow, one of the rule set's actions."""
+    for action_type in deployed.action_types:
+        policy_ids = {action.policy_id for action in state.active_actions.get(action_type, ())} | {policy_id}
+        shadow_ids = {watcher.policy_id for watcher in state.shadows_by_action.get(action_type, ())} | {policy_id}
+        if len(policy_ids) > RULE_SETS_PER_ACTION_MAX:
+            problem = f"{RULE_SETS_PER_ACTION_MAX} other active rule sets govern {action_type}, which is the limit"
+        elif shadow and len(shadow_ids) > SHADOWS_PER_ACTION_MAX:
+            problem = f"{SHADOWS_PER_ACTION_MAX} other shadows watch {action_type}, which is the limit"
+        else:
+            continue
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"rule set {policy_id}: {problem}; deactivate one of them first")
+    return None
+
+
+def _disagreement_fault(state: State, deployed: DeployedRuleSet) -> Fault | None:
+    """Return a fault if the rule set's settings of a shared action differ from those of the active rule sets."""
+    if not any(action_type in state.active_actions for action_type in deployed.action_types):
+        return None
+    found = find_disagreements(deployed.rule_set, (active.rule_set for active in state.active_rule_sets.values()))
+    return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(found)) if found else None
+
+
+def _record_system_fact(recorder: Recorder, event_id: str, name: str, subject: str, **system: Any) -> Envelope:
+    envelope = Envelope(
+        event_id=event_id,
+        event_name=name,
+        trace_id=event_id,
+        producer=Producer(),
+        subject=subject,
+        fact=Fact(key=SYSTEM_FACT_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT, **system),
+    )
+    envelope.producer.CopyFrom(SYSTEM_PRODUCER)
+    recorder.record(envelope, "fact")
+    return envelope

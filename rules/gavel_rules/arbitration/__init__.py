@@ -1,0 +1,1 @@
+"""Arbitration: the stages that turn a proposal into exactly one decision."""

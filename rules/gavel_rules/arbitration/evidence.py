@@ -1,0 +1,272 @@
+"""Selection of the evidence for a proposal (constitution §4.4-§4.8).
+
+Rules see only values of the log. For each declaration, the candidates of its key and subject pass four filters in turn: accepted
+source, declared type, required tier, freshness. The first filter that leaves no candidate gives the requirement's state. Among the
+candidates that pass, the best tier wins, and within a tier the latest claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import TRUST_TIER_2_TOOL_OBSERVATION
+from gavel.v1.decision_pb2 import FactRequirementState
+
+from gavel_rules.events.citation import CitedEvent
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.events.timestamps import TIME_MS_MAX
+from gavel_rules.language.fact_declaration import is_of_type
+from gavel_rules.language.feasibility import KnownFacts
+from gavel_rules.language.rule_set import CompiledAction, FactDeclaration
+from gavel_rules.state.records import Candidate
+from gavel_rules.state.state import State
+
+# Bound once: docs/performance.md#module-constants
+MET: Final = decision_pb2.FACT_REQUIREMENT_STATE_UNSPECIFIED
+MISSING: Final = decision_pb2.FACT_REQUIREMENT_STATE_MISSING
+STALE: Final = decision_pb2.FACT_REQUIREMENT_STATE_STALE
+TIER_TOO_LOW: Final = decision_pb2.FACT_REQUIREMENT_STATE_TIER_TOO_LOW
+SOURCE_NOT_ACCEPTED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED
+SUPERSEDED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED
+WRONG_TYPE: Final = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
+
+_NO_CANDIDATES: Final[dict[str, tuple[Candidate, ...]]] = {}
+
+# The state of a requirement, by the number of filters that its best candidate passes.
+_STATE_BY_FILTERS: Final = (MISSING, WRONG_TYPE, TIER_TOO_LOW, STALE)
+
+# The value of `evidence.worst_trust` without any evidence: the least trusted tier.
+NO_EVIDENCE_TRUST: Final = 3
+
+
+class EvidenceSelection:
+    """The evidence that is selected for one declaration, or the reason why there is none: docs/performance.md#plain-classes."""
+
+    def __init__(
+        self,
+        declaration: FactDeclaration,  # without a name if only the proposal requires the fact
+        subject: str,
+        max_age_ms: int,
+        candidate: Candidate | None,
+        state: FactRequirementState.ValueType,
+        fresh_until_ms: int,
+    ) -> None:
+        self.declaration: Final = declaration
+        self.subject: Final = subject
+        self.max_age_ms: Final = max_age_ms
+        self.candidate: Final = candidate
+        self.state: Final = state
+        self.fresh_until_ms: Final = fresh_until_ms
+
+
+class Evidence:
+    """The selections for one rule set, with what its rules see of them."""
+
+    def __init__(
+        self,
+        selections: list[EvidenceSelection],
+        facts: dict[str, object],
+        present: int,
+        worst_trust: int,
+        oldest_age_ms: int,
+        unresolved: tuple[FactDeclaration, ...],  # their subjects depend on facts that are not met
+        unnamed: tuple[FactDeclaration, ...],  # their subject templates give no "type/id"
+    ) -> None:
+        self.selections: Final = selections
+        self.facts: Final = facts
+        self.present: Final = present
+        self.worst_trust: Final = worst_trust
+        self.oldest_age_ms: Final = oldest_age_ms
+        self.unresolved: Final = unresolved
+        self.unnamed: Final = unnamed
+
+
+def select_evidence(
+    state: State,
+    action: CompiledAction,
+    actions: Sequence[CompiledAction],
+    proposal: ProposalView,
+    params: dict[str, object],
+    now_ms: int,
+) -> Evidence:
+    """Select the evidence at `now_ms` for every fact that an action declares or the proposal requires.
+
+    `actions` holds the action of every rule set that governs it. `params` are the proposal's, valid and typed by the action's schema.
+    """
+    own_subject = proposal.subject
+    limit_ms = proposal.max_fact_age_ms
+    declarations = action.facts
+    if proposal.required_facts:
+        declarations = tuple(_with_required_facts(declarations, actions, proposal.required_facts, limit_ms))
+    own_candidates = state.evidence.get(own_subject, _NO_CANDIDATES)
+    selections: list[EvidenceSelection] = []
+    facts: dict[str, object] = {}
+    worst_trust = 0
+    oldest_age_ms = 0
+    present = 0
+    unresolved: tuple[FactDeclaration, ...] = ()
+    unnamed: tuple[FactDeclaration, ...] = ()
+    for declaration in declarations:
+        subject, candidates = own_subject, own_candidates
+        if declaration.subject:
+            template = action.subject_templates[declaration.subject]
+            if not _are_resolved(template.dependencies, facts, selections):
+                unresolved += (declaration,)
+                continue
+            name = template.subject(params, facts, own_subject)
+            if name is None:
+                unnamed += (declaration,)
+                continue
+            subject, candidates = name, state.evidence.get(name, _NO_CANDIDATES)
+        max_age_ms = declaration.max_age_ms if declaration.max_age_ms < limit_ms else limit_ms
+        selection = _select(candidates.get(declaration.key, ()), declaration, subject, max_age_ms, now_ms)
+        selections.append(selection)
+        candidate = selection.candidate
+        if candidate is not None:
+            present += 1
+            worst_trust = max(worst_trust, candidate.trust_tier)
+            oldest_age_ms = max(oldest_age_ms, now_ms - candidate.aged_from_ms)
+            if declaration.name:
+                facts[declaration.name] = candidate.value
+    return Evidence(selections, facts, present, worst_trust or NO_EVIDENCE_TRUST, oldest_age_ms, unresolved, unnamed)
+
+
+def superseded_selections(selections: list[EvidenceSelection], citations: list[CitedEvent]) -> list[EvidenceSelection]:
+    """Return the selections whose facts the proposal cites only in other versions, in the state SUPERSEDED.
+
+    Rule sets that share an action may select different versions of one key; citing one of them is enough.
+    """
+    superseded: list[EvidenceSelection] = []
+    for selection in selections:
+        candidate = selection.candidate
+        if candidate is None or _cites(citations, candidate.sequence_number):
+            continue
+        if any(selection.subject == citation.subject and selection.declaration.key in citation.keys for citation in citations):
+            superseded.append(
+                EvidenceSelection(
+                    selection.declaration, selection.subject, selection.max_age_ms, candidate, SUPERSEDED, selection.fresh_until_ms
+                )
+            )
+    if not superseded:
+        return superseded
+    current = {
+        (selection.declaration.key, selection.subject)
+        for selection in selections
+        if selection.candidate is not None and _cites(citations, selection.candidate.sequence_number)
+    }
+    return [selection for selection in superseded if (selection.declaration.key, selection.subject) not in current]
+
+
+def known_facts(state: State, action: CompiledAction, evidence: Evidence) -> KnownFacts:
+    """Return the facts that only a new event can change for the action's rules.
+
+    A fact is not known if its subject depends on params, or if another candidate would be selected once it gets stale.
+    """
+    values: dict[str, object] = {}
+    absent: set[str] = set()
+    for selection in evidence.selections:
+        declaration = selection.declaration
+        if not declaration.name or selection.state:
+            continue
+        if declaration.subject:
+            template = action.subject_templates[declaration.subject]
+            if template.reads_params or not all(need in values or need in absent for need in template.dependencies):
+                continue
+        current = selection.candidate.value if selection.candidate is not None else None
+        for candidate in state.evidence.get(selection.subject, _NO_CANDIDATES).get(declaration.key, ()):
+            value = candidate.value
+            if _is_acceptable(candidate, declaration) and (type(value) is not type(current) or value != current):
+                break
+        else:
+            if current is None:
+                absent.add(declaration.name)
+            else:
+                values[declaration.name] = current
+    return KnownFacts(values, absent)
+
+
+def _with_required_facts(
+    declarations: Sequence[FactDeclaration], actions: Sequence[CompiledAction], keys: Sequence[str], limit_ms: int
+) -> Iterable[FactDeclaration]:
+    """Yield the declarations, extended by the keys that the proposal requires.
+
+    A declared optional fact becomes required. A key that no rule set declares is a fact of the proposal's subject, of any type, from any
+    source, at tier 2.
+    """
+    required = dict.fromkeys(keys)
+    for declaration in declarations:
+        yield declaration._replace(optional=False) if declaration.optional and declaration.key in required else declaration
+    declared_keys = {declaration.key for action in actions for declaration in action.facts}
+    for key in required:
+        if key not in declared_keys:
+            yield FactDeclaration("", key, "", TRUST_TIER_2_TOOL_OBSERVATION, limit_ms, frozenset(), False)
+
+
+def _are_resolved(needs: Sequence[str], facts: Mapping[str, object], selections: Sequence[EvidenceSelection]) -> bool:
+    """Return whether each fact that a subject template needs is present, or optional and absent."""
+    return all(
+        need in facts or any(selection.declaration.name == need and not selection.state for selection in selections) for need in needs
+    )
+
+
+def _select(
+    candidates: tuple[Candidate, ...], declaration: FactDeclaration, subject: str, max_age_ms: int, now_ms: int
+) -> EvidenceSelection:
+    """Select among the candidates of a declaration's key. A candidate whose age equals the limit is fresh."""
+    best: Candidate | None = None
+    best_until_ms = 0
+    passed = 0  # filters passed by any candidate: source, type, tier
+    sources = declaration.sources
+    for candidate in candidates:
+        if sources and candidate.source not in sources:
+            continue
+        passed = passed or 1
+        # Null, a retraction, is of every type.
+        if candidate.value is not None and declaration.name and not is_of_type(candidate.value, declaration.value_type):
+            continue
+        if candidate.trust_tier > declaration.min_trust:
+            passed = max(passed, 2)
+            continue
+        passed = 3
+        fresh_until_ms = _fresh_until_ms(candidate, max_age_ms)
+        if now_ms <= fresh_until_ms and (best is None or _precedes(candidate, best)):
+            best, best_until_ms = candidate, fresh_until_ms
+    if best is not None and best.value is not None:
+        return EvidenceSelection(declaration, subject, max_age_ms, best, MET, best_until_ms)
+    if best is None and passed:
+        return EvidenceSelection(declaration, subject, max_age_ms, None, _STATE_BY_FILTERS[passed], 0)
+    if declaration.optional:
+        return EvidenceSelection(declaration, subject, max_age_ms, None, MET, 0)
+    if best is not None and best.trust_tier < declaration.min_trust:
+        declaration = declaration._replace(min_trust=best.trust_tier)  # the new value must have at least the tier of the retraction
+    lacking = SOURCE_NOT_ACCEPTED if candidates and best is None else MISSING
+    return EvidenceSelection(declaration, subject, max_age_ms, None, lacking, 0)
+
+
+def _is_acceptable(candidate: Candidate, declaration: FactDeclaration) -> bool:
+    """Return whether a candidate passes the filters of source, type and tier."""
+    if declaration.sources and candidate.source not in declaration.sources:
+        return False
+    return candidate.trust_tier <= declaration.min_trust and (
+        candidate.value is None or is_of_type(candidate.value, declaration.value_type)
+    )
+
+
+def _fresh_until_ms(candidate: Candidate, max_age_ms: int) -> int:
+    limit_ms = candidate.max_age_ms if 0 < candidate.max_age_ms < max_age_ms else max_age_ms
+    return min(candidate.aged_from_ms + limit_ms, TIME_MS_MAX)
+
+
+def _precedes(candidate: Candidate, other: Candidate) -> bool:
+    if candidate.trust_tier != other.trust_tier:
+        return candidate.trust_tier < other.trust_tier
+    return (candidate.stated_at_ms, candidate.sequence_number) > (other.stated_at_ms, other.sequence_number)
+
+
+def _cites(citations: list[CitedEvent], sequence_number: int) -> bool:
+    for citation in citations:  # noqa: SIM110  # a loop, not a generator: docs/performance.md#lists
+        if citation.sequence_number == sequence_number:
+            return True
+    return False

@@ -1,0 +1,130 @@
+"""Every RetryHint of Gavel: whether and when a refused proposal may be retried, and the evidence that it lacks (constitution §6.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, RetryHint
+
+from gavel_rules.arbitration.evidence import (
+    MISSING,
+    SOURCE_NOT_ACCEPTED,
+    STALE,
+    SUPERSEDED,
+    TIER_TOO_LOW,
+    WRONG_TYPE,
+    EvidenceSelection,
+)
+from gavel_rules.codec.decision_fragments import encode_retryable
+from gavel_rules.reason_codes import is_retryable
+from gavel_rules.state.records import APPROVED, EXECUTING
+from gavel_rules.state.state import State
+
+# Fragments of a Decision. Each overrides a hint that the decision already has.
+RETRYABLE: Final = encode_retryable(True)
+NOT_RETRYABLE: Final = encode_retryable(False)
+
+# The states of requirements, by precedence of their stages.
+_PRECEDENCE: Final = (MISSING, SOURCE_NOT_ACCEPTED, WRONG_TYPE, TIER_TOO_LOW, STALE, SUPERSEDED)
+
+
+def of_reason_code(reason_code: str, retry_after_ms: int = 0) -> RetryHint:
+    """Return the hint of a refusal that lacks no evidence."""
+    return RetryHint(retryable=is_retryable(reason_code), retry_after_ms=retry_after_ms)
+
+
+def of_evidence(reason_code: str, unmet: Sequence[EvidenceSelection], selections: Iterable[EvidenceSelection]) -> RetryHint:
+    """Return the hint that names every unmet requirement once.
+
+    One row asks for what satisfies all requirements of one key and subject; there are several rows only if no single source satisfies them.
+    A row's state is the first one by precedence. `selections` are those of all requirements. A row also meets the requirements of absent
+    optional facts, so that evidence that follows the hint does not violate those.
+    """
+    requirements: dict[tuple[str, str], list[_Requirement]] = {}
+    for selection in unmet:
+        declaration = selection.declaration
+        requirement = _Requirement(selection.state, declaration.min_trust, selection.max_age_ms, declaration.sources)
+        requirements.setdefault((declaration.key, selection.subject), []).append(requirement)
+    absent = [selection for selection in selections if selection.candidate is None and not selection.state]
+    rows: list[FactRequirement] = []
+    for (key, subject), of_key in requirements.items():
+        absent_of_key = [selection for selection in absent if selection.declaration.key == key and selection.subject == subject]
+        for row in _merge(of_key) if len(of_key) > 1 else of_key:
+            limits = [selection for selection in absent_of_key if _have_common_source(row.sources, selection.declaration.sources)]
+            rows.append(
+                FactRequirement(
+                    key=key,
+                    subject=subject,
+                    state=row.state,
+                    required_trust_tier=min([row.min_trust, *(limit.declaration.min_trust for limit in limits)]),  # type: ignore[arg-type]
+                    max_age_ms=min([row.max_age_ms, *(limit.max_age_ms for limit in limits)]),
+                    sources=sorted(row.sources),
+                )
+            )
+    hint = RetryHint(retryable=is_retryable(reason_code), fact_requirements=rows)
+    if rows:
+        hint.missing_fact_keys.extend(dict.fromkeys(row.key for row in rows))
+        hint.required_trust_tier = min(row.required_trust_tier for row in rows)
+        hint.preferred_sources.extend(sorted({source for row in rows for source in row.sources}))
+        hint.max_observation_age_ms = min(row.max_age_ms for row in rows)
+    return hint
+
+
+def of_conflict(reason_code: str, state: State, holder_id: str, now_ms: int) -> RetryHint:
+    """Return the hint of a refusal because a decision holds the conflict key, with the time until the key is free, if the log knows it."""
+    holder = state.decisions[holder_id]
+    retry_after_ms = 0
+    if holder.phase == APPROVED and not holder.compensates:
+        retry_after_ms = max(0, holder.timer_due_ms - now_ms)
+    elif holder.phase == EXECUTING:
+        retry_after_ms = max(0, holder.lease_until_ms - now_ms)
+    return of_reason_code(reason_code, retry_after_ms)
+
+
+def of_released_trace(*, is_closed: bool) -> RetryHint:
+    """Return the hint after a person lets a trace go on; `is_closed`: a terminal refusal still closes the action."""
+    return RetryHint(retryable=not is_closed)
+
+
+def delay_retry(decision: Decision, retry_after_ms: int) -> None:
+    """Delay the retry of a refusal."""
+    decision.retry_hint.retry_after_ms = retry_after_ms
+
+
+def forbid_retry(decision: Decision) -> None:
+    """Make a refusal not retryable, because a person is called."""
+    decision.retry_hint.retryable = False
+
+
+class _Requirement(NamedTuple):
+    """What is required of a key of a subject."""
+
+    state: FactRequirementState.ValueType
+    min_trust: int
+    max_age_ms: int
+    sources: frozenset[str]  # empty: any
+
+
+def _merge(requirements: Sequence[_Requirement]) -> list[_Requirement]:
+    """Return the fewest requirements that together imply all of these."""
+    rows: list[_Requirement] = []
+    # Requirements with sources first: one that accepts any source then joins the first row.
+    for requirement in sorted(requirements, key=lambda row: not row.sources):
+        for index, row in enumerate(rows):
+            if _have_common_source(row.sources, requirement.sources):
+                rows[index] = _Requirement(
+                    min(row.state, requirement.state, key=_PRECEDENCE.index),
+                    min(row.min_trust, requirement.min_trust),
+                    min(row.max_age_ms, requirement.max_age_ms),
+                    row.sources & requirement.sources if requirement.sources else row.sources,
+                )
+                break
+        else:
+            rows.append(requirement)
+    return rows
+
+
+def _have_common_source(sources: frozenset[str], others: frozenset[str]) -> bool:
+    """Return whether both accept some source; empty: any."""
+    return not sources or not others or not sources.isdisjoint(others)

@@ -1,0 +1,299 @@
+"""The differences between two versions of a rule set: edits of the document, and sample cases that the versions decide differently.
+
+Conditions are compared by meaning and not by layout. Cases are sought where an edit can matter: a case that a changed rule decides
+now and did not match before, one that it decided and does not match now, one that it took over from another rule. Then follow
+cases at every threshold of either version, which show the effect of changed declarations. Both engines evaluate each case in both
+versions, and only a case with different decisions is shown.
+
+A case holds what rules can read. Arbitration checks the age and the source of evidence before it asks the rules, so changes of
+ages, tiers, sources and limits appear among the edits and in no case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+
+from gavel_rules import reason_codes
+from gavel_rules.authoring.samples.attributes import ATTRIBUTES, attribute_value
+from gavel_rules.authoring.samples.budget import Budget
+from gavel_rules.authoring.samples.builder import SampleCase
+from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, generate_cases
+from gavel_rules.language.cel.syntax_tree import Constant, Node, children
+from gavel_rules.language.cel.tree_queries import find_variables
+from gavel_rules.language.engines.lowering import Formula
+from gavel_rules.language.fact_declaration import is_of_type
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+
+THRESHOLD_CASES_MAX: Final = 200  # of one version of an action
+CASES_SHOWN_MAX: Final = 500
+APPROVALS_MAX: Final = 4  # approving rules of the other version that are tried against an edited rule
+OVERTAKEN_MAX: Final = 16  # rules overtaken by an edited rule for which a case is sought
+
+_OUTCOMES: Final = {"approve": "APPROVED", "reject": "REJECTED", "review": "NEEDS_HUMAN_REVIEW"}
+_REJECTED: Final = _OUTCOMES["reject"]
+# Keys of a document that are not compared: they differ in any two versions or decide nothing. Rules are compared one by one.
+_KEYS_NOT_COMPARED: Final = ("version", "description", "rules")
+_RULE_KEYS: Final = ("action", "priority", "when", "effect", "reason_code")
+
+
+class CaseDecision(NamedTuple):
+    """The decision of a version on a case: outcome and reason code as in a Decision, and the rule, "" if none decides."""
+
+    outcome: str
+    reason_code: str
+    rule_id: str
+
+
+class CaseChange(NamedTuple):
+    """A case that the versions decide differently. `context` holds what conditions read besides params and facts."""
+
+    action: str
+    params: Mapping[str, object]
+    facts: Mapping[str, object]  # by declared name: the newer version's, if both have one
+    context: Mapping[str, object]
+    before: CaseDecision
+    after: CaseDecision
+
+
+class Edit(NamedTuple):
+    """One difference between the documents, at `path`. A value that one of them does not have is None."""
+
+    path: str
+    before: object
+    after: object
+
+
+class RuleSetDiff(NamedTuple):
+    """All differences between two versions, except number and description. False if there are none."""
+
+    added: tuple[str, ...]  # rule ids
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    cases: tuple[CaseChange, ...]
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+
+def diff_rule_sets(older: CompiledRuleSet, newer: CompiledRuleSet) -> RuleSetDiff:
+    """Return the differences between two versions, which may be of different rule sets."""
+    before, after = json.loads(older.canonical_json), json.loads(newer.canonical_json)
+    old_rules, new_rules = _rules(older, before), _rules(newer, after)
+    both = [rule_id for rule_id in new_rules if rule_id in old_rules]
+    changed = tuple(rule_id for rule_id in both if not _is_same(old_rules[rule_id], new_rules[rule_id]))
+    edits = [*_edits("", _declarations(before), _declarations(after))]
+    for rule_id in changed:
+        edits.extend(_rule_edits(rule_id, old_rules[rule_id], new_rules[rule_id]))
+    actions = [_ActionVersions(name, older, newer, before, after) for name in sorted({*older.actions, *newer.actions})]
+    edited = [action for action in actions if action.may_differ()]
+    work_max = max(2 * WORK_MAX // max(len(edited), 1), WORK_MIN)
+    cases = chain.from_iterable(action.case_changes(work_max) for action in edited)
+    return RuleSetDiff(
+        tuple(rule_id for rule_id in new_rules if rule_id not in old_rules),
+        tuple(rule_id for rule_id in old_rules if rule_id not in new_rules),
+        changed,
+        tuple(edits),
+        tuple(islice(cases, CASES_SHOWN_MAX)),
+    )
+
+
+# Edits of the documents
+
+
+class _Rule(NamedTuple):
+    """A rule with its keys as written and its condition as parsed."""
+
+    keys: Mapping[str, object]
+    tree: Node
+
+
+def _rules(rule_set: CompiledRuleSet, document: Mapping[str, Any]) -> dict[str, _Rule]:
+    trees = {
+        rule.id: condition.tree
+        for action in rule_set.actions.values()
+        for rule, condition in zip(action.rules, action.conditions, strict=True)
+    }
+    return {rule["id"]: _Rule(rule, trees[rule["id"]]) for rule in document["rules"]}
+
+
+def _is_same(before: _Rule, after: _Rule) -> bool:
+    """Return whether two rules mean the same. The layout of a condition does not matter; the variables that it uses do."""
+    return before.tree == after.tree and all(before.keys.get(key) == after.keys.get(key) for key in _RULE_KEYS if key != "when")
+
+
+def _rule_edits(rule_id: str, before: _Rule, after: _Rule) -> Iterator[Edit]:
+    for key in _RULE_KEYS:
+        if before.keys.get(key) != after.keys.get(key) and (key != "when" or before.tree != after.tree):
+            yield Edit(f"rules.{rule_id}.{key}", before.keys.get(key), after.keys.get(key))
+    thresholds = _thresholds(before.tree, after.tree)
+    if thresholds is not None:
+        yield from (Edit(f"rules.{rule_id}.threshold", one.value, other.value) for one, other in thresholds)
+
+
+def _thresholds(before: Node, after: Node) -> list[tuple[Constant, Constant]] | None:
+    """Return the literals in which two conditions differ; None if they differ in more than literals."""
+    if isinstance(before, Constant) and isinstance(after, Constant):
+        return [] if before == after else [(before, after)]
+    if type(before) is not type(after) or _shape(before) != _shape(after):
+        return None
+    thresholds: list[tuple[Constant, Constant]] = []
+    for one, other in zip(children(before), children(after), strict=True):
+        below = _thresholds(one, other)
+        if below is None:
+            return None
+        thresholds.extend(below)
+    return thresholds
+
+
+def _shape(node: Node) -> tuple[object, ...]:
+    """Return the properties of a node, without its children."""
+    names = ("name", "field_name", "test_only", "function", "variable", "second_variable", "message_name")
+    return (*(getattr(node, name, None) for name in names), sum(1 for _ in children(node)))
+
+
+def _declarations(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in _KEYS_NOT_COMPARED}
+
+
+def _edits(path: str, before: Any, after: Any) -> Iterator[Edit]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted({*before, *after}):
+            yield from _edits(f"{path}.{key}" if path else key, before.get(key), after.get(key))
+    elif before != after:
+        yield Edit(path, before, after)
+
+
+# Cases that the versions decide differently
+
+# A fact's key and the expression of its subject. It identifies evidence that versions declare under different names.
+_EvidenceKey = tuple[str, str]
+
+
+class _ActionVersions:
+    """An action in two versions, one of which may lack it."""
+
+    def __init__(
+        self, name: str, older: CompiledRuleSet, newer: CompiledRuleSet, before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> None:
+        self._name = name
+        self._older = older.actions.get(name)
+        self._newer = newer.actions.get(name)
+        old, new = before["actions"].get(name, {}), after["actions"].get(name, {})
+        self._older_keys, self._newer_keys = _evidence_keys(old), _evidence_keys(new)
+        self._same_declarations = old == new
+        self._seen: set[tuple[str, CaseDecision, CaseDecision]] = set()
+
+    def may_differ(self) -> bool:
+        """Return whether anything that decides was edited."""
+        if self._older is None or self._newer is None:
+            return True
+        return not self._same_declarations or _meanings(self._older) != _meanings(self._newer)
+
+    def case_changes(self, work_max: int) -> Iterator[CaseChange]:
+        """Yield one case for each edited rule and pair of different decisions. `work_max` is in steps of a Budget."""
+        if self._older is None or self._newer is None:
+            version = self._newer or self._older
+            assert version is not None  # noqa: S101  # one of the two has the action
+            generator = CaseGenerator(version, budget=Budget(work_max))
+            yield from self._changes("", version, generate_cases(version, len(version.rules) + 1, generator))
+            return
+        old, new = self._older, self._newer
+        of_old = CaseGenerator(old, [new], Budget(work_max // 2))
+        of_new = CaseGenerator(new, [old], Budget(work_max // 2))
+        for generator, version, other in ((of_new, new, old), (of_old, old, new)):
+            unedited = _meanings(other)
+            for index, meaning in enumerate(_meanings(version)):
+                if meaning not in unedited:
+                    yield from self._changes(meaning[0], version, _cases_around_edit(generator, version, index, other))
+        yield from self._changes("", new, generate_cases(new, THRESHOLD_CASES_MAX, of_new))
+        yield from self._changes("", old, generate_cases(old, THRESHOLD_CASES_MAX, of_old))
+
+    def _changes(self, rule_id: str, version: CompiledAction, samples: Iterable[SampleCase]) -> Iterator[CaseChange]:
+        """Yield samples on which the two versions decide differently: one for each edited rule and pair of decisions."""
+        for sample in samples:
+            evidence = {self._evidence_key(name, version): value for name, value in sample.facts.items()}
+            before = _decide(self._older, self._older_keys, sample, evidence)
+            after = _decide(self._newer, self._newer_keys, sample, evidence)
+            if before != after and (rule_id, before, after) not in self._seen:
+                self._seen |= {(rule_id, before, after), ("", before, after)}
+                yield CaseChange(self._name, sample.params, self._facts(evidence), self._context(sample), before, after)
+
+    def _evidence_key(self, name: str, version: CompiledAction) -> _EvidenceKey:
+        own, other = (self._newer_keys, self._older_keys) if version is self._newer else (self._older_keys, self._newer_keys)
+        return own.get(name) or other[name]
+
+    def _facts(self, evidence: Mapping[_EvidenceKey, object]) -> dict[str, object]:
+        names = {key: name for keys in (self._older_keys, self._newer_keys) for name, key in keys.items()}
+        return {names[key]: value for key, value in evidence.items()}
+
+    def _context(self, sample: SampleCase) -> dict[str, object]:
+        paths = {
+            path
+            for version in (self._older, self._newer)
+            if version is not None
+            for condition in version.conditions
+            for path, _ in find_variables(condition.tree, version.environment.types)
+        }
+        return {path: attribute_value(path, sample.case) for path in sorted(paths) if path in ATTRIBUTES}
+
+
+def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:
+    return {name: (fact["key"], fact.get("subject", "subject")) for name, fact in action.get("facts", {}).items()}
+
+
+def _meanings(version: CompiledAction) -> list[tuple[str, int, str, str, Node]]:
+    """Return the meaning of each rule, whatever the layout of its condition: id, priority, effect, reason code, tree."""
+    return [
+        (rule.id, rule.priority, rule.effect, rule.reason_code, condition.tree)
+        for rule, condition in zip(version.rules, version.conditions, strict=True)
+    ]
+
+
+def _cases_around_edit(generator: CaseGenerator, version: CompiledAction, index: int, other: CompiledAction) -> Iterator[SampleCase]:
+    """Yield cases that an edited rule decides in its version and that the other version may decide differently.
+
+    Cases that the other version may approve come first, because such a change matters most.
+    """
+    ranks = {rule.id: rank for rank, rule in enumerate(other.rules)}
+    twin = ranks.get(version.rules[index].id)
+    conditions: list[list[Formula]] = [[]]
+    if twin is not None:
+        fails = generator.formula(other, twin, False)
+        approvals = [number for number, rule in enumerate(other.rules) if rule.effect == "approve" and number != twin]
+        conditions = [*([fails, generator.formula(other, number, True)] for number in approvals[:APPROVALS_MAX]), [fails], []]
+        overtaken = [lower for lower in range(index + 1, len(version.rules)) if ranks.get(version.rules[lower].id, twin) < twin]
+        conditions.extend([generator.formula(version, lower, True)] for lower in overtaken[:OVERTAKEN_MAX])
+    for also in conditions:
+        sample = generator.find_decided_case(index, also).sample
+        if sample is not None:
+            yield sample
+
+
+def _decide(
+    version: CompiledAction | None, keys: Mapping[str, _EvidenceKey], sample: SampleCase, evidence: Mapping[_EvidenceKey, object]
+) -> CaseDecision:
+    """Return the decision of a version on a case, as arbitration makes it: params, then evidence, then the rules of both engines."""
+    if version is None:
+        return CaseDecision(_REJECTED, reason_codes.NO_ACTIVE_POLICY, "")
+    if version.violations(sample.params):
+        return CaseDecision(_REJECTED, reason_codes.INVALID_PARAMS, "")
+    facts = {name: evidence[key] for name, key in keys.items() if key in evidence}
+    if any(not fact.optional and fact.name not in facts for fact in version.facts):
+        return CaseDecision(_REJECTED, reason_codes.NEED_MORE_FACTS, "")
+    if any(fact.name in facts and not is_of_type(facts[fact.name], fact.value_type) for fact in version.facts):
+        return CaseDecision(_REJECTED, reason_codes.FACT_TYPE_MISMATCH, "")
+    count = sample.case.evidence_count + len(facts) - len(sample.facts)
+    case = sample.case.with_params(version.typed_params(sample.params), facts, count)
+    verdict = version.evaluate(case, cross_check=True)
+    if verdict.error:
+        return CaseDecision(_REJECTED, reason_codes.EVALUATION_ERROR, verdict.error)
+    if verdict.disagreement is not None or verdict != version.evaluate_reference(case):
+        return CaseDecision(_REJECTED, reason_codes.ENGINE_DISAGREEMENT, "")
+    if not verdict.matches:
+        return CaseDecision(_REJECTED, reason_codes.NO_RULE_MATCHED, "")
+    rule = verdict.matches[0]
+    return CaseDecision(_OUTCOMES[rule.effect], rule.reason_code, rule.id)

@@ -1,0 +1,115 @@
+"""The attributes of a sample case: everything that conditions read besides params and facts.
+
+Each attribute has a default and a domain, as admission or Gavel itself bounds it. Some depend on each other: a subject is its type
+and its id, and a case without evidence has no age of evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gavel.v1.common_pb2 import ProducerType
+
+from gavel_rules.authoring.samples.constraints import Domain, Scalar
+from gavel_rules.authoring.samples.texts import BASE_TIME
+from gavel_rules.language.engines.case import Case
+from gavel_rules.values import INTEGER_MAX
+
+BASE_TIME_MS: Final = int(BASE_TIME.timestamp() * 1000)
+NOW: Final = "now"
+
+_SUBJECT: Final = "subject"
+_PRODUCERS: Final = frozenset(
+    name.removeprefix("PRODUCER_TYPE_") for name in ProducerType.DESCRIPTOR.values_by_name if not name.endswith("UNSPECIFIED")
+)
+# The values that arbitration gives to a proposal without evidence.
+_NO_EVIDENCE: Final = {"evidence.worst_trust": 3, "evidence.oldest_age_ms": 0}
+
+# By variable: the default and the domain.
+ATTRIBUTES: Final[Mapping[str, tuple[Scalar, Domain]]] = {
+    "proposal.risk": (0.1, Domain(low=0, high=1)),
+    "proposal.cost": (1.0, Domain(low=0, high=INTEGER_MAX)),
+    "proposal.confidence": (0.9, Domain(low=0, high=1)),
+    "proposal.priority": (0, Domain(low=-(2**31), high=2**31 - 1, integer=True)),
+    "proposal.expected_outcome": ("", Domain()),
+    _SUBJECT: ("subject/1", Domain()),
+    "subject.type": ("subject", Domain()),
+    "subject.id": ("1", Domain()),
+    "producer.type": ("AGENT", Domain(allowed=_PRODUCERS)),
+    "producer.id": ("agent", Domain()),
+    "producer.version": ("1", Domain()),
+    "evidence.count": (0, Domain(low=0, high=128, integer=True)),
+    "evidence.worst_trust": (1, Domain(allowed=frozenset([1, 2, 3]), integer=True)),
+    "evidence.oldest_age_ms": (1_000, Domain(low=0, high=INTEGER_MAX, integer=True)),
+    "trace.consecutive_rejections": (0, Domain(low=0, high=1_000, integer=True)),
+    NOW: (BASE_TIME_MS, Domain(low=0, high=4_102_444_800_000, integer=True)),
+}
+
+
+def attribute_schema(path: str) -> dict[str, Any]:
+    """Return a JSON Schema for the values of an attribute."""
+    default, domain = ATTRIBUTES[path]
+    if domain.allowed is not None:
+        return {"enum": sorted(domain.allowed, key=repr)}
+    if isinstance(default, str):
+        return {"type": "string"}
+    return {"type": "integer" if domain.integer else "number", "minimum": domain.low, "maximum": domain.high}
+
+
+def complete_attributes(assigned: Mapping[str, object], facts: int) -> dict[str, Any] | None:
+    """Return all attributes of a case with `facts` facts: those assigned, and defaults. None if they contradict each other."""
+    attributes: dict[str, Any] = {path: assigned.get(path, default) for path, (default, _) in ATTRIBUTES.items()}
+    if _SUBJECT not in assigned:
+        attributes[_SUBJECT] = f"{attributes['subject.type']}/{attributes['subject.id']}"
+    kind, _, identity = attributes[_SUBJECT].partition("/")
+    parts = {"subject.type": kind, "subject.id": identity}
+    if not kind or not identity or "/" in identity or any(assigned.get(name, part) != part for name, part in parts.items()):
+        return None
+    if "evidence.count" not in assigned:
+        attributes["evidence.count"] = facts
+    if attributes["evidence.count"] < facts:
+        return None
+    if attributes["evidence.count"] == 0:
+        if any(assigned.get(name, value) != value for name, value in _NO_EVIDENCE.items()):
+            return None
+        attributes.update(_NO_EVIDENCE)
+    return attributes
+
+
+def build_case(params: dict[str, object], facts: dict[str, object], attributes: Mapping[str, Any]) -> Case:
+    """Return a case with typed params, facts by declared name, and complete attributes."""
+    return Case(
+        params=params,
+        facts=facts,
+        risk=attributes["proposal.risk"],
+        cost=attributes["proposal.cost"],
+        confidence=attributes["proposal.confidence"],
+        priority=int(attributes["proposal.priority"]),
+        expected_outcome=attributes["proposal.expected_outcome"],
+        subject=attributes[_SUBJECT],
+        producer_type=attributes["producer.type"],
+        producer_id=attributes["producer.id"],
+        producer_version=attributes["producer.version"],
+        evidence_count=int(attributes["evidence.count"]),
+        evidence_worst_trust=int(attributes["evidence.worst_trust"]),
+        evidence_oldest_age_ms=int(attributes["evidence.oldest_age_ms"]),
+        consecutive_rejections=int(attributes["trace.consecutive_rejections"]),
+        now_ms=int(attributes[NOW]),
+    )
+
+
+def attribute_value(path: str, case: Case) -> object:
+    """Return the value of an attribute of a case as authors write it: `now` is RFC 3339 text."""
+    kind, _, identity = case.subject.partition("/")
+    values: dict[str, object] = {
+        _SUBJECT: case.subject,
+        "subject.type": kind,
+        "subject.id": identity,
+        NOW: datetime.fromtimestamp(case.now_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }
+    if path in values:
+        return values[path]
+    root, _, name = path.rpartition(".")
+    return getattr(case, name if root in ("proposal", "trace") else f"{root}_{name}")

@@ -1,0 +1,66 @@
+"""The paths of an action's cases: which of them may be absent, and the bounds that declarations set on their values.
+
+These bounds may be wider than the schema's, never narrower: the schema alone decides whether a value is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gavel_rules.authoring.samples.attributes import ATTRIBUTES
+from gavel_rules.authoring.samples.constraints import Constraints, Domain
+from gavel_rules.authoring.samples.values import resolve_schema
+from gavel_rules.language.cel.tree_queries import find_presence_tests
+from gavel_rules.language.cel.vocabulary import ValueType
+from gavel_rules.language.rule_set import CompiledAction
+from gavel_rules.values import INTEGER_MAX
+
+
+def all_cases(action: CompiledAction, other_versions: Sequence[CompiledAction]) -> Constraints:
+    """Return the set of all cases of an action, with the paths that other versions of it read."""
+    optional: dict[str, tuple[str, ...]] = {}
+    domains = {path: domain for path, (_, domain) in ATTRIBUTES.items()}
+    scope = action.environment.scope
+
+    def walk(type_: ValueType, path: str, along: tuple[str, ...], part: dict[str, Any] | None) -> None:
+        for name, field in type_.fields.items():
+            below = f"{path}.{name}"
+            steps = along if field.required else (*along, below)
+            optional[below] = steps
+            schema = None
+            if part is not None:
+                schema = resolve_schema(part.get("properties", {}).get(name), action.params_schema)
+                domain = _schema_domain(schema)
+                if domain is not None:
+                    domains[below] = domain
+            walk(field.type, below, steps, schema)
+
+    walk(scope["params"], "params", (), resolve_schema(action.params_schema, action.params_schema))
+    walk(scope["facts"], "facts", (), None)
+    for path, type_ in action.environment.types.items():
+        if type_.kind in ("int", "double") and path in optional:
+            known = domains.get(path, Domain(integer=type_.kind == "int"))
+            # Admission refuses numbers beyond these, whatever the schema allows.
+            domains[path] = known.intersect(Domain(low=-INTEGER_MAX, high=INTEGER_MAX)) or replace(known, allowed=frozenset())
+    for version in (action, *other_versions):
+        for condition in version.conditions:
+            for path in find_presence_tests(condition.tree):
+                optional.setdefault(path, (path,))
+        for path in version.environment.types:
+            if path.startswith(("params.", "facts.")):
+                optional.setdefault(path, (path,))
+    return Constraints(optional, domains)
+
+
+def _schema_domain(schema: Mapping[str, Any]) -> Domain | None:
+    """Return the domain that a schema certainly keeps a value in; None if it sets no literal and no bound."""
+    literals = [schema["const"]] if "const" in schema else schema.get("enum")
+    domain: Domain | None = Domain(integer=schema.get("type") == "integer")
+    if isinstance(literals, list) and literals and all(isinstance(value, str | bool | int | float) for value in literals):
+        domain = Domain(allowed=frozenset(literals), integer=schema.get("type") == "integer")
+    for keyword, operator in (("minimum", "$gte"), ("exclusiveMinimum", "$gt"), ("maximum", "$lte"), ("exclusiveMaximum", "$lt")):
+        if domain is not None and isinstance(schema.get(keyword), int | float) and schema.get("type") in ("number", "integer"):
+            domain = domain.bound(operator, schema[keyword])
+    return domain if domain != Domain() else None

@@ -1,0 +1,140 @@
+"""Simulation of a candidate rule set: a log decided again with the candidate in force (constitution §6.4).
+
+Each recorded proposal is decided again at its recorded time, on the state that the recorded decisions left. The consequences of a
+changed decision are not simulated. The log is not verified here; `replay` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from gavel.v1 import decision_pb2
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules.arbitration import contest, shadow
+from gavel_rules.arbitration.evaluation import evaluator
+from gavel_rules.arbitration.pipeline import arbitrate
+from gavel_rules.arbitration.shadow import same_verdict
+from gavel_rules.events.citation import CitedEvent, cited_event
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.events.timestamps import milliseconds, set_timestamp
+from gavel_rules.language.agreement import Disagreement, find_disagreements, format_disagreements
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.replay import decode
+from gavel_rules.state.active_actions import actions_by_type
+from gavel_rules.state.state import State
+
+# Code of the warning on a simulated decision for which the candidate could not have been in force.
+DISAGREES: Final = "RULE_SETS_DISAGREE"
+
+
+class ChangedDecision(NamedTuple):
+    """A recorded decision that the candidate would have made otherwise."""
+
+    sequence_number: int
+    recorded: Decision
+    simulated: Decision
+
+
+class Simulation:
+    """Decides the proposals of a log under a candidate rule set. Feed every record from number 1 in order.
+
+    If the candidate disagrees with a rule set in force about an action that both declare, it could not have been in force. Its decision on
+    such a proposal is then EVALUATION_ERROR, as for a shadow, with the disagreement as a warning.
+
+    `decisions` counts the first decisions so far, `replaced` those made while a version of its rule set was in force.
+    """
+
+    def __init__(self, bus: str, candidate: CompiledRuleSet) -> None:
+        self.state = State(bus)
+        self._candidate = candidate
+        self._cited_events: dict[int, CitedEvent] = {}  # by sequence number
+        self._simulated: dict[str, Decision] = {}  # by proposal id
+        self._recorded_actions: Mapping[str, tuple[CompiledAction, ...]] | None = None  # the state's, when `_actions` was built
+        self._actions: Mapping[str, tuple[CompiledAction, ...]] = {}  # in force with the candidate, by action type
+        self._disagreements: dict[str, list[Disagreement]] = {}  # by action type
+        self.decisions = 0
+        self.replaced = 0
+
+    def feed(self, sequence_number: int, envelope_bytes: bytes) -> ChangedDecision | None:
+        """Take the next record; return the change if it is a first decision that the candidate would have made otherwise."""
+        recorded = decode(sequence_number, envelope_bytes)
+        change = None
+        match recorded.WhichOneof("payload"):
+            case "proposal" if not recorded.proposal.HasField("contest"):
+                self._simulate(recorded)
+            case "decision" if not recorded.decision.previous_decision_id:
+                change = self._compare(recorded)
+        self.state.apply(recorded).pack(envelope_bytes)
+        self.state.commit()
+        citation = cited_event(recorded)
+        if citation.keys:
+            self._cited_events[sequence_number] = citation
+        return change
+
+    def _compare(self, recorded: Envelope) -> ChangedDecision | None:
+        """Return the change of a recorded first decision; None if the candidate decides the same."""
+        self.decisions += 1
+        self.replaced += self._candidate.policy_id in self.state.active_rule_sets
+        proposal_id = recorded.decision.proposal_id
+        if proposal_id not in self._simulated:
+            self._simulate_contest(recorded)
+        simulated = self._simulated.pop(proposal_id)
+        proposal = self.state.open_proposals[proposal_id].envelope
+        if proposal.proposal.HasField("contest"):
+            actions = self._actions.get(simulated.action_type, ())
+            contest.settle(simulated, self.state, proposal, milliseconds(recorded.recorded_at), actions)
+        if same_verdict(recorded.decision, simulated):
+            return None
+        return ChangedDecision(recorded.sequence_number, recorded.decision, simulated)
+
+    def _simulate(self, proposal: Envelope) -> None:
+        state = self.state
+        self._update_actions()
+        action_type = proposal.proposal.action_type
+        now_ms = milliseconds(proposal.recorded_at)
+        if action_type in self._disagreements:
+            self._simulated[proposal.event_id] = self._failed_decision(proposal, now_ms)
+            return
+        evaluate = evaluator(state, proposal.sequence_number + 1, decision_pb2.ENGINE_RETE)
+        actions = self._actions.get(action_type, ())
+        self._simulated[proposal.event_id] = arbitrate(state, ProposalView(proposal), self._cited_events, now_ms, evaluate, actions)
+
+    def _simulate_contest(self, recorded: Envelope) -> None:
+        """Rank the proposals of the contest that closes with this decision, under the candidate rule set."""
+        state = self.state
+        open_contest = state.contest_of(recorded.decision.proposal_id)
+        if open_contest is None:
+            return
+        self._update_actions()
+        proposals = contest.candidates(state, open_contest)
+        now_ms = milliseconds(recorded.recorded_at)
+        if open_contest.action_type in self._disagreements:
+            self._simulated.update((proposal.event_id, self._failed_decision(proposal, now_ms)) for proposal in proposals)
+            return
+        actions = self._actions.get(open_contest.action_type, ())
+        evaluate = evaluator(state, recorded.sequence_number, decision_pb2.ENGINE_RETE)
+        for proposal, decision in contest.rank(state, proposals, now_ms, evaluate, actions, (), []):
+            self._simulated[proposal.event_id] = decision
+
+    def _update_actions(self) -> None:
+        """Add the candidate to the rule sets in force at this point of the log, in place of another version of it."""
+        if self._recorded_actions is self.state.active_actions:
+            return
+        self._recorded_actions = self.state.active_actions
+        in_force = {policy_id: active.rule_set for policy_id, active in self.state.active_rule_sets.items()}
+        self._disagreements = {}
+        for disagreement in find_disagreements(self._candidate, in_force.values()):
+            self._disagreements.setdefault(disagreement.action_type, []).append(disagreement)
+        self._actions = actions_by_type({**in_force, self._candidate.policy_id: self._candidate}.values())
+
+    def _failed_decision(self, proposal: Envelope, now_ms: int) -> Decision:
+        """Return the simulated decision for an action on which the candidate disagrees with the rule sets in force."""
+        decision = shadow.failed_decision()
+        decision.action_type = proposal.proposal.action_type
+        decision.params.CopyFrom(proposal.proposal.params)
+        set_timestamp(decision.evaluated_at, now_ms)
+        decision.warnings.add(code=DISAGREES, message=format_disagreements(self._disagreements[proposal.proposal.action_type]))
+        return decision

@@ -1,0 +1,282 @@
+"""A bus for the cases of a suite: the real core, driven one command at a time as a server with one rule set drives it.
+
+A case happens in this order: earlier rejections, the facts at their ages, the earlier proposals and their executions, the
+proposal, and then its execution, if the case has one: begun, reported, its facts derived and published. No part of the core is
+replaced. The bus is opened once; after each case the state is rolled back, as the sequencer rolls back a batch.
+
+The same case on the same rule set always gives the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gavel.v1 import common_pb2, decision_pb2, fact_pb2
+from gavel.v1.arbitration_service_pb2 import RuleExplanation
+from gavel.v1.common_pb2 import EventReference, Producer, VersionBinding
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution, ExecutionError, ExecutionStatus
+from gavel.v1.fact_pb2 import CrossCheck, Fact
+from gavel.v1.observation_pb2 import Observation
+from gavel.v1.proposal_pb2 import Proposal
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+
+from gavel_rules import preflight
+from gavel_rules.authoring.suites.models import EarlierCase, ExecutionCase, FactCase
+from gavel_rules.authoring.suites.suite import SuiteCase
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    Answer,
+    BeginExecution,
+    Command,
+    DeployRuleSet,
+    EventAnswer,
+    Fault,
+    Handled,
+    LeasedAttempt,
+    OpenBus,
+    PublishEvent,
+    References,
+    ReportExecution,
+    SubmitProposal,
+    Tick,
+)
+from gavel_rules.decider import handle
+from gavel_rules.derivation import STATUS_RULE_ID, derive, failed_rules
+from gavel_rules.errors import GavelRulesError
+from gavel_rules.events.citation import CitedEvent, cited_event
+from gavel_rules.events.ids import execution_id_of
+from gavel_rules.events.kinds import EVENT_NAME_DEFAULT, EXECUTION_NAME
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.language.report_expressions import STATUS_PREFIX
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT, LEASE_MS_DEFAULT
+from gavel_rules.state.state import State
+from gavel_rules.values import python_to_value
+
+_TRACE: Final = "case"
+_FACTS_TRACE: Final = "facts"
+_EVIDENCE_HASH: Final = "sha256:" + "0" * 64
+_EXECUTOR: Final = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="executor")
+_AGENT: Final = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent")
+_ALL_TIMERS: Final = Tick(1 << 31)
+
+
+class CaseBusError(GavelRulesError):
+    """The core rejects a command of a case or of its rule set; the message is the core's."""
+
+
+class CaseEvidence(NamedTuple):
+    """A fact of a case, completed from its declaration."""
+
+    name: str
+    key: str
+    subject: str
+    source: str
+    tier: int
+    part: FactCase
+
+
+class Consequences(NamedTuple):
+    """The consequences of the report of an execution."""
+
+    report: Envelope
+    facts: tuple[Fact, ...]  # derived by the rule set
+    failed: tuple[str, ...]  # ids of its derivations that gave no fact
+    decision: Decision | None  # the compensation, or the request for a review; None if nothing more was decided
+
+    @property
+    def compensation(self) -> Decision | None:
+        """The compensation, None if there is none."""
+        return self.decision if self.decision is not None and self.decision.compensates_decision_id else None
+
+    @property
+    def review(self) -> str:
+        """The reason code of the requested review, "" if none is requested."""
+        return self.decision.reason_code if self.decision is not None and self.compensation is None else ""
+
+
+class CaseRun(NamedTuple):
+    """The result of running a case."""
+
+    proposal: Envelope
+    decision: Decision
+    explanations: tuple[RuleExplanation, ...]  # of every rule, by falling priority; () unless requested
+    consequences: Consequences | None  # None if the case has no execution or the proposal was not approved
+    not_approved: tuple[tuple[int, Decision], ...]  # earlier proposals, by index, that have an execution and were not approved
+
+
+class CaseBus:
+    """A bus on which one rule set is in force. Raises CaseBusError if the core rejects the rule set."""
+
+    def __init__(self, rule_set: CompiledRuleSet) -> None:
+        self._state = State("test")
+        self._ids = 0
+        cross_check = CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
+        self._execute(OpenBus(self._new_id(), cross_check, IDEMPOTENCY_WINDOW_MS_DEFAULT), 0)
+        self._execute(DeployRuleSet(self._new_id(), rule_set, rule_set.document), 0)
+        self._execute(ActivateRuleSet(self._new_id(), rule_set.policy_id, rule_set.version, None), 0)
+        self._state.commit()
+
+    def run(self, case: SuiteCase, facts: Sequence[CaseEvidence], action: CompiledAction, *, explain: bool) -> CaseRun:
+        """Run a case and roll it back. With `explain`, the result has the outcome of every rule."""
+        mark = self._state.mark()
+        ids = self._ids
+        try:
+            return self._run(case, facts, action, explain)
+        finally:
+            self._state.undo(mark)
+            self._ids = ids
+
+    def _run(self, case: SuiteCase, facts: Sequence[CaseEvidence], action: CompiledAction, explain: bool) -> CaseRun:
+        part = case.part
+        now_ms = case.now_ms
+        recorded: dict[str, Envelope] = {}
+        for evidence in sorted(facts, key=lambda evidence: -evidence.part.age_ms):
+            recorded[evidence.name] = self._record(evidence, now_ms - evidence.part.age_ms)
+        # In the order of the case, as its author would cite them.
+        citations = [recorded[evidence.name] for evidence in facts if part.cites is None or evidence.name in part.cites]
+        own = EarlierCase(
+            action=action.action_type, subject=part.subject, producer=part.producer, params=part.params, proposal=part.proposal
+        )
+        binding = VersionBinding(**part.version_binding.model_dump())
+        for _ in range(part.trace.consecutive_rejections):
+            self._submit(self._proposal(own, [], _TRACE, binding), [], now_ms)
+        not_approved = []
+        for index, earlier in enumerate(part.earlier):
+            full = earlier.model_copy(update={"action": earlier.action or action.action_type})
+            answer = self._submit(self._proposal(full, citations, f"earlier-{index + 1}", binding), citations, now_ms)
+            if earlier.execution is not None and isinstance(answer, EventAnswer):
+                if answer.envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+                    self._carry_out(answer.envelope, earlier.execution, now_ms)
+                else:
+                    not_approved.append((index, answer.envelope.decision))
+        proposal = self._proposal(own, citations, _TRACE, binding)
+        self._execute(_ALL_TIMERS, now_ms)
+        explanations = tuple(preflight.explain(self._state, ProposalView(proposal), now_ms)) if explain else ()
+        decision = self._decide(proposal, citations, now_ms)
+        consequences = None
+        if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            consequences = self._carry_out(decision, part.execution, milliseconds(decision.recorded_at))
+        return CaseRun(proposal, decision.decision, explanations, consequences, tuple(not_approved))
+
+    # Executions
+
+    def _carry_out(self, decision: Envelope, part: ExecutionCase, at_ms: int) -> Consequences:
+        """Begin, report and derive as an executor and the fact derivation reactor do, without any time passing."""
+        for _ in range(1, part.attempt):
+            self._report(decision, ExecutionCase(status="FAILED"), at_ms)
+        report, follow_up = self._report(decision, part, at_ms)
+        rule_set = self._state.rule_set_of(decision.decision)
+        derived = derive(report, decision, rule_set)
+        for fact in derived:
+            self._execute(PublishEvent(fact), at_ms)
+        of_rule_set = tuple(envelope.fact for envelope in derived if envelope.fact.derivation_rule_id != STATUS_RULE_ID)
+        return Consequences(report, of_rule_set, tuple(rule.id for rule in failed_rules(report, decision, rule_set)), follow_up)
+
+    def _report(self, decision: Envelope, part: ExecutionCase, at_ms: int) -> tuple[Envelope, Decision | None]:
+        """Begin an attempt and report how it ended; return the report and the decision that it caused, if any."""
+        attempt = self._execute(BeginExecution(decision.event_id, _EXECUTOR, LEASE_MS_DEFAULT), at_ms)
+        if not isinstance(attempt, LeasedAttempt):
+            raise CaseBusError(f"the approval cannot be carried out: {attempt}")
+        execution = Execution(
+            decision_id=decision.event_id,
+            execution_id=attempt.envelope.execution.execution_id,
+            status=ExecutionStatus.Value(STATUS_PREFIX + part.status),
+            reason_code=part.reason_code,
+            completed_steps=part.completed_steps,
+        )
+        if part.result:
+            execution.result.CopyFrom(python_to_value(part.result).struct_value)
+        if part.error.code or part.error.message:
+            execution.error.CopyFrom(ExecutionError(code=part.error.code, message=part.error.message))
+        report = Envelope(event_id=self._new_id(), event_name=EXECUTION_NAME[execution.status], producer=_EXECUTOR, execution=execution)
+        events = self._handle(ReportExecution(report), at_ms).envelopes
+        follow_ups = (event.decision for event in events if event.HasField("decision") and event.causation_id == report.event_id)
+        return report, next(follow_ups, None)
+
+    # Evidence
+
+    def _record(self, evidence: CaseEvidence, at_ms: int) -> Envelope:
+        """Record evidence as its source or the agent does, and return its event."""
+        part = evidence.part
+        if evidence.tier == common_pb2.TRUST_TIER_1_SYSTEM_FACT or part.retracted:
+            fact = Fact(key=evidence.key, max_age_ms=part.max_age_ms, observed_from=fact_pb2.OBSERVED_FROM_API)
+            fact.value.CopyFrom(python_to_value(None if part.retracted else part.value))
+            api = Producer(type=common_pb2.PRODUCER_TYPE_API, id=evidence.source)
+            return self._publish(Envelope(subject=evidence.subject, trace_id=_FACTS_TRACE, producer=api, fact=fact), at_ms)
+        observation = Observation(source_tool=evidence.source, confidence=1.0)
+        observation.extracted_fields[evidence.key].CopyFrom(python_to_value(part.value))
+        if evidence.tier == common_pb2.TRUST_TIER_2_TOOL_OBSERVATION:
+            execution_id = execution_id_of(evidence.name, 1)
+            call = ToolCall(tool_name=evidence.source, execution_id=execution_id)
+            self._publish(Envelope(subject=evidence.subject, trace_id=_TRACE, producer=_AGENT, tool_call=call), at_ms)
+            result = ToolResult(tool_name=evidence.source, execution_id=execution_id, content_hash=_EVIDENCE_HASH)
+            result_event = self._publish(Envelope(subject=evidence.subject, trace_id=_TRACE, producer=_AGENT, tool_result=result), at_ms)
+            observation.evidence_ref = result_event.event_id
+            observation.evidence_hash = _EVIDENCE_HASH
+        return self._publish(Envelope(subject=evidence.subject, trace_id=_TRACE, producer=_AGENT, observation=observation), at_ms)
+
+    def _publish(self, envelope: Envelope, at_ms: int) -> Envelope:
+        answer = self._execute(PublishEvent(self._complete(envelope)), at_ms)
+        assert isinstance(answer, EventAnswer)  # noqa: S101  # for the type checker: publishing answers with the event
+        return answer.envelope
+
+    # Proposals
+
+    def _proposal(self, part: EarlierCase, citations: list[Envelope], trace_id: str, binding: VersionBinding) -> Envelope:
+        details = part.proposal
+        proposal = Proposal(
+            action_type=part.action or "",
+            risk=details.risk,
+            cost=details.cost,
+            confidence=details.confidence,
+            priority=details.priority,
+            expected_outcome=details.expected_outcome,
+            max_fact_age_ms=details.max_fact_age_ms,
+            required_facts=details.required_facts,
+            based_on_events=[EventReference(event_id=event.event_id, sequence_number=event.sequence_number) for event in citations],
+        )
+        proposal.params.CopyFrom(python_to_value(part.params).struct_value)
+        agent = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id=part.producer.id, version=part.producer.version)
+        envelope = self._complete(Envelope(subject=part.subject, trace_id=trace_id, producer=agent, proposal=proposal))
+        if binding.ListFields():
+            envelope.version_binding.CopyFrom(binding)
+        return envelope
+
+    def _decide(self, proposal: Envelope, citations: list[Envelope], now_ms: int) -> Envelope:
+        """Submit a proposal and return its decision; if it competes, let its contest close first."""
+        answer = self._submit(proposal, citations, now_ms)
+        if isinstance(answer, EventAnswer):
+            return answer.envelope
+        closes_at_ms = milliseconds(proposal.proposal.contest.closes_at)
+        events = self._handle(_ALL_TIMERS, closes_at_ms).envelopes
+        return next(event for event in events if event.decision.proposal_id == proposal.event_id)
+
+    def _submit(self, proposal: Envelope, citations: list[Envelope], now_ms: int) -> Answer:
+        cited_events: dict[int, CitedEvent] = {event.sequence_number: cited_event(event) for event in citations}
+        return self._execute(SubmitProposal(ProposalView(proposal)), now_ms, References(cited_events=cited_events))
+
+    # Commands
+
+    def _execute(self, command: Command, at_ms: int, references: References | None = None) -> Answer:
+        return self._handle(command, at_ms, references).answer
+
+    def _handle(self, command: Command, at_ms: int, references: References | None = None) -> Handled:
+        handled = handle(self._state, command, references or References(), at_ms)
+        if isinstance(handled.answer, Fault):
+            raise CaseBusError(handled.answer.message)
+        return handled
+
+    def _complete(self, envelope: Envelope) -> Envelope:
+        """Set the id and the name of an event, as admission does."""
+        envelope.event_id = self._new_id()
+        envelope.event_name = EVENT_NAME_DEFAULT[str(envelope.WhichOneof("payload"))]
+        return envelope
+
+    def _new_id(self) -> str:
+        self._ids += 1
+        return f"00000000-0000-4000-8000-{self._ids:012x}"

@@ -1,0 +1,148 @@
+"""The coverage of a rule set by its tests: rules, the branches of their conditions, derivations and compensations.
+
+A rule is covered if it decided a case; a match below a deciding rule proves nothing. The branches of a condition are the operands
+of its `&&`, `||` and `!`; each has two outcomes to cover, true and false. Only cases that reached the rules count. A derivation is
+covered if it gave a fact, a compensation if it was approved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from gavel_rules import reason_codes
+from gavel_rules.authoring.suites.case_bus import Consequences
+from gavel_rules.authoring.suites.runner import CaseResult
+from gavel_rules.language.explanation import branches
+from gavel_rules.language.rule_set import CompiledRuleSet
+
+# Reason codes of decisions for which the rules were evaluated although none matched.
+_RULES_EVALUATED: Final = frozenset(reason_codes.codes_of_stage(16))
+
+
+class BranchCoverage(NamedTuple):
+    """How often a branch of a condition came out true and false."""
+
+    expression: str
+    true: int
+    false: int
+
+
+class RuleCoverage(NamedTuple):
+    """How often a rule matched and decided, and the coverage of its condition's branches."""
+
+    action: str
+    rule_id: str
+    matched: int
+    decided: int
+    branches: tuple[BranchCoverage, ...]
+
+
+class ConsequenceCoverage(NamedTuple):
+    """How often a derivation or compensation gave a result, and how often its expressions gave none."""
+
+    name: str  # "derivation ID" or "compensation of ACTION"
+    made: int  # the key of JSON reports
+    failed: int
+
+
+class Ratio(NamedTuple):
+    """How many of a total are covered."""
+
+    covered: int
+    total: int
+
+    @property
+    def percent(self) -> int:
+        """The percentage, rounded down: 100 means all. It is 100 if the total is 0."""
+        return 100 * self.covered // self.total if self.total else 100
+
+
+class Coverage:
+    """Accumulates the coverage of one rule set. Results without explanations add nothing."""
+
+    def __init__(self, rule_set: CompiledRuleSet) -> None:
+        self._branches = {
+            (action.action_type, rule.id): {text: [0, 0] for text in branches(condition, action.environment)}
+            for action in rule_set.actions.values()
+            for rule, condition in zip(action.rules, action.conditions, strict=True)
+        }
+        self._matched = dict.fromkeys(self._branches, 0)
+        self._decided = dict.fromkeys(self._branches, 0)
+        names = [*(_derivation_name(rule.id) for rule in rule_set.derivations), *_compensation_names(rule_set)]
+        self._made = dict.fromkeys(names, 0)
+        self._failed = dict.fromkeys(names, 0)
+
+    def add(self, results: Iterable[CaseResult]) -> None:
+        """Count what these cases covered."""
+        for result in results:
+            decision = result.decision
+            codes = {decision.reason_code, *(warning.code for warning in decision.warnings)}
+            if decision.rule_matches or codes & _RULES_EVALUATED:
+                self._add_rules(result)
+            if result.consequences is not None:
+                self._add_consequences(result.action, result.consequences)
+
+    def rules(self) -> list[RuleCoverage]:
+        """Return the coverage of every rule, by action and falling priority."""
+        return [
+            RuleCoverage(
+                action=action,
+                rule_id=rule_id,
+                matched=self._matched[action, rule_id],
+                decided=self._decided[action, rule_id],
+                branches=tuple(BranchCoverage(text, true, false) for text, (true, false) in counts.items()),
+            )
+            for (action, rule_id), counts in self._branches.items()
+        ]
+
+    def consequences(self) -> list[ConsequenceCoverage]:
+        """Return the coverage of every derivation and compensation."""
+        return [ConsequenceCoverage(name, made, self._failed[name]) for name, made in self._made.items()]
+
+    def rule_ratio(self) -> Ratio:
+        """Return how many of the rules decided a case."""
+        return Ratio(sum(count > 0 for count in self._decided.values()), len(self._decided))
+
+    def branch_ratio(self) -> Ratio:
+        """Return how many outcomes of the conditions' branches came about."""
+        counts = [count for of_rule in self._branches.values() for outcomes in of_rule.values() for count in outcomes]
+        return Ratio(sum(count > 0 for count in counts), len(counts))
+
+    def consequence_ratio(self) -> Ratio:
+        """Return how many of the derivations and compensations gave a result."""
+        return Ratio(sum(count > 0 for count in self._made.values()), len(self._made))
+
+    def _add_rules(self, result: CaseResult) -> None:
+        for explanation in result.explanations:
+            identity = (result.action, explanation.rule_id)
+            self._matched[identity] += explanation.matched
+            self._decided[identity] += result.decision.rule_id == explanation.rule_id
+            counts = self._branches[identity]
+            for term in explanation.terms:
+                if term.expression in counts and term.value in ("true", "false"):
+                    counts[term.expression][term.value == "false"] += 1
+
+    def _add_consequences(self, action: str, consequences: Consequences) -> None:
+        for fact in consequences.facts:
+            self._made[_derivation_name(fact.derivation_rule_id)] += 1
+        for rule_id in consequences.failed:
+            self._failed[_derivation_name(rule_id)] += 1
+        if consequences.compensation is not None:
+            self._made[_compensation_name(action)] += 1
+        if consequences.review == reason_codes.COMPENSATION_INVALID:
+            self._failed[_compensation_name(action)] += 1
+
+
+def _derivation_name(rule_id: str) -> str:
+    return f"derivation {rule_id}"
+
+
+def _compensation_name(action: str) -> str:
+    return f"compensation of {action}"
+
+
+def _compensation_names(rule_set: CompiledRuleSet) -> Iterator[str]:
+    for action in rule_set.actions.values():
+        if action.compensation is not None:
+            yield _compensation_name(action.action_type)

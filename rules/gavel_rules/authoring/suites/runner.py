@@ -1,0 +1,205 @@
+"""The runner of test suites: every case goes through the real core, and its result is compared with what it expects.
+
+A suite is first resolved against its rule set: unknown names are reported, and what a case leaves to the declarations is filled
+in. Then each case runs on a bus of its own (`case_bus`) and is compared (`expectations`).
+
+The same suite and rule set always give the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Final, NamedTuple
+
+from gavel.v1.arbitration_service_pb2 import RuleExplanation
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules.authoring.suites.case_bus import CaseBus, CaseEvidence, Consequences
+from gavel_rules.authoring.suites.expectations import CONSEQUENCE_PARTS, Difference, compare, outcome_name
+from gavel_rules.authoring.suites.models import FactCase
+from gavel_rules.authoring.suites.reader import Mistake, suite_error
+from gavel_rules.authoring.suites.suite import Suite, SuiteCase
+from gavel_rules.errors import CaseError
+from gavel_rules.language.document.diagnostics import Path
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, FactDeclaration
+from gavel_rules.text import suggestion
+
+SOURCE_DEFAULT: Final = "test-source"
+
+
+class CaseResult(NamedTuple):
+    """The result of a case. It passed if there are no differences."""
+
+    case: SuiteCase
+    line: int  # of the case in the suite
+    column: int
+    action: str
+    proposal: Envelope
+    decision: Decision
+    consequences: Consequences | None  # None if the case has no execution or the proposal was not approved
+    differences: tuple[Difference, ...]
+    explanations: tuple[RuleExplanation, ...]  # by falling priority; () if not requested or if the params are invalid
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is as expected."""
+        return not self.differences
+
+    @property
+    def decision_differs(self) -> bool:
+        """Whether the decision itself differs, and not only its consequences."""
+        return any(one.what not in CONSEQUENCE_PARTS for one in self.differences)
+
+
+def run_cases(suite: Suite, rule_set: CompiledRuleSet, *, explain: bool = True) -> Iterator[CaseResult]:
+    """Yield the result of each case, in order, evaluated by both engines. With `explain`, results carry explanations and take longer.
+
+    Raises DocumentError with every mistake if the suite does not fit the rule set, and CaseBusError if the core rejects the rule set.
+    """
+    cases = _resolve_cases(suite, rule_set)
+    bus = CaseBus(rule_set)
+    for case, facts, action in cases:
+        run = bus.run(case, facts, action, explain=explain)
+        line, column = suite.source.locate(case.path)
+        differences = [
+            Difference(f"earlier.{index}", "APPROVED, to be carried out", f"{outcome_name(decision)} {decision.reason_code}")
+            for index, decision in run.not_approved
+        ]
+        differences += compare(case.part.expect, run.decision, run.consequences)
+        yield CaseResult(
+            case, line, column, action.action_type, run.proposal, run.decision, run.consequences, tuple(differences), run.explanations
+        )
+
+
+def check_suite(suite: Suite, rule_set: CompiledRuleSet) -> None:
+    """Raise what `run_cases` would raise before its first case."""
+    _resolve_cases(suite, rule_set)
+    CaseBus(rule_set)
+
+
+_ResolvedCase = tuple[SuiteCase, tuple[CaseEvidence, ...], CompiledAction]
+
+
+def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet) -> list[_ResolvedCase]:
+    """Return the cases with their actions and evidence. Raises DocumentError with every name that the rule set does not declare."""
+    mistakes: list[Mistake] = []
+    cases: list[_ResolvedCase] = []
+    for case in suite.cases:
+        part = case.part
+        if part.action is None and len(rule_set.actions) > 1:
+            mistakes.append((case.path, "missing-key", "the key action is missing", f"name one of: {', '.join(rule_set.actions)}"))
+            continue
+        action_type = part.action if part.action is not None else next(iter(rule_set.actions))
+        action = rule_set.actions.get(action_type)
+        if action is None:
+            hint = suggestion(action_type, sorted(rule_set.actions), len(mistakes))
+            mistakes.append((case.origin(("action",)), "undeclared-action", f"the rule set does not govern {action_type}", hint))
+            continue
+        facts = []
+        for name, fact in part.facts.items():
+            try:
+                evidence = _evidence(case, name, fact, action, rule_set)
+            except LookupError:
+                hint = suggestion(name, [declared.name for declared in action.facts], len(mistakes)) or "give it a key"
+                mistakes.append((case.origin(("facts", name)), "unknown-name", f"{action_type} declares no fact {name}", hint))
+                continue
+            if evidence is not None:
+                facts.append(evidence)
+        mistakes.extend(_execution_mistakes(case, action, rule_set))
+        cases.append((_without_foreign_params(case, action, rule_set), tuple(facts), action))
+    if mistakes:
+        raise suite_error(suite.source, mistakes)
+    return cases
+
+
+def _execution_mistakes(case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet) -> Iterator[Mistake]:
+    """Yield executions that the rule set does not allow, and expected facts that no derivation gives."""
+    part = case.part
+    if part.execution is not None:
+        yield from _attempt_mistakes(case, ("execution", "attempt"), part.execution.attempt, action)
+    for index, earlier in enumerate(part.earlier):
+        if earlier.execution is None:
+            continue
+        path: Path = ("earlier", index, "execution")
+        earlier_action = action if earlier.action is None else rule_set.actions.get(earlier.action)
+        if earlier_action is None:
+            continue  # its proposal is rejected, which the run reports
+        yield from _attempt_mistakes(case, (*path, "attempt"), earlier.execution.attempt, earlier_action)
+        if earlier_action.contest_window_ms:
+            message = f"{earlier_action.action_type} has a contest_window_ms, so the earlier proposal is not decided before this one"
+            yield case.origin(path), "not-carried-out", message, "remove execution"
+    keys = sorted({rule.key for rule in rule_set.derivations if rule.action_type == action.action_type})
+    for index, row in enumerate(part.expect.derived or ()):
+        if row.key not in keys:
+            message = f"no derivation of {action.action_type} gives {row.key}"
+            yield case.origin(("expect", "derived", index, "key")), "unknown-name", message, suggestion(row.key, keys)
+
+
+def _attempt_mistakes(case: SuiteCase, path: Path, attempt: int, action: CompiledAction) -> Iterator[Mistake]:
+    most = action.retry.max_attempts
+    if attempt > most:
+        yield (
+            case.origin(path),
+            "out-of-range",
+            f"{action.action_type} allows at most {most} attempts",
+            "see retry.max_attempts in the rule set",
+        )
+
+
+def _without_foreign_params(case: SuiteCase, action: CompiledAction, rule_set: CompiledRuleSet) -> SuiteCase:
+    """Return the case without inherited params that only other actions declare, here and in its earlier proposals."""
+    part = case.part
+    declared = {action_type: other.params_schema.get("properties", {}) for action_type, other in rule_set.actions.items()}
+    all_declared = {name for names in declared.values() for name in names}
+
+    def select(params: dict[str, object], action_type: str, own: Container[str]) -> dict[str, object]:
+        foreign = all_declared.difference(declared.get(action_type, all_declared))
+        return {name: value for name, value in params.items() if name not in foreign or name in own}
+
+    earlier = []
+    for index, one in enumerate(part.earlier):
+        own = {name for name in one.params if ("earlier", index, "params", name) in case.origins}
+        earlier.append(one.model_copy(update={"params": select(one.params, one.action or action.action_type, own)}))
+    own = {name for name in part.params if case.sets(("params", name))}
+    return case._replace(part=part.model_copy(update={"params": select(part.params, action.action_type, own), "earlier": earlier}))
+
+
+def _evidence(case: SuiteCase, name: str, fact: FactCase, action: CompiledAction, rule_set: CompiledRuleSet) -> CaseEvidence | None:
+    """Return a fact completed from its declaration; None if it is inherited and only other actions declare it.
+
+    Raises LookupError if no action declares it and it has no key.
+    """
+    declared = _declaration(name, fact, action)
+    if declared is None and fact.key is None:
+        if not case.sets(("facts", name)) and any(_declaration(name, fact, other) for other in rule_set.actions.values()):
+            return None
+        raise LookupError(name)
+    return CaseEvidence(
+        name=name,
+        key=fact.key or (declared.key if declared else ""),
+        subject=fact.subject or _subject(case, declared, action),
+        source=fact.source or (min(declared.sources) if declared and declared.sources else SOURCE_DEFAULT),
+        tier=fact.tier or (declared.min_trust if declared else 1),
+        part=fact,
+    )
+
+
+def _declaration(name: str, fact: FactCase, action: CompiledAction) -> FactDeclaration | None:
+    """Return the declaration of a fact of a case: that of its name, or else the first of its key."""
+    of_name = (declared for declared in action.facts if declared.name == name)
+    of_key = (declared for declared in action.facts if declared.key == fact.key)
+    return next(of_name, None) or next(of_key, None)
+
+
+def _subject(case: SuiteCase, declared: FactDeclaration | None, action: CompiledAction) -> str:
+    """Return the subject that a declaration asks about, given the facts of the case; the case's subject if it gives none."""
+    part = case.part
+    if declared is None or not declared.subject or action.violations(part.params):
+        return part.subject
+    facts = {name: fact.value for name, fact in part.facts.items() if not fact.retracted}
+    try:
+        subject = action.subject_templates[declared.subject].subject(action.typed_params(part.params), facts, part.subject)
+    except CaseError:
+        return part.subject  # a fact of another type than declared: the case tests this mistake
+    return subject or part.subject

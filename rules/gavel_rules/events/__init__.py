@@ -1,0 +1,1 @@
+"""Events: kinds and categories, the permission matrix, ids, timestamps, the hash chain, and recorded events."""

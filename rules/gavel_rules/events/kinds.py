@@ -1,0 +1,94 @@
+"""The kinds of events: categories and their payloads, event names, keys of system facts, and Gavel's own producers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gavel.v1 import common_pb2, decision_pb2, execution_pb2
+from gavel.v1.common_pb2 import EventCategory, Producer
+from gavel.v1.decision_pb2 import Outcome
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import ExecutionStatus
+
+# The semantics of this core. Raise it with any change that alters an outcome or an emitted event.
+ARBITER_VERSION: Final = 2
+SCHEMA_VERSION: Final = "gavel.v1"
+GAVEL: Final = "gavel"
+FACT_DERIVATION_REACTOR: Final = "fact-derivation-reactor"
+
+FACT: Final = common_pb2.EVENT_CATEGORY_FACT_EVENT
+PROPOSAL: Final = common_pb2.EVENT_CATEGORY_PROPOSAL_EVENT
+DECISION: Final = common_pb2.EVENT_CATEGORY_DECISION_EVENT
+EXECUTION: Final = common_pb2.EVENT_CATEGORY_EXECUTION_EVENT
+OBSERVATION: Final = common_pb2.EVENT_CATEGORY_OBSERVATION_EVENT
+TOOL_CALL: Final = common_pb2.EVENT_CATEGORY_TOOL_CALL_EVENT
+TOOL_RESULT: Final = common_pb2.EVENT_CATEGORY_TOOL_RESULT_EVENT
+AGENT_DIAGNOSTIC: Final = common_pb2.EVENT_CATEGORY_AGENT_DIAGNOSTIC_EVENT
+
+# Bound once, like the categories: docs/performance.md#module-constants.
+OUTCOME_APPROVED: Final = decision_pb2.OUTCOME_APPROVED
+OUTCOME_REJECTED: Final = decision_pb2.OUTCOME_REJECTED
+OUTCOME_NEEDS_HUMAN_REVIEW: Final = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+
+CATEGORY_OF_PAYLOAD: Final[Mapping[str, EventCategory.ValueType]] = {
+    "fact": FACT,
+    "proposal": PROPOSAL,
+    "decision": DECISION,
+    "execution": EXECUTION,
+    "observation": OBSERVATION,
+    "tool_call": TOOL_CALL,
+    "tool_result": TOOL_RESULT,
+    "agent_diagnostic": AGENT_DIAGNOSTIC,
+}
+PAYLOAD_OF_CATEGORY: Final[Mapping[EventCategory.ValueType, str]] = {category: payload for payload, category in CATEGORY_OF_PAYLOAD.items()}
+
+# The name of an event if its producer sets none. Decisions are named by outcome, executions by status.
+EVENT_NAME_DEFAULT: Final[Mapping[str, str]] = {
+    "fact": "FactRecorded",
+    "proposal": "ProposalSubmitted",
+    "observation": "ObservationRecorded",
+    "tool_call": "ToolCalled",
+    "tool_result": "ToolReturned",
+    "agent_diagnostic": "DiagnosticRecorded",
+}
+DECISION_NAME: Final[Mapping[Outcome.ValueType, str]] = {
+    OUTCOME_APPROVED: "DecisionApproved",
+    OUTCOME_REJECTED: "DecisionRejected",
+    OUTCOME_NEEDS_HUMAN_REVIEW: "HumanReviewRequested",
+    decision_pb2.OUTCOME_EXPIRED: "DecisionExpired",
+    decision_pb2.OUTCOME_REVOKED: "DecisionRevoked",
+}
+EXECUTION_NAME: Final[Mapping[ExecutionStatus.ValueType, str]] = {
+    execution_pb2.EXECUTION_STATUS_STARTED: "ExecutionStarted",
+    execution_pb2.EXECUTION_STATUS_SUCCESS: "ExecutionSucceeded",
+    execution_pb2.EXECUTION_STATUS_FAILED: "ExecutionFailed",
+    execution_pb2.EXECUTION_STATUS_PARTIAL: "ExecutionPartiallySucceeded",
+    execution_pb2.EXECUTION_STATUS_TIMEOUT: "ExecutionTimedOut",
+    execution_pb2.EXECUTION_STATUS_ABORTED: "ExecutionAborted",
+}
+
+# Facts about Gavel itself: event name -> fact key.
+SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
+    "BusOpened": "gavel.bus_opened",
+    "CrossCheckChanged": "gavel.cross_check_changed",
+    "RuleSetDeployed": "gavel.rule_set_deployed",
+    "RuleSetActivated": "gavel.rule_set_activated",
+    "RuleSetDeactivated": "gavel.rule_set_deactivated",
+    "ReviewResolved": "gavel.review_resolved",
+    "RevocationRequested": "gavel.revocation_requested",
+}
+
+# Their version is that of the semantics, so that every build of the same semantics records the same producer.
+ARBITRATOR_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=str(ARBITER_VERSION))
+SYSTEM_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id=GAVEL, version=str(ARBITER_VERSION))
+
+
+def fact_keys(envelope: Envelope) -> tuple[str, ...]:
+    """Return the fact keys that a FACT or OBSERVATION states; none for other events."""
+    match envelope.WhichOneof("payload"):
+        case "fact":
+            return (envelope.fact.key,)
+        case "observation":
+            return tuple(sorted(envelope.observation.extracted_fields))
+    return ()

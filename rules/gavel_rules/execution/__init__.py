@@ -1,0 +1,1 @@
+"""Execution: leases, reports, reviews and compensations of approved decisions."""

@@ -1,0 +1,47 @@
+"""Faults of commands on decisions: the decision has ended, or the producer does not hold the attempt."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gavel.v1 import decision_pb2, error_pb2
+from gavel.v1.common_pb2 import Producer
+
+from gavel_rules import reason_codes
+from gavel_rules.commands import Fault, References
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.state.records import LiveDecision
+
+_END_TEXTS: Final = {reason_codes.EXPIRED: "it has expired", reason_codes.REVOKED: "it has been revoked"}
+
+
+def ended_fault(
+    decision_id: str, references: References, now_ms: int, purpose: str = "to carry out", status: str = "being carried out"
+) -> Fault:
+    """Return the fault of a command on a decision that is not live. `purpose` and `status` are texts like "to revoke" and "in force"."""
+    if references.decision is None:
+        return Fault(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, f"no decision {decision_id}")
+    outcome = references.decision.decision.outcome
+    if outcome != decision_pb2.OUTCOME_APPROVED:
+        name = decision_pb2.Outcome.Name(outcome).removeprefix("OUTCOME_")
+        problem = f"is not an approval but {name}; there is nothing {purpose}"
+    else:
+        problem = f"is no longer {status}: {_END_TEXTS.get(end_reason(references, now_ms), 'its execution is over')}"
+    return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} {problem}")
+
+
+def end_reason(references: References, now_ms: int) -> str:
+    """Return EXPIRED or REVOKED if the referenced decision, which is not live, ended that way, else ""."""
+    valid_until_ms = milliseconds(references.decision.decision.valid_until) if references.decision is not None else 0
+    if references.end_reason == reason_codes.EXPIRED and now_ms < valid_until_ms:
+        # It was live at the lookup, and its time has not come: a person has revoked it since.
+        return reason_codes.REVOKED
+    return references.end_reason
+
+
+def holder_fault(live: LiveDecision, attempt: int, producer: Producer) -> Fault | None:
+    """Return a fault unless this producer began the attempt: no executor reports for another one, not even late."""
+    holder = live.holders[attempt - 1]
+    if (producer.type, producer.id) == holder:
+        return None
+    return Fault(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, f"attempt {attempt} of {live.decision_id} was leased to {holder[1]}")

@@ -1,0 +1,276 @@
+"""Checks the actions of a document: their schemas, facts, expressions and rules, and the plan of each Rete network.
+
+A document with a valid form may still have no meaning: an expression of the wrong type, a fact whose subject depends on itself, a schema
+that no value fits. Authors want all mistakes at once, so checking continues after a mistake as far as possible, even if the form of the
+document is broken. An action with a mistake is left out as a whole. Nothing is evaluated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gavel.v1.decision_pb2 import RetryPolicy
+
+from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
+from gavel_rules.language.cel.cost import ACTION_STEPS_MAX
+from gavel_rules.language.cel.vocabulary import (
+    BOOL,
+    DOUBLE,
+    DYN,
+    INT,
+    STRING,
+    Field,
+    ValueType,
+    compensation_scope,
+    condition_scope,
+    conflict_key_scope,
+    derivation_scope,
+    subject_scope,
+)
+from gavel_rules.language.compensation import Compensation, check_compensation
+from gavel_rules.language.derivation_rules import DerivationRule
+from gavel_rules.language.document.diagnostics import Messages, Path
+from gavel_rules.language.document.models import ActionPart, DerivationPart, FactPart, RulePart, RuleSetPart, VersionsPart
+from gavel_rules.language.document.params_schema import ParamsSchema, compile_schema
+from gavel_rules.language.document.schema_types import salvage_type
+from gavel_rules.language.document.source import Source
+from gavel_rules.language.engines.lowering import LoweredCondition, lower
+from gavel_rules.language.engines.rete import NetworkLimitError, NetworkPlan, plan_network
+from gavel_rules.language.expression_checker import ExpressionChecker
+from gavel_rules.language.fact_declaration import FactDeclaration
+from gavel_rules.language.report_expressions import ReportExpression
+from gavel_rules.language.rule import Rule
+from gavel_rules.language.subject_templates import find_dependencies, find_invalid_subject, sort_by_dependency
+
+_FACT_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "number": DOUBLE, "integer": INT, "boolean": BOOL}
+
+
+class CheckedAction(NamedTuple):
+    """A valid action, with everything that compiling needs of it."""
+
+    schema: ParamsSchema
+    facts: tuple[FactDeclaration, ...]  # each after those that its subject depends on
+    environment: Environment
+    rules: tuple[tuple[Rule, CheckedExpression], ...]  # by falling priority
+    lowered: tuple[LoweredCondition, ...]  # of `rules`, in the same order
+    plan: NetworkPlan
+    conflict_environment: Environment
+    conflict_key: CheckedExpression
+    subject_environment: Environment
+    subjects: Mapping[str, CheckedExpression]  # subject templates by the declared fact's name
+    derivations: tuple[DerivationRule, ...]  # by id
+    score: CheckedExpression | None
+    compensation: Compensation | None
+
+
+def check_actions(part: RuleSetPart, source: Source, messages: Messages, expressions: ExpressionChecker) -> dict[str, CheckedAction]:
+    """Return the valid actions of a document by name, and record the mistakes of the others."""
+    actions = getattr(part, "actions", {})
+    schemas = {name: _compile_schema(action, ("actions", name, "params"), source, messages) for name, action in actions.items()}
+    checked = {name: _ActionChecker(name, part, schemas, source, messages, expressions).check() for name in actions}
+    expressions.finish()
+    return {name: action for name, action in checked.items() if action is not None}
+
+
+def required_versions(part: ActionPart) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return (field of VersionBinding, versions accepted) of every version that an action requires, sorted by field."""
+    if part.on_version_mismatch == "ignore":
+        return ()
+    required = ((name, getattr(part.versions, name)) for name in sorted(VersionsPart.model_fields))
+    return tuple((name, tuple(versions)) for name, versions in required if versions)
+
+
+class _ActionChecker:
+    """Checks one action with its rules and derivations. Attributes of their models may be missing: see `read_document`."""
+
+    def __init__(
+        self,
+        name: str,
+        document: RuleSetPart,
+        schemas: Mapping[str, ParamsSchema | None],
+        source: Source,
+        messages: Messages,
+        expressions: ExpressionChecker,
+    ) -> None:
+        self._name = name
+        self._path: Path = ("actions", name)
+        self._part = document.actions[name]
+        self._actions = document.actions
+        rules: Iterable[RulePart | None] = getattr(document, "rules", ())
+        self._rules = [(index, rule) for index, rule in enumerate(rules) if rule is not None and getattr(rule, "action", None) == name]
+        derivations: Iterable[DerivationPart | None] = getattr(document, "derivations", ())
+        self._derivations = [
+            (index, part)
+            for index, part in enumerate(derivations)
+            if part is not None and getattr(getattr(part, "on", None), "action", None) == name
+        ]
+        self._schemas = schemas
+        self._schema = schemas[name]
+        # For a broken schema, the types that can be read are used, so that mistakes in expressions are found as well.
+        self._params = self._schema.type if self._schema is not None else salvage_type(getattr(self._part, "params", None))
+        self._steps = 0  # of all sound expressions
+        self._source = source
+        self._messages = messages
+        self._expressions = expressions
+
+    def check(self) -> CheckedAction | None:
+        """Return the action, or record its mistakes and return None."""
+        before = len(self._messages)
+        facts = getattr(self._part, "facts", {})
+        fields = {
+            name: Field(_FACT_TYPES.get(getattr(fact, "type", ""), DYN), not getattr(fact, "optional", False))
+            for name, fact in facts.items()
+        }
+        environment = self._environment(condition_scope(self._params, fields))
+        self._expressions.add_environment(environment)
+        conflict_environment = self._environment(conflict_key_scope(self._params))
+        conflict_key = self._check_expression(
+            conflict_environment, getattr(self._part, "conflict_key", "subject"), (*self._path, "conflict_key"), "STRING"
+        )
+        rules = [
+            (rule, self._check_expression(environment, getattr(rule, "when", None), ("rules", index, "when"), "BOOL"))
+            for index, rule in self._rules
+        ]
+        # All facts are in scope, also those that depend on the fact itself: cycles have a message of their own.
+        templated = [name for name, fact in facts.items() if getattr(fact, "subject", None) is not None]
+        subject_environment = self._environment(subject_scope(self._params, fields)) if templated else conflict_environment
+        subjects = self._check_subjects(subject_environment, templated)
+        order = self._sort_facts(subject_environment, subjects)
+        score = self._check_expression(environment, getattr(self._part, "score", None), (*self._path, "score"), "DOUBLE")
+        compensation = self._check_compensation()
+        derivations = self._check_derivations()
+        self._check_steps()
+        if len(self._messages) > before or self._schema is None or conflict_key is None:
+            return None
+        checked = [(rule, condition) for rule, condition in rules if condition is not None and getattr(rule, "priority", None) is not None]
+        checked.sort(key=lambda item: -item[0].priority)
+        lowered = tuple(lower(condition, environment) for _, condition in checked)
+        plan = self._plan_network(lowered)
+        if len(self._messages) or plan is None:
+            return None  # mistakes of other actions count too: the document is refused, and parts of it may be missing
+        return CheckedAction(
+            self._schema,
+            tuple(_declare_fact(name, facts[name]) for name in order),
+            environment,
+            tuple((Rule(rule.id, rule.priority, rule.effect, rule.reason_code or "", rule.when), condition) for rule, condition in checked),
+            lowered,
+            plan,
+            conflict_environment,
+            conflict_key,
+            subject_environment,
+            subjects,
+            derivations,
+            score,
+            compensation,
+        )
+
+    def _environment(self, scope: Mapping[str, ValueType]) -> Environment:
+        return Environment(scope, schema_is_broken=self._schema is None)
+
+    def _check_expression(self, environment: Environment, text: str | None, path: Path, result: str) -> CheckedExpression | None:
+        expression = self._expressions.check(environment, text, path, result, self._name)
+        self._steps += expression.steps if expression is not None else 0
+        return expression
+
+    def _check_subjects(self, environment: Environment, names: Iterable[str]) -> dict[str, CheckedExpression]:
+        """Return the sound subject templates of these facts, by name."""
+        subjects = {}
+        for name in names:
+            path: Path = (*self._path, "facts", name, "subject")
+            subject = self._check_expression(environment, self._part.facts[name].subject, path, "STRING")
+            if subject is None:
+                continue
+            subjects[name] = subject
+            invalid = find_invalid_subject(environment, subject)
+            if invalid is not None:
+                hint = 'write "type/id" with a type of a-z 0-9 _ - and an id without spaces, e.g. "customer/7"'
+                message = f"{invalid!r} is not a valid subject, so no fact can have it"
+                self._messages.add(self._source.locate(path), "not-a-subject", message, hint)
+        return subjects
+
+    def _sort_facts(self, environment: Environment, subjects: Mapping[str, CheckedExpression]) -> list[str]:
+        """Return the declared facts, each after those that its subject depends on; record subjects that depend on themselves."""
+        dependencies = {name: find_dependencies(environment, subject) for name, subject in subjects.items()}
+        order, circular = sort_by_dependency(sorted(getattr(self._part, "facts", {})), dependencies)
+        for name in circular:
+            place = self._source.locate((*self._path, "facts", name, "subject"))
+            names = ", ".join(f"facts.{dependency}" for dependency in dependencies[name])
+            message = f"the subject of facts.{name} depends on itself: it reads {names}"
+            self._messages.add(place, "subject-cycle", message, "read only facts whose subject does not depend on this one")
+        return order
+
+    def _check_compensation(self) -> Compensation | None:
+        """Return the compensation that the action declares, if it is sound."""
+        compensation = getattr(self._part, "compensation", None)
+        if compensation is None:
+            return None
+        path: Path = (*self._path, "compensation")
+        environment = self._environment(compensation_scope(self._params))
+        texts = getattr(compensation, "params", {})
+        checked = {name: self._check_expression(environment, text, (*path, "params", name), "") for name, text in texts.items()}
+        action = getattr(compensation, "action", "")
+
+        def report(name: str, code: str, message: str, suggestion: str) -> None:
+            place = self._source.locate_key((*path, "params", name)) if name else self._source.locate_key(path)
+            self._messages.add(place, code, message, suggestion)
+
+        sound = {name: expression for name, expression in checked.items() if expression is not None}
+        if len(sound) == len(checked):
+            check_compensation(action, sound, self._schemas.get(action), report)
+        if self._schema is None or len(self._messages):
+            return None
+        expressions = {
+            name: ReportExpression(ScopedExpression(environment, expression), self._schema) for name, expression in sound.items()
+        }
+        # The compensating action's own retry policy where this document declares that action, otherwise this action's.
+        retry = self._actions.get(action, self._part).retry
+        return Compensation(action, expressions, self._schemas.get(action), RetryPolicy(**retry.model_dump()))
+
+    def _check_derivations(self) -> tuple[DerivationRule, ...]:
+        """Return the sound derivations from executions of the action, sorted by id."""
+        if not self._derivations:
+            return ()
+        environment = self._environment(derivation_scope(self._params))
+        rules = []
+        for index, part in self._derivations:
+            value = self._check_expression(environment, getattr(part, "value", None), ("derivations", index, "value"), "SCALAR")
+            if value is not None and self._schema is not None and not len(self._messages):
+                rules.append(DerivationRule(part, ScopedExpression(environment, value), self._schema))
+        return tuple(sorted(rules, key=lambda rule: rule.id))
+
+    def _check_steps(self) -> None:
+        """Record an action whose expressions together may take too long: one decision evaluates them all."""
+        if self._steps > ACTION_STEPS_MAX:
+            message = f"evaluating all expressions of {self._name} may take {self._steps:,} steps; the limit is {ACTION_STEPS_MAX:,}"
+            hint = "declare maxItems and maxLength in its params schema, or use costly expressions in fewer rules"
+            self._messages.add(self._source.locate_key(self._path), "too-costly", message, hint)
+
+    def _plan_network(self, lowered: tuple[LoweredCondition, ...]) -> NetworkPlan | None:
+        """Return the network of the action's rules; record rules that do not fit into one."""
+        try:
+            return plan_network([condition.formula for condition in lowered])
+        except NetworkLimitError as error:
+            message = f"the rules of {self._name} are too many or too complex: {error}"
+            self._messages.add(self._source.locate_key(self._path), "too-complex", message, "")
+            return None
+
+
+def _compile_schema(action: ActionPart, path: Path, source: Source, messages: Messages) -> ParamsSchema | None:
+    params = getattr(action, "params", None)
+    if params is None:
+        return None  # recorded with the document's form
+
+    def report(inside: Path, code: str, message: str, suggestion: str) -> None:
+        place = source.locate_key((*path, *inside)) if inside else source.locate(path)
+        if (*path, *inside) not in source.broken_paths:
+            messages.add(place, code, message, suggestion)
+
+    schema = compile_schema(params, report)
+    return None if any(broken[: len(path)] == path for broken in source.broken_paths) else schema
+
+
+def _declare_fact(name: str, part: FactPart) -> FactDeclaration:
+    return FactDeclaration(
+        name, part.key, part.type, part.min_trust, part.max_age_ms, frozenset(part.sources), part.optional, part.subject or ""
+    )

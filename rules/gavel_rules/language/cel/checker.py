@@ -1,0 +1,232 @@
+"""CEL expressions, parsed and checked: each mistake has a place and a suggestion.
+
+The library parses and type-checks. Three checks are added that it cannot make:
+
+- Names are resolved in the scope of the action, and the nearest name is suggested for an unknown one.
+- A value that may be absent must be read under `has()`: a missing value never permits anything.
+- Hidden inputs are refused, such as named time zones, which are files of the host.
+
+`has(facts.x)` is handed to the library as `has(Facts.x)`: `facts.x` is a variable of its own (see `vocabulary`), and the library
+cannot test a variable. Both have the same length, so every place stays right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from cel_expr_python import cel
+
+from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost, suggest_bounds
+from gavel_rules.language.cel.library import NESTED_TOO_DEEP, Report, library_config, report_complaint
+from gavel_rules.language.cel.name_analysis import ERRORS_PER_CONDITION_MAX, NameAnalysis
+from gavel_rules.language.cel.syntax_tree import Constant, Node, decode, walk
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS, ValueType, flatten_scope
+from gavel_rules.values import text_problem
+
+_NO_NAMES: Final[frozenset[str]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedExpression:
+    """A checked expression.
+
+    `written` is the text in the document, `text` is `written` with its variables expanded, and `source` is `text` as passed to the
+    library. Positions in `text` and `source` are the same.
+    """
+
+    text: str
+    source: str
+    tree: Node
+    written: str
+    result: str  # the library's name of its type: "BOOL", "DOUBLE", "STRING", "DYN", …
+    steps: int  # the worst cost of one evaluation: see `cost`
+
+
+class ScopedExpression(NamedTuple):
+    """A checked expression with the environment that it was checked in."""
+
+    environment: Environment
+    expression: CheckedExpression
+
+    def names(self) -> set[str]:
+        """Return every variable and path that it reads or tests."""
+        tree = self.expression.tree
+        return {*(name for name, _ in find_variables(tree, self.environment.types)), *find_presence_tests(tree)}
+
+
+class Environment:
+    """CEL with one scope: compiles expressions for checking and for evaluation."""
+
+    def __init__(self, scope: Mapping[str, ValueType], *, schema_is_broken: bool = False) -> None:
+        """`schema_is_broken`: names without a type in the scope may have one in the schema that the author meant."""
+        self.scope = scope
+        self.schema_is_broken = schema_is_broken
+        self.types: dict[str, ValueType] = dict(flatten_scope(scope))
+        declared = {name: cel.Type(type_.cel()) for name, type_ in self.types.items()}
+        presence = cel.Type("map<string,dyn>")
+        declared.update({PRESENCE_MAPS[root]: presence for root in PRESENCE_MAPS if root in scope})
+        self._library = cel.NewEnv(config=library_config(), variables=declared)
+
+    def compile(self, source: str) -> Any:
+        """Return the library's compiled expression. Raises RuntimeError with all its complaints."""
+        return self._library.compile(source)
+
+    def activation(self, values: dict[str, object]) -> Any:
+        """Return values in the library's form, for several evaluations. Raises RuntimeError if it cannot take one."""
+        return self._library.Activation(values)
+
+    def tree(self, source: str) -> Node:
+        """Return the checked tree of an expression that is known to compile."""
+        return decode(self.compile(source).serialize())
+
+    def parse(self, text: str) -> Node:
+        """Return the tree of an expression, names unresolved. Raises RuntimeError with the library's complaints."""
+        return decode(self._library.compile(text, disable_check=True).serialize())
+
+    def unguarded(self, text: str) -> tuple[str, ...]:
+        """Return the paths that a part of a checked expression reads without testing their presence itself."""
+        analysis = NameAnalysis(self.scope, _ignore)
+        analysis.walk(self.parse(text))
+        return tuple(analysis.unguarded)
+
+    def check(
+        self,
+        text: str,
+        report: Report,
+        result: str = "BOOL",
+        *,
+        written: str | None = None,
+        open_names: frozenset[str] = _NO_NAMES,
+        variables: frozenset[str] = _NO_NAMES,
+        reported: int = 0,
+    ) -> CheckedExpression | None:
+        """Return the checked expression; None with its mistakes reported.
+
+        `result` is the type that it should have, "SCALAR" for a string, number or boolean, "" for any. `open_names` stand for parts
+        that could not be read: mistakes elsewhere are reported, and the answer is None. `variables` are the document's, for
+        suggestions; these are made only while few mistakes are `reported`.
+        """
+        return _Check(self, report, variables, reported).run(text, result, text if written is None else written, open_names)
+
+
+class _Check:
+    """One check of one expression."""
+
+    def __init__(self, environment: Environment, report: Report, variables: frozenset[str], reported: int) -> None:
+        self._environment = environment
+        self._names = environment.scope.keys() | variables
+        self._report = report
+        self._variables = variables
+        self._reported_before = reported
+        self._reports = 0
+
+    def run(self, text: str, result: str, written: str, open_names: frozenset[str]) -> CheckedExpression | None:
+        source = self._check_parsed(text, open_names)
+        if source is None:
+            return None
+        try:
+            compiled = self._environment.compile(source)
+        except RuntimeError as error:
+            report_complaint(self._names, source, str(error), self._note, reported=self._reports > 0)
+            return None
+        result_type: str = compiled.return_type().name()
+        is_unknown = result_type == "DYN" and self._environment.schema_is_broken
+        if result and not self._reports and not is_unknown and result_type not in _RESULTS.get(result, (result,)):
+            self._note(0, *_wrong_result(result_type.lower(), result.lower()))
+        if not self._reports and not self._nests(source):
+            self._note(0, "too-complex", *NESTED_TOO_DEEP)
+        if self._reports:
+            return None
+        tree = decode(compiled.serialize())
+        steps = self._check_cost(tree)
+        return None if self._reports else CheckedExpression(text, source, tree, written, result_type, steps)
+
+    def _note(self, offset: int, code: str, message: str, hint: str) -> None:
+        self._reports += 1
+        if self._reports <= ERRORS_PER_CONDITION_MAX:
+            self._report(offset, code, message, hint)
+
+    def _check_parsed(self, text: str, open_names: frozenset[str]) -> str | None:
+        """Check names and literals; return the expression as the library is given it, None where it cannot be compiled."""
+        environment = self._environment
+        try:
+            tree = environment.parse(text)
+        except RuntimeError as error:
+            report_complaint(self._names, text, str(error), self._note, reported=False)
+            return None
+        analysis = NameAnalysis(
+            environment.scope,
+            self._note,
+            self._variables,
+            schema_is_broken=environment.schema_is_broken,
+            reported=self._reported_before,
+        )
+        analysis.walk(tree, open_names)
+        for literal in walk(tree):
+            value = literal.value if isinstance(literal, Constant) else None
+            if isinstance(value, str) and (problem := text_problem(value)):
+                self._note(literal.offset, "bad-character", f"a text {problem}", "remove it: no event can carry it")
+            elif isinstance(value, float) and not math.isfinite(value):
+                self._note(literal.offset, "bad-number", "the number is too large for a double", "write one below 1.8e308")
+        return None if open_names else analysis.rewrite(text)
+
+    def _nests(self, source: str) -> bool:
+        """Report whether the expression still compiles inside the list and the guard of evaluation."""
+        try:
+            self._environment.compile(f"[true ? dyn(({source}\n)) : dyn(false)]")
+        except RuntimeError:
+            return False
+        return True
+
+    def _check_cost(self, tree: Node) -> int:
+        """Return the steps of an evaluation; report an expression over a limit. Without a sound schema, no limit applies."""
+        environment = self._environment
+        cost = estimate_cost(tree, environment.types)
+        if not environment.schema_is_broken:
+            names = dict(find_variables(tree, environment.types))
+            if cost.steps > EXPRESSION_STEPS_MAX:
+                self._note(cost.offset, *_too_costly(cost.steps, names))
+            # A report has no schema that bounds it. `report_expressions` counts its elements once the report exists.
+            elif cost.map_offset >= 0 and cost.elements > ITERATIONS_MAX and "execution" not in environment.scope:
+                self._note(cost.map_offset, *_unordered(cost.elements, names))
+        return math.ceil(min(cost.steps, EXPRESSION_STEPS_MAX))
+
+
+def _ignore(offset: int, code: str, message: str, hint: str) -> None:
+    """Drop a report."""
+
+
+def _wrong_result(result: str, expected: str) -> tuple[str, str, str]:
+    """Return (code, message, suggestion) for an expression of the wrong type."""
+    description = _RESULT_NAMES.get(expected, expected)
+    return f"not-{expected}", f"the expression gives {result}, not {description}", _CONVERSIONS.get(expected, "")
+
+
+def _too_costly(steps: float, names: Mapping[str, ValueType]) -> tuple[str, str, str]:
+    """Return (code, message, suggestion) for an expression that may take too long or too much memory."""
+    count = f"{steps:,.0f} steps" if math.isfinite(steps) else "any number of steps"
+    message = f"one evaluation may take {count}; the limit is {EXPRESSION_STEPS_MAX:,}"
+    return "too-costly", message, suggest_bounds(names) or "loop over fewer elements, search shorter texts, or begin a long pattern with ^"
+
+
+def _unordered(elements: float, names: Mapping[str, ValueType]) -> tuple[str, str, str]:
+    """Return (code, message, suggestion) for macros over a map that may reach the limit of iterations."""
+    message = (
+        f"the keys of a map have no order, and the macros may visit {elements:,.0f} elements: "
+        f"whether they find a key before the limit of {ITERATIONS_MAX:,} could differ from one evaluation to the next"
+    )
+    return "hidden-input", message, suggest_bounds(names) or "loop over fewer elements"
+
+
+_RESULTS: Final[Mapping[str, tuple[str, ...]]] = {"SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN")}
+_RESULT_NAMES: Final[Mapping[str, str]] = {"scalar": "a string, number or boolean"}
+_CONVERSIONS: Final[Mapping[str, str]] = {
+    "bool": "compare it with something",
+    "double": "write 1.0 instead of 1, or double(x)",
+    "string": "convert it with string(x)",
+    "scalar": "a fact's value is one of these",
+}

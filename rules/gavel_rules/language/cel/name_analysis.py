@@ -1,0 +1,290 @@
+"""Analysis of the names in an expression: what each stands for, and whether an optional value is tested before it is read.
+
+To the library a missing value is an error of the evaluation. Here a read without a test is a mistake of the document. The analysis
+also finds functions with hidden inputs, and macros over the keys of a map, which have no order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gavel_rules.language.cel.library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, literal_problems
+from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
+from gavel_rules.language.cel.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
+from gavel_rules.text import SUGGESTED_MAX, suggestion
+
+ERRORS_PER_CONDITION_MAX: Final = 20
+COMPREHENSIONS_MAX: Final = 8
+
+_FIXED_ZONE: Final = re.compile(r"UTC|[+-][0-9]{2}:[0-9]{2}")
+_ACCUMULATOR: Final = "@result"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The meaning of a chain of names: its path, its type, and the paths along it that may be absent."""
+
+    path: tuple[str, ...]
+    type: ValueType
+    optional: tuple[tuple[str, ...], ...] = ()
+    offset: int = 0
+
+    def step(self, name: str, type_: ValueType, optional: bool) -> _Place:
+        path = (*self.path, name)
+        return _Place(path, type_, (*self.optional, path) if optional else self.optional, self.offset)
+
+
+# The meaning of a chain whose name is unknown: reported once, then ignored.
+_BROKEN: Final = _Place((), DYN)
+
+_Locals = Mapping[str, _Place]
+_Known = frozenset[tuple[str, ...]]
+_NOTHING: Final[_Known] = frozenset()
+
+
+class NameAnalysis:
+    """One walk over a parsed expression: names, guards, functions with hidden inputs.
+
+    `unguarded` are the paths that the expression reads without testing their presence, in the author's notation.
+    """
+
+    def __init__(
+        self,
+        scope: Mapping[str, ValueType],
+        note: Report,
+        variables: frozenset[str] = frozenset(),
+        *,
+        schema_is_broken: bool = False,
+        reported: int = 0,
+    ) -> None:
+        self._scope = scope
+        self._reported = reported
+        self._schema_is_broken = schema_is_broken
+        self._report = note
+        self._variables = variables
+        self._reports = 0
+        self._comprehensions = 0
+        self._presence_tests: set[int] = set()
+        self.unguarded: dict[str, None] = {}
+
+    def _note(self, offset: int, code: str, message: str, hint: str = "") -> None:
+        self._reports += 1
+        self._report(offset, code, message, hint)
+
+    def _note_unknown(self, offset: int, message: str, name: str, known: list[str]) -> None:
+        # Suggestions cost time, and only ERRORS_PER_CONDITION_MAX mistakes are shown.
+        reported = self._reported + self._reports if self._reports < ERRORS_PER_CONDITION_MAX else SUGGESTED_MAX
+        self._note(offset, "unknown-name", message, suggestion(name, known, reported))
+
+    def walk(self, parsed: Node, open_names: Iterable[str] = ()) -> None:
+        """Check a whole expression. `open_names` stand for parts that could not be read; nothing is reported about them."""
+        self._visit(parsed, _NOTHING, {name: _Place((name,), DYN) for name in open_names})
+
+    def rewrite(self, text: str) -> str:
+        """Return the text with the roots of tested paths replaced by the presence maps."""
+        for offset in self._presence_tests:
+            root = next(root for root in PRESENCE_MAPS if text.startswith(root, offset))
+            text = text[:offset] + PRESENCE_MAPS[root] + text[offset + len(root) :]
+        return text
+
+    def _visit(self, node: Node, known: _Known, names: _Locals) -> None:
+        """Check a node. `known` are the paths that are certainly present wherever its value matters.
+
+        The operands of && and || guard each other in both directions, because CEL absorbs errors: if a path is absent, the operand
+        that tests it is false (or true) and decides alone, even if the other one errs.
+        """
+        match node:
+            case Call("_&&_", None, (left, right)):
+                self._visit(left, known | self._present(right, True, names), names)
+                self._visit(right, known | self._present(left, True, names), names)
+            case Call("_||_", None, (left, right)):
+                self._visit(left, known | self._present(right, False, names), names)
+                self._visit(right, known | self._present(left, False, names), names)
+            case Call("_?_:_", None, (condition, then, otherwise)):
+                self._visit(condition, known, names)
+                self._visit(then, known | self._present(condition, True, names), names)
+                self._visit(otherwise, known | self._present(condition, False, names), names)
+            case Select(operand, _, True):
+                self._visit_test(node, operand, known, names)
+            case Select() | Identifier():
+                self._visit_read(node, known, names)
+            case Call():
+                self._visit_call(node, known, names)
+            case Comprehension():
+                self._visit_comprehension(node, known, names)
+            case MapLiteral(message_name=message_name) if message_name:
+                self._note(node.offset, "not-supported", f"messages like {message_name} are not supported", "use timestamp() or duration()")
+            case _:
+                for child in children(node):
+                    self._visit(child, known, names)
+
+    def _visit_read(self, node: Node, known: _Known, names: _Locals) -> None:
+        place = self._resolve(node, names, complain=True)
+        if place is None:
+            if isinstance(node, Select):
+                self._visit(node.operand, known, names)
+            return
+        if place is _BROKEN:
+            return
+        name = _dotted(place)
+        if place.type.kind == "scope":
+            fields = sorted(place.type.fields)
+            self._note(place.offset, "not-a-value", f"{name} is not a value", f"read one of its fields: {', '.join(fields[:8])}")
+        elif place.type.kind == "dyn" and place.path[0] == "params" and not self._schema_is_broken:
+            self._note(place.offset, "untyped-param", f"the schema gives {name} no single type", "declare its type in the params schema")
+        self._check_guarded(place, known)
+
+    def _check_guarded(self, place: _Place, known: _Known) -> None:
+        for path in place.optional:
+            if path not in known:
+                name = _dotted(_Place(path, DYN))
+                self.unguarded[name] = None
+                self._note(place.offset, "unguarded-optional", f"{name} may be absent", f"write has({name}) && …")
+
+    def _visit_test(self, node: Select, operand: Node, known: _Known, names: _Locals) -> None:
+        place = self._resolve(operand, names, complain=True)
+        if place is None:
+            self._visit(operand, known, names)
+            return
+        tested = self._resolve_field(place, node.field_name, complain=True)
+        if tested is None or tested is _BROKEN:
+            return
+        root = place.path[0]
+        if root in PRESENCE_MAPS:
+            # An element of a list needs no presence map: the library can test its fields.
+            if not any(step.startswith("[") for step in place.path):
+                self._presence_tests.add(place.offset)
+        elif root in self._scope and place.type.kind != "dyn":
+            self._note(place.offset, "needless-has", f"{_dotted(tested)} is always present", "remove has()")
+        self._check_guarded(place, known)
+
+    def _visit_call(self, node: Call, known: _Known, names: _Locals) -> None:
+        if node.function in TIME_FIELDS and node.arguments:
+            zone = node.arguments[0]
+            if not (isinstance(zone, Constant) and isinstance(zone.value, str) and _FIXED_ZONE.fullmatch(zone.value)):
+                self._note(
+                    node.offset,
+                    "hidden-input",
+                    f"{node.function} with a named time zone reads the host's time zone files",
+                    'write "UTC" or a fixed offset like "+02:00"',
+                )
+        if node.function in UNSUPPORTED_FUNCTIONS:
+            self._note(node.offset, "not-supported", f"{node.function} is not supported: its result may grow without bound", "")
+        if node.function == "matches" and node.arguments and not isinstance(node.arguments[-1], Constant):
+            hint = 'write a literal, as in x.matches("^[a-z]+$")'
+            self._note(node.offset, "not-supported", "matches needs a literal pattern: the cost of any other has no bound", hint)
+        for argument in node.arguments:
+            if isinstance(argument, Constant) and isinstance(argument.value, str):
+                for message, hint in literal_problems(node.function, argument.value):
+                    self._note(argument.offset, "bad-literal", message, hint)
+        if node.function == "_[_]" and self._resolve(node, names) is not None:
+            self._visit_read(node, known, names)
+            return
+        for child in children(node):
+            self._visit(child, known, names)
+
+    def _visit_comprehension(self, node: Comprehension, known: _Known, names: _Locals) -> None:
+        self._comprehensions += 1
+        if self._comprehensions == COMPREHENSIONS_MAX + 1:
+            self._note(node.offset, "too-complex", f"more than {COMPREHENSIONS_MAX} macros in one expression", "split the rule")
+        self._visit(node.range, known, names)
+        over = self._resolve(node.range, names)
+        if isinstance(node.start, ListLiteral) and self._may_be_map(node.range, names):
+            message = "the keys of a map have no order: a list of them could differ from one evaluation to the next"
+            self._note(node.offset, "hidden-input", message, "map and filter take lists; exists, all and exists_one take maps too")
+        element = DYN
+        if over is not None and over.type.kind == "list" and over.type.element is not None:
+            element = over.type.element
+        elif over is not None and over.type.kind in ("map", "object"):
+            element = STRING
+        inner = dict(names)
+        for variable in filter(None, (node.variable, node.second_variable)):
+            if variable in self._scope or variable in TYPE_NAMES or variable in PRESENCE_MAPS.values():
+                self._note(
+                    node.offset, "shadowed-name", f"{variable} already has a meaning", "choose another name for the macro's variable"
+                )
+            inner[variable] = _Place((f"{variable}@{node.offset}",), element, (), node.offset)
+        inner[node.accumulator] = _Place((_ACCUMULATOR,), DYN)
+        self._visit(node.start, known, names)
+        for part in (node.condition, node.step, node.result):
+            self._visit(part, known, inner)
+
+    def _may_be_map(self, node: Node, names: _Locals) -> bool:
+        """Report whether a macro may go over a map."""
+        place = self._resolve(node, names)
+        if place is not None:
+            # Params without a type, and unknown names, have been reported already.
+            is_reported = place is _BROKEN or (place.type.kind == "dyn" and place.path[0] == "params")
+            return place.type.kind in ("map", "object", "dyn") and not is_reported
+        match node:
+            case Call("_?_:_", None, (_, then, otherwise)):
+                return self._may_be_map(then, names) or self._may_be_map(otherwise, names)
+            case Call("dyn", None, (inner,)):
+                return self._may_be_map(inner, names)
+            case MapLiteral() | Select() | Call("_[_]"):
+                return True
+        return False
+
+    def _present(self, node: Node, outcome: bool, names: _Locals) -> _Known:
+        """Return the paths that are present whenever the value of a node is `outcome`."""
+        match node:
+            case Select(operand, field_name, True) if outcome:
+                place = self._resolve(operand, names)
+                return frozenset({(*place.path, field_name)}) if place is not None else _NOTHING
+            case Call("!_", None, (operand,)):
+                return self._present(operand, not outcome, names)
+            case Call("_&&_" | "_||_", None, (left, right)):
+                of_left = self._present(left, outcome, names)
+                of_right = self._present(right, outcome, names)
+                return of_left | of_right if (node.function == "_&&_") is outcome else of_left & of_right
+        return _NOTHING
+
+    def _resolve(self, node: Node, names: _Locals, *, complain: bool = False) -> _Place | None:
+        """Return the meaning of a chain of names; None if the node is not such a chain, _BROKEN if its name is unknown."""
+        match node:
+            case Identifier(name):
+                if name in names:
+                    return names[name]
+                if name in self._scope:
+                    return _Place((name,), self._scope[name], (), node.offset)
+                if complain and name not in TYPE_NAMES:
+                    known = sorted({*self._scope, *self._variables, *(local for local in names if local != _ACCUMULATOR)})
+                    self._note_unknown(node.offset, f"there is no name {name}", name, known)
+                    return _BROKEN
+            case Select(operand, field_name, False):
+                place = self._resolve(operand, names, complain=complain)
+                return self._resolve_field(place, field_name, complain=complain) if place is not None else None
+            case Call("_[_]", None, (operand, Constant(value=index))):
+                place = self._resolve(operand, names)
+                if place is not None and place.type.kind in ("list", "map") and place.type.element is not None:
+                    return place.step(f"[{index!r}]", place.type.element, optional=False)
+        return None
+
+    def _resolve_field(self, place: _Place, name: str, *, complain: bool) -> _Place | None:
+        field = place.type.fields.get(name)
+        if field is not None:
+            return place.step(name, field.type, not field.required)
+        if place.type.kind == "map":
+            return place.step(name, place.type.element or DYN, optional=True)
+        if place is _BROKEN:
+            return place
+        if place.type.kind == "dyn":
+            return place.step(name, DYN, optional=False)
+        if place.type.kind not in ("object", "scope") and not place.type.fields:
+            return None  # the type checker reports it
+        if complain:
+            whole = _dotted(place)
+            known = [f"{whole}.{field_name}" for field_name in sorted(place.type.fields)]
+            self._note_unknown(place.offset, f"{whole} has no field {name}", f"{whole}.{name}", known)
+        return _BROKEN
+
+
+def _dotted(place: _Place) -> str:
+    """Return a path in the author's notation."""
+    text = place.path[0].partition("@")[0]
+    for step in place.path[1:]:
+        text += step if step.startswith("[") else f".{step}"
+    return text

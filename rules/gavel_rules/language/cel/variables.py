@@ -1,0 +1,260 @@
+"""Variables of a rule set: named expressions, expanded wherever they are used.
+
+A variable is expanded in parentheses before an expression is checked. Both engines therefore see plain expressions, a variable that
+is a comparison is lowered like one, and a `has()` inside a variable guards the reads next to it. A variable has no type of its own:
+it is checked at each use, with the names in scope there.
+
+Variables may use each other in any order, because a mapping has no order, as long as none depends on itself. A mistake inside a
+variable is reported once, at the variable. Nothing is captured: a variable may name only the language's names and other variables,
+and no macro may give its own variable the name of one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from gavel_rules.language.cel.library import Report, parse, report_complaint
+from gavel_rules.language.cel.syntax_tree import Comprehension, Identifier, Node, children
+from gavel_rules.language.cel.vocabulary import ROOTS, TYPE_NAMES
+from gavel_rules.text import suggestion
+
+EXPANDED_LENGTH_MAX: Final = 16 * 1024
+
+# Variable, offset in its text, code, message, suggestion.
+VariableReport = Callable[[str, int, str, str, str], None]
+
+
+class Expansion(NamedTuple):
+    """An expression with its variables expanded.
+
+    `pieces` are (offset in the text, name of the variable or "", offset there), ascending. `open_names` are variables with mistakes,
+    which stay in the text unexpanded.
+    """
+
+    text: str
+    pieces: tuple[tuple[int, str, int], ...]
+    open_names: frozenset[str] = frozenset()
+
+    def origin(self, offset: int) -> tuple[str, int]:
+        """Return the variable that the character at an offset comes from ("" for the expression itself), and its offset there."""
+        start, name, there = self.pieces[bisect_right(self.pieces, offset, key=lambda piece: piece[0]) - 1]
+        return name, there + offset - start
+
+
+class _Use(NamedTuple):
+    offset: int
+    name: str
+
+
+class _Variable(NamedTuple):
+    text: str
+    uses: tuple[_Use, ...]
+    reads: frozenset[str]  # names of the language, not through other variables
+
+
+class Variables:
+    """The variables of one document."""
+
+    def __init__(self, texts: Mapping[str, str], unreadable: Collection[str], report: VariableReport) -> None:
+        """Read the variables and report their mistakes. `unreadable` are those whose value is not a text, which is reported already."""
+        self.names = frozenset((*texts, *unreadable))
+        self._broken = set(unreadable)
+        self._variables: dict[str, _Variable] = {}
+        self._expansions: dict[str, Expansion] = {}
+        self._reads: dict[str, frozenset[str]] = {}  # names of the language, also through other variables
+        self.used: set[str] = set()
+        self._reported = 0
+        for name in texts:
+            self._read(name, texts[name], report)
+        self._refuse_cycles(report)
+        for name in self._variables:
+            if name not in self._broken:
+                self._expand_variable(name, report)
+
+    def expand(self, text: str, known: Collection[str], report: Report) -> Expansion | None:
+        """Return an expression with its variables expanded; None with the reason reported.
+
+        `known` are the names of the language in scope. An expression that cannot be parsed is returned unchanged.
+        """
+        plain = Expansion(text, ((0, "", 0),))
+        if not self.names:
+            return plain
+        try:
+            tree = parse(text)
+        except RuntimeError:
+            return plain
+        sound = True
+        for offset, name in _captures(tree, self.names):
+            sound = False
+            report(offset, "shadowed-name", f"{name} already has a meaning", "choose another name for the macro's variable")
+        uses = self._uses(tree)
+        self.used.update(use.name for use in uses)
+        expandable = [use for use in uses if use.name not in self._broken]
+        for use in expandable:
+            foreign = sorted(self._reads[use.name] - set(known))
+            if foreign:
+                sound = False
+                message = f"the variable {use.name} reads {', '.join(foreign)}, which is not available here"
+                report(use.offset, "unknown-name", message, f"available here: {', '.join(sorted(known))}")
+        length = len(text) + sum(len(self._expansions[use.name].text) - len(use.name) for use in expandable)
+        if sound and length > EXPANDED_LENGTH_MAX:
+            sound = False
+            report(0, "too-complex", f"with its variables expanded, the expression has {length} characters", _SHORTEN)
+        if not sound:
+            return None
+        return _expand(text, expandable, self._expansions)._replace(open_names=frozenset(use.name for use in uses) & self._broken)
+
+    def unused(self) -> list[str]:
+        """Return every sound variable that no expression has used, directly or through another one."""
+        used = set(self.used)
+        queue = list(used)
+        while queue:
+            names = set(self._names_used(queue.pop())) - used
+            used |= names
+            queue.extend(names)
+        return [name for name in self._variables if name not in used and name not in self._broken]
+
+    def _read(self, name: str, text: str, report: VariableReport) -> None:
+        def note(offset: int, code: str, message: str, hint: str) -> None:
+            self._broken.add(name)
+            self._reported += 1
+            report(name, offset, code, message, hint)
+
+        try:
+            tree = parse(text)
+        except RuntimeError as error:
+            report_complaint((), text, str(error), note, reported=False)
+            return
+        for offset, captured in _captures(tree, self.names):
+            note(offset, "shadowed-name", f"{captured} already has a meaning", "choose another name for the macro's variable")
+        reads = set()
+        for free in _free(tree, frozenset()):
+            if free.name in ROOTS:
+                reads.add(free.name)
+            elif free.name not in self.names and free.name not in TYPE_NAMES:
+                known = sorted({*ROOTS, *self.names})
+                note(free.offset, "unknown-name", f"there is no name {free.name}", suggestion(free.name, known, self._reported))
+        self._variables[name] = _Variable(text, self._uses(tree), frozenset(reads))
+
+    def _uses(self, tree: Node) -> tuple[_Use, ...]:
+        return tuple(sorted({use for use in _free(tree, frozenset()) if use.name in self.names}))
+
+    def _refuse_cycles(self, report: VariableReport) -> None:
+        """Report every variable that depends on itself, at its first step there; mark the variables that use a broken one."""
+        for name, variable in self._variables.items():
+            cycle = self._cycle(name)
+            if cycle:
+                steps = " to ".join((name, *cycle))
+                message = f"the variable {name} depends on itself: {steps}" if len(cycle) > 1 else f"the variable {name} uses itself"
+                offset = next(use.offset for use in variable.uses if use.name == cycle[0])
+                report(name, offset, "variable-cycle", message, "remove the cycle")
+                self._broken.add(name)
+        spreading = True
+        while spreading:
+            resting = {name for name, variable in self._variables.items() if any(use.name in self._broken for use in variable.uses)}
+            spreading = not resting <= self._broken
+            self._broken |= resting
+
+    def _cycle(self, goal: str) -> list[str]:
+        """Return the shortest path over uses from a variable to itself, without the start; empty if there is none."""
+        before: dict[str, str] = {}
+        queue = [goal]
+        for name in queue:
+            for used in self._names_used(name):
+                if used not in before:
+                    before[used] = name
+                    queue.append(used)
+        if goal not in before:
+            return []
+        cycle = [goal]
+        while before[cycle[-1]] != goal:
+            cycle.append(before[cycle[-1]])
+        return cycle[::-1]
+
+    def _names_used(self, name: str) -> list[str]:
+        variable = self._variables.get(name)
+        return sorted({use.name for use in variable.uses}) if variable is not None else []
+
+    def _expand_variable(self, name: str, report: VariableReport) -> None:
+        """Expand a variable, after those that it uses. Mark it as broken if it gets too long or nests too deep."""
+        if name in self._expansions or name in self._broken:
+            return
+        variable = self._variables[name]
+        for used in self._names_used(name):
+            self._expand_variable(used, report)
+        if any(use.name in self._broken for use in variable.uses):
+            self._broken.add(name)
+            return
+        length = len(variable.text) + sum(len(self._expansions[use.name].text) - len(use.name) for use in variable.uses)
+        if length > EXPANDED_LENGTH_MAX:
+            self._broken.add(name)
+            report(name, 0, "too-complex", f"with its variables expanded, {name} has {length} characters", _SHORTEN)
+            return
+        body = _expand(variable.text, variable.uses, self._expansions, name)
+        # A comment at its end must not swallow the parenthesis.
+        end = "\n)" if "//" in variable.text else ")"
+        pieces = (
+            (0, name, 0),
+            *((start + 1, of, there) for start, of, there in body.pieces),
+            (len(body.text) + 1, name, len(variable.text) - 1),
+        )
+        text = f"({body.text}{end}"
+        try:
+            parse(text)
+        except RuntimeError:  # each could be parsed by itself
+            self._broken.add(name)
+            message = f"with its variables expanded, {name} is nested too deep"
+            report(name, 0, "too-complex", message, "nest fewer variables inside each other")
+            return
+        self._expansions[name] = Expansion(text, pieces)
+        self._reads[name] = variable.reads.union(*(self._reads[used] for used in self._names_used(name)))
+
+
+_SHORTEN: Final = f"the limit is {EXPANDED_LENGTH_MAX}: use variables less often in one expression"
+
+
+def _expand(text: str, uses: Iterable[_Use], expansions: Mapping[str, Expansion], owner: str = "") -> Expansion:
+    """Return a text with the variables at these places replaced by their expansions."""
+    parts: list[str] = []
+    pieces: list[tuple[int, str, int]] = [(0, owner, 0)]
+    length = at = 0
+    for use in uses:
+        of = expansions[use.name]
+        before = text[at : use.offset]
+        length += len(before)
+        pieces.extend((length + start, name, there) for start, name, there in of.pieces)
+        parts.extend((before, of.text))
+        length += len(of.text)
+        at = use.offset + len(use.name)
+        pieces.append((length, owner, at))
+    parts.append(text[at:])
+    return Expansion("".join(parts), tuple(pieces))
+
+
+def _free(node: Node, bound: frozenset[str]) -> Iterator[_Use]:
+    """Yield every name that no macro binds, with its place."""
+    match node:
+        case Identifier(name, offset):
+            if name not in bound:
+                yield _Use(offset, name)
+        case Comprehension():
+            yield from _free(node.range, bound)
+            yield from _free(node.start, bound)
+            inner = bound | {node.variable, node.second_variable, node.accumulator}
+            for part in (node.condition, node.step, node.result):
+                yield from _free(part, inner)
+        case _:
+            for child in children(node):
+                yield from _free(child, bound)
+
+
+def _captures(node: Node, names: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield (place, name) of every macro whose own variable has the name of one of the document's."""
+    if isinstance(node, Comprehension):
+        for name in (node.variable, node.second_variable):
+            if name in names:
+                yield node.offset, name
+    for child in children(node):
+        yield from _captures(child, names)

@@ -1,0 +1,81 @@
+"""The codes of the compiler's diagnostics, with their meanings.
+
+Codes are for programs and never change; the words of a message may. docs/rule-language.md lists every code with an example that a
+test compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+MISTAKES: Final[Mapping[str, str]] = {
+    "bad-character": "A text holds a character that no event can carry: NUL, a control character or a lone surrogate.",
+    "bad-literal": "A regular expression, time or duration is a literal and not valid.",
+    "bad-name": "A name, key or version does not have the required form, or is not an identifier.",
+    "bad-number": "A number is not a plain decimal, or a double does not hold it exactly.",
+    "cel-error": "CEL refuses the expression for a reason without a code of its own.",
+    "cel-syntax": "The expression is not valid CEL.",
+    "document-too-long": "The text is longer than `DOCUMENT_BYTES_MAX`, or has more than `DOCUMENT_PARTS_MAX` keys and values.",
+    "duplicate-derivation": "Two derivations give the same key for one action and status.",
+    "duplicate-id": "Two rules, or two derivations, have the same id.",
+    "duplicate-key": "A mapping has the same key twice.",
+    "duplicate-priority": "Two rules of an action have the same priority.",
+    "engine-disagreement": "The two engines disagree on a generated case, or one of them fails: a bug in Gavel, "
+    "found before the document can decide anything.",
+    "hidden-input": "The expression would read something that is not in the log.",
+    "missing-key": "A required key is missing.",
+    "missing-reason-code": "A rule that rejects or asks for a review has no reason_code.",
+    "more-mistakes": "The number of further mistakes after the first `MESSAGES_MAX`.",
+    "needless-has": "`has()` tests a value that is always present.",
+    "non-string-key": "A key of a mapping is not a string.",
+    "not-a-subject": "The subject of a fact is a literal and not a valid subject.",
+    "not-a-value": "The name is a group of values, such as `facts`, not a value.",
+    "not-bool": "A condition does not give a boolean.",
+    "not-double": "A score does not give a double.",
+    "not-scalar": "A derivation does not give a string, number or boolean.",
+    "not-string": "A conflict key or a subject does not give a string.",
+    "not-supported": "Gavel does not support this part of CEL.",
+    "out-of-range": "A number is too small or too large, or a text or list too short or too long.",
+    "reserved-name": "The name, id or key is reserved for Gavel.",
+    "reserved-reason-code": "The reason code is reserved for Gavel.",
+    "schema-invalid": "The params schema violates JSON Schema, or has a regular expression that is not linear-time.",
+    "schema-keyword": "The params schema has a keyword that JSON Schema 2020-12 does not know, or that Gavel does not support.",
+    "schema-not-object": "The params schema is not of type object.",
+    "schema-reference": "A reference of the params schema leaves the schema, recurses, or names no part of it.",
+    "schema-too-large": "The params schema, with references followed, has more than `SCHEMA_PARTS_MAX` parts.",
+    "shadowed-name": "A variable of the document or of a macro has a name that already has a meaning.",
+    "subject-cycle": "The subject of a fact depends on that fact, directly or through others.",
+    "too-complex": "An expression or an action's rules exceed a limit: `COMPREHENSIONS_MAX`, `EXPANDED_LENGTH_MAX`, `CHAINS_MAX`, "
+    "`SLOTS_MAX`, or the depth of nesting.",
+    "too-costly": "Evaluating one expression, or all of an action, may take more than `EXPRESSION_STEPS_MAX` or `ACTION_STEPS_MAX`.",
+    "too-deep": "The document is nested deeper than `DOCUMENT_DEPTH_MAX` levels.",
+    "too-large": "The document and its canonical form together exceed the size of an event.",
+    "too-many-rules": "An action has more than `RULES_PER_ACTION_MAX` rules.",
+    "type-error": "An operator, function or param is given values of types that it does not accept.",
+    "undeclared-action": "A rule or derivation names an action that is not declared under `actions`.",
+    "unguarded-optional": "A value that may be absent is read without a guard.",
+    "unknown-function": "There is no such function.",
+    "unknown-key": "There is no such key at this place.",
+    "unknown-name": "An expression uses a name that does not exist or is not in scope.",
+    "unknown-value": "The key does not accept this value.",
+    "untyped-param": "An expression reads a param to which the schema gives no single type.",
+    "unwanted-reason-code": "A rule that approves has a reason_code.",
+    "variable-cycle": "A variable depends on itself, directly or through others.",
+    "wrong-type": "The key does not accept values of this type.",
+    "yaml-anchor": "Anchors and aliases of YAML are not supported.",
+    "yaml-syntax": "The text is not valid YAML.",
+    "yaml-tag": "Tags of YAML are not supported.",
+}
+
+# Warnings never refuse a deployment.
+WARNINGS: Final[Mapping[str, str]] = {
+    "contest-outlasts-fact": "A fact is stale before a contest of the action can close.",
+    "fact-never-read": "No rule and no subject reads a declared fact.",
+    "never-approves": "No rule approves an action.",
+    "not-analysed": "An action was not analysed in full; the message says why.",
+    "overlapping-rules": "A rule approves a case that a lower rule would reject or send to review.",
+    "unreachable-rule": "The rules above a rule decide all its cases, or no case fulfils its condition.",
+    "no-versions": "An action sets on_version_mismatch but requires no versions.",
+    "variable-never-used": "No expression uses a variable.",
+}

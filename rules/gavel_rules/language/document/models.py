@@ -1,0 +1,219 @@
+"""Pydantic models of the parts of a rule set document: keys, types, names, limits and defaults (docs/rule-language.md).
+
+Editors' schemas are generated from these models. A model describes the form of one part. `reader` checks how parts refer to each
+other, and `action_checker` checks their expressions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
+
+from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, CONTEST_WINDOW_MS_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX, VERSION_LENGTH_MAX
+from gavel_rules.values import INTEGER_MAX
+
+RULES_MAX: Final = 2_000
+VARIABLES_MAX: Final = 200
+DERIVATIONS_MAX: Final = 200
+RULES_PER_ACTION_MAX: Final = 500
+ACTIONS_MAX: Final = 200
+FACTS_PER_ACTION_MAX: Final = 64
+SOURCES_PER_FACT_MAX: Final = 32
+CONDITION_LENGTH_MAX: Final = 8 * 1024
+DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
+DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
+ATTEMPTS_MAX: Final = 100
+VERSIONS_MAX: Final = 32
+COMPENSATION_PARAMS_MAX: Final = 64
+REJECTION_LIMIT_MAX: Final = 1_000
+
+DECISION_TTL_MS_DEFAULT: Final = 60_000
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+# The forms that envelopes accept. An action of another form could never be proposed, and a key of another form never published.
+ActionType = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=ACTION_TYPE_LENGTH_MAX)]
+FactKey = Annotated[str, StringConstraints(pattern=f"^{DOTTED_NAME}$", max_length=FACT_KEY_LENGTH_MAX)]
+Milliseconds = Annotated[int, Field(gt=0, le=DURATION_MS_MAX)]
+RejectionLimit = Annotated[int, Field(ge=1, le=REJECTION_LIMIT_MAX)]
+# The form of the versions in a VersionBinding. `Versions` is one version, or a list of all accepted ones.
+Version = Annotated[str, StringConstraints(pattern=r"^[\x20-\x7e]+$", min_length=1, max_length=VERSION_LENGTH_MAX)]
+Versions = Annotated[
+    list[Version],
+    Field(min_length=1, max_length=VERSIONS_MAX),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": VERSION_LENGTH_MAX},
+                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": VERSION_LENGTH_MAX}, "minItems": 1},
+            ]
+        }
+    ),
+]
+ExpressionText = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_LENGTH_MAX)]
+
+
+class Part(BaseModel):
+    """A mapping of a document: unknown keys are refused, and values are not converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+class FactPart(Part):
+    """A declared fact."""
+
+    key: FactKey
+    """The fact's key, e.g. order.status."""
+    subject: ExpressionText | None = None
+    """The fact's subject: CEL over subject, params and other facts that gives "type/id". Default: the proposal's subject."""
+    type: Literal["string", "number", "integer", "boolean"]
+    """The type of its value. A value of another type does not count."""
+    min_trust: Annotated[int, Field(ge=1, le=3)] = 1
+    """The least trusted tier that is accepted: 1 facts, 2 observations with evidence, 3 any observation."""
+    max_age_ms: Milliseconds
+    """The greatest age that is accepted, in milliseconds."""
+    sources: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=128)]], Field(max_length=SOURCES_PER_FACT_MAX)] = []
+    """The sources that are accepted: producers of facts, tools of observations. Empty: any."""
+    optional: bool = False
+    """Whether the fact may be absent; conditions then read it under has()."""
+
+
+class RetryPart(Part):
+    """How executors may retry (constitution §7.1)."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] = 1
+    """The total number of attempts."""
+    backoff_initial_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 500
+    """Pause before the second attempt, in milliseconds."""
+    backoff_multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """The factor by which the pause grows."""
+    backoff_max_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 30_000
+    """The longest pause, in milliseconds."""
+    human_takeover_after_ms: Milliseconds = 600_000
+    """If attempts are left, how long after the lapse of a lease a person is called, in milliseconds."""
+
+
+class VersionsPart(Part):
+    """The versions to which a proposal must be bound (constitution 000 §3.1). A field without versions is not checked."""
+
+    execution_version: Versions | None = None
+    """Version of the code that ran."""
+    planner_version: Versions | None = None
+    """Version of the planner."""
+    tool_registry_version: Versions | None = None
+    """Version of the set of tools."""
+    schema_version: Versions | None = None
+    """Version of the schema of the producer's own state."""
+
+
+class CompensationPart(Part):
+    """The action that repairs a half-done execution, with a CEL expression for each of its params."""
+
+    action: ActionType
+    """The action that compensates; it may belong to another rule set."""
+    params: Annotated[dict[str, ExpressionText], Field(max_length=COMPENSATION_PARAMS_MAX)] = {}
+    """The params of the compensating action, each a CEL expression over `execution` and `params`."""
+
+
+class RejectionLimitsPart(Part):
+    """The number of consecutive rejections at which a person is called, for each class of reason codes."""
+
+    evidence: RejectionLimit | None = None
+    """The limit of rejections for lack of evidence."""
+    policy: RejectionLimit | None = None
+    """The limit of rejections by rules."""
+    conflict: RejectionLimit | None = None
+    """The limit of rejections because of other proposals."""
+
+
+class ActionPart(Part):
+    """An action that the rule set governs."""
+
+    params: dict[str, Any]
+    """JSON Schema 2020-12 of the proposal's params; it gives a type to every property that a condition reads."""
+    facts: Annotated[dict[str, FactPart], Field(max_length=FACTS_PER_ACTION_MAX)] = {}
+    """The evidence that the rules read, by its name in conditions."""
+    conflict_key: ExpressionText = "subject"
+    """The conflict key: CEL that gives a string. Only one live approval may hold it."""
+    decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
+    """How long after its approval the action may be started, in milliseconds."""
+    rejection_limit: RejectionLimit | None = None
+    """The number of consecutive rejections of a trace at which a person is called. Default: 3."""
+    rejection_limits: RejectionLimitsPart | None = None
+    """Limits of single classes of rejections. A class with a limit counts by itself; `rejection_limit` covers the others."""
+    score: ExpressionText | None = None
+    """The score of a competing proposal: CEL that gives a double. The highest wins. Default: by priority, risk, cost and evidence."""
+    contest_window_ms: Annotated[int, Field(ge=0, le=CONTEST_WINDOW_MS_MAX)] = 0
+    """How long to wait for proposals that compete for a free conflict key, in milliseconds, at most a day. 0: not at all."""
+    compensation: CompensationPart | None = None
+    """The action that repairs a half-done execution. Without it a person is called."""
+    retry: RetryPart = RetryPart()
+    """How executors may retry. Default: not at all."""
+    on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None
+    """The reaction to a proposal that is bound to other versions than those under `versions`."""
+    versions: VersionsPart = VersionsPart()
+    """The versions to which a proposal must be bound."""
+
+
+class RulePart(Part):
+    """One rule."""
+
+    id: Name
+    """The rule's id, unique in the rule set."""
+    action: ActionType
+    """The action that the rule decides on: one of those under `actions`."""
+    priority: Annotated[int, Field(ge=1, le=65_535)]
+    """The rule's priority, unique among the rules of its action. Of the rules that match, the one with the highest priority decides."""
+    when: ExpressionText
+    """The condition: CEL that gives a bool."""
+    effect: Literal["approve", "reject", "review"]
+    """The rule's outcome."""
+    reason_code: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,127}$")] | None = None
+    """The code that agents react to, e.g. ORDER_CANCELLED. Required with reject and review, and only allowed with them."""
+
+
+class OnPart(Part):
+    """The reports from which a fact is derived."""
+
+    action: ActionType
+    """The action that was executed."""
+    status: Literal["SUCCESS", "FAILED", "PARTIAL", "TIMEOUT", "ABORTED"]
+    """How the execution ended."""
+
+
+class DerivationPart(Part):
+    """A fact that is derived from the report of an execution (constitution §7.2)."""
+
+    id: Name
+    """The derivation's id, unique among the derivations. Its facts carry the id."""
+    version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    """The derivation's version; raise it when `value` changes. Its facts carry the version."""
+    on: OnPart
+    """The reports from which the fact is derived."""
+    key: FactKey
+    """The fact's key. The fact's subject is that of the decision."""
+    value: ExpressionText
+    """The fact's value: CEL that gives a string, number or boolean."""
+
+
+class RuleSetPart(Part):
+    """A rule set document."""
+
+    gavel: Literal["v1"]
+    """Version of the language."""
+    rule_set: Name
+    """The policy id."""
+    version: Annotated[int, Field(ge=1, le=INTEGER_MAX)]
+    """A deployed version never changes: a new text needs a new version."""
+    description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] = ""
+    """A description for people."""
+    actions: Annotated[dict[ActionType, ActionPart], Field(min_length=1, max_length=ACTIONS_MAX)]
+    """The actions that the rule set governs, by action type."""
+    rules: Annotated[list[RulePart], Field(min_length=1, max_length=RULES_MAX)]
+    """The rules of all actions."""
+    derivations: Annotated[list[DerivationPart], Field(max_length=DERIVATIONS_MAX)] = []
+    """Facts that are derived from reports of executions."""
+    variables: Annotated[dict[str, ExpressionText], Field(max_length=VARIABLES_MAX)] = {}
+    """Named CEL expressions for use in other expressions."""

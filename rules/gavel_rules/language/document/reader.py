@@ -1,0 +1,284 @@
+"""Reads a rule set document into its models, and reports every mistake of form at once (constitution §6.2).
+
+The form includes names, ids and priorities that must be unique, and rules that must refer to declared actions. `action_checker` checks
+the meaning of expressions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gavel_rules.events.kinds import GAVEL
+from gavel_rules.language.cel.library import FUNCTIONS
+from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS, ROOTS, TYPE_NAMES, is_spellable
+from gavel_rules.language.document.diagnostics import Messages, Path
+from gavel_rules.language.document.model_errors import describe_error, diagnostic_code, suggest_fix
+from gavel_rules.language.document.models import (
+    RULES_PER_ACTION_MAX,
+    ActionPart,
+    CompensationPart,
+    DerivationPart,
+    FactPart,
+    OnPart,
+    Part,
+    RejectionLimitsPart,
+    RetryPart,
+    RulePart,
+    RuleSetPart,
+    VersionsPart,
+)
+from gavel_rules.language.document.source import Source
+from gavel_rules.reason_codes import RESERVED
+from gavel_rules.text import suggestion
+
+
+def read_document(source: Source, messages: Messages) -> RuleSetPart | None:
+    """Return the document's models and record every mistake of form; None if the document is not a mapping.
+
+    After a mistake the models hold only the sound parts, and attributes may be missing. That is enough to find further mistakes.
+    """
+    if not isinstance(source.data, dict):
+        if not len(messages):
+            messages.add(source.locate(()), "wrong-type", "the document is not a mapping", "start with `gavel: v1`")
+        return None
+    part = _Salvage(source, messages).read(RuleSetPart, source.data, ())
+    assert isinstance(part, RuleSetPart)  # noqa: S101  # a mapping always gives one
+    _check_names(part, source, messages)
+    _check_rules(part, source, messages)
+    _check_derivations(part, source, messages)
+    return part
+
+
+class _Salvage:
+    """Reads parts of a document; a part with mistakes keeps its sound attributes."""
+
+    def __init__(self, source: Source, messages: Messages) -> None:
+        self._source = source
+        self._messages = messages
+
+    def read(self, model: type[Part], data: object, path: Path) -> Part | None:
+        try:
+            return model.model_validate(data)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+        if not isinstance(data, dict):
+            if path not in self._source.broken_paths:
+                self._messages.add(self._source.locate(path), "wrong-type", f"{_dotted(path)} must be a mapping", "")
+            return None
+        below = _PARTS_OF.get(model, {})
+        bad = set()
+        for details in errors:
+            place = details["loc"]
+            bad.add(place[0])
+            # Mistakes inside a nested part are found again when that part is read.
+            if place[0] not in below or len(place) == 1 or place[-1] == "[key]":
+                _report({**details, "loc": (*path, *place)}, model, self._source, self._messages)
+        sound = {name: value for name, value in data.items() if name in model.model_fields and name not in bad and name not in below}
+        if model is RuleSetPart:
+            sound["variables"] = _sound_variables(data.get("variables"), errors)
+        for name, part_model in below.items():
+            if name in data:
+                sound[name] = self._read_parts(part_model, data[name], (*path, name))
+        return model.model_construct(_fields_set=set(data), **sound)
+
+    def _read_parts(self, model: type[Part], data: object, path: Path) -> object:
+        if model in _SINGLE_PARTS:
+            # A value that is not a mapping is reported with the part around it.
+            return (self.read(model, data, path) if isinstance(data, dict) else None) or model.model_construct()
+        if model in (RulePart, DerivationPart):
+            return [self.read(model, item, (*path, index)) for index, item in enumerate(data)] if isinstance(data, list) else []
+        if not isinstance(data, dict):
+            return {}
+        parts = {name: self.read(model, item, (*path, name)) for name, item in data.items()}
+        return {name: part if part is not None else model.model_construct() for name, part in parts.items()}
+
+
+def _sound_variables(data: object, errors: list[ErrorDetails]) -> dict[str, str]:
+    """Return the variables without a mistake of form."""
+    bad = {details["loc"][1] for details in errors if details["loc"][0] == "variables" and len(details["loc"]) > 1}
+    return {name: text for name, text in data.items() if name not in bad and isinstance(text, str)} if isinstance(data, dict) else {}
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path)) or "the document"
+
+
+_PARTS_OF: Final[Mapping[type[Part], Mapping[str, type[Part]]]] = {
+    RuleSetPart: {"actions": ActionPart, "rules": RulePart, "derivations": DerivationPart},
+    ActionPart: {
+        "facts": FactPart,
+        "retry": RetryPart,
+        "versions": VersionsPart,
+        "rejection_limits": RejectionLimitsPart,
+        "compensation": CompensationPart,
+    },
+    DerivationPart: {"on": OnPart},
+}
+_SINGLE_PARTS: Final = (RetryPart, VersionsPart, RejectionLimitsPart, CompensationPart, OnPart)
+
+
+def _report(details: ErrorDetails, model: type[Part], source: Source, messages: Messages) -> None:
+    path: Path = details["loc"]
+    if path in source.broken_paths:
+        return
+    code = diagnostic_code(details["type"])
+    if path and path[-1] == "[key]":
+        path = path[:-1]
+        place = source.locate_key(path)
+        messages.add(place, "bad-name", f"{path[-1]!r} is not an action", _NAMING["action"])
+    elif code == "missing-key":
+        messages.add(source.locate_key(path[:-1]), code, f"the key {path[-1]} is missing", "add it")
+    elif code == "unknown-key":
+        known = sorted(model.model_fields)
+        messages.add(source.locate_key(path), code, f"no such key here: {path[-1]}", suggestion(str(path[-1]), known, len(messages)))
+    elif code == "bad-name":
+        name = str(next(step for step in reversed(path) if isinstance(step, str)))
+        messages.add(source.locate(path), code, f"{details['input']!r} is not a valid {name}", _NAMING[name])
+    else:
+        messages.add(source.locate(path), code, f"{_dotted(path)}: {describe_error(details)}", suggest_fix(details))
+
+
+_NAMING: Final = defaultdict(
+    lambda: "use 1 to 128 of A-Z a-z 0-9 _ . -",
+    reason_code="write it like ORDER_CANCELLED",
+    key="use lower-case letters, digits, _ and - in parts joined by dots, like order.status",
+    action="use lower-case letters, digits, _ and - in parts joined by dots, like refund.create",
+    **dict.fromkeys(VersionsPart.model_fields, "use printable ASCII characters"),
+)
+
+
+def _check_names(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    if getattr(part, "rule_set", None) == "gavel":
+        messages.add(source.locate(("rule_set",)), "reserved-name", "the name gavel is reserved for Gavel", "choose another one")
+    for name, action in _actions(part).items():
+        for fact in getattr(action, "facts", {}):
+            if not is_spellable(fact):
+                messages.add(
+                    source.locate_key(("actions", name, "facts", fact)),
+                    "bad-name",
+                    f"the fact name {fact!r} is not an identifier",
+                    _SPELLING,
+                )
+    for name in getattr(part, "variables", {}):
+        path: Path = ("variables", name)
+        if not is_spellable(name):
+            messages.add(source.locate_key(path), "bad-name", f"the variable name {name!r} is not an identifier", _SPELLING)
+        elif name in ROOTS or name in TYPE_NAMES or name in PRESENCE_MAPS.values() or name in FUNCTIONS:
+            messages.add(source.locate_key(path), "shadowed-name", f"{name} already has a meaning", "choose another name for the variable")
+
+
+_SPELLING: Final = "use 1 to 64 letters, digits and _, not a digit first, and not a word of CEL"
+
+
+def _check_rules(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    ids: set[str] = set()
+    priorities: dict[str, dict[int, str]] = {name: {} for name in _actions(part)}
+    for index, rule in enumerate(getattr(part, "rules", ())):
+        if rule is None:
+            continue
+        path: Path = ("rules", index)
+        _check_id(getattr(rule, "id", None), ids, path, source, messages)
+        _check_place(rule, priorities, path, source, messages)
+        _check_reason_code(rule, path, source, messages)
+    for name, of_action in priorities.items():
+        if len(of_action) > RULES_PER_ACTION_MAX:
+            messages.add(
+                source.locate_key(("actions", name)),
+                "too-many-rules",
+                f"{name} has {len(of_action)} rules; the limit is {RULES_PER_ACTION_MAX}",
+                "join conditions with || or in",
+            )
+
+
+def _check_derivations(part: RuleSetPart, source: Source, messages: Messages) -> None:
+    actions = sorted(_actions(part))
+    ids: set[str] = set()
+    places: dict[tuple[object, ...], str] = {}
+    for index, derivation in enumerate(getattr(part, "derivations", ())):
+        if derivation is None:
+            continue
+        path: Path = ("derivations", index)
+        derivation_id = getattr(derivation, "id", None)
+        _check_id(derivation_id, ids, path, source, messages, "derivation")
+        if derivation_id is not None and derivation_id.startswith(f"{GAVEL}."):
+            messages.add(
+                source.locate((*path, "id")), "reserved-name", f"ids that begin with {GAVEL}. are reserved for Gavel", "choose another one"
+            )
+        key = getattr(derivation, "key", None)
+        if key is not None and key.startswith(_RESERVED_KEYS):
+            message = f"the key {key} is reserved for Gavel, like all keys that begin with {' or '.join(_RESERVED_KEYS)}"
+            messages.add(source.locate((*path, "key")), "reserved-name", message, "choose another one")
+        on = getattr(derivation, "on", None)
+        action, status = getattr(on, "action", None), getattr(on, "status", None)
+        if action is not None and action not in actions:
+            _report_undeclared(action, (*path, "on", "action"), actions, source, messages)
+        if None not in (action, status, key):
+            other = places.setdefault((action, status, key), derivation_id or f"number {index}")
+            if other != (derivation_id or f"number {index}"):
+                message = f"derivation {other} already gives {key} for this action and status"
+                messages.add(source.locate((*path, "key")), "duplicate-derivation", message, "a report gives a key only one value")
+
+
+# The keys of facts that Gavel publishes: about itself, and for every execution.
+_RESERVED_KEYS: Final = (f"{GAVEL}.", "execution.")
+
+
+def _report_undeclared(action: str, path: Path, actions: list[str], source: Source, messages: Messages) -> None:
+    message = f"the action {action} is not declared under `actions`"
+    messages.add(source.locate(path), "undeclared-action", message, suggestion(action, actions, len(messages)))
+
+
+def _check_id(own_id: str | None, ids: set[str], path: Path, source: Source, messages: Messages, kind: str = "rule") -> None:
+    if own_id is None:
+        return
+    if own_id in ids:
+        messages.add(source.locate((*path, "id")), "duplicate-id", f"another {kind} has the id {own_id}", "ids are unique in a rule set")
+    ids.add(own_id)
+
+
+def _check_place(rule: RulePart, priorities: dict[str, dict[int, str]], path: Path, source: Source, messages: Messages) -> None:
+    """Check a rule's action, and its priority there."""
+    action = getattr(rule, "action", None)
+    priority = getattr(rule, "priority", None)
+    if action is None:
+        return
+    of_action = priorities.get(action)
+    if of_action is None:
+        _report_undeclared(action, (*path, "action"), sorted(priorities), source, messages)
+    elif priority in of_action:
+        messages.add(
+            source.locate((*path, "priority")),
+            "duplicate-priority",
+            f"rule {of_action[priority]} has priority {priority} too",
+            "priorities are unique among the rules of an action: ties would be undecided",
+        )
+    elif priority is not None:
+        of_action[priority] = getattr(rule, "id", f"number {path[-1]}")
+
+
+def _check_reason_code(rule: RulePart, path: Path, source: Source, messages: Messages) -> None:
+    effect = getattr(rule, "effect", None)
+    reason_code = getattr(rule, "reason_code", None)
+    has_reason_code = "reason_code" in rule.model_fields_set
+    if effect == "approve" and has_reason_code:
+        messages.add(source.locate_key((*path, "reason_code")), "unwanted-reason-code", "an approval has no reason code", "remove it")
+    elif effect in ("reject", "review") and not has_reason_code:
+        messages.add(
+            source.locate(path),
+            "missing-reason-code",
+            f"a rule with effect {effect} needs a reason_code",
+            "agents react to it: add reason_code: WHAT_IS_WRONG",
+        )
+    elif reason_code in RESERVED:
+        messages.add(
+            source.locate((*path, "reason_code")), "reserved-reason-code", f"{reason_code} is reserved for Gavel", "choose another one"
+        )
+
+
+def _actions(part: RuleSetPart) -> Mapping[str, ActionPart]:
+    return getattr(part, "actions", {})

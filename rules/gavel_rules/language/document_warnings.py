@@ -1,0 +1,74 @@
+"""Warnings about a valid rule set: texts that compile and probably do not mean what their author intended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from gavel_rules.language.action_checker import CheckedAction, required_versions
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
+from gavel_rules.language.document.models import ActionPart, RuleSetPart
+from gavel_rules.language.document.source import Source
+from gavel_rules.language.expression_checker import ExpressionChecker
+from gavel_rules.language.subject_templates import find_dependencies
+
+
+class DocumentWarning(NamedTuple):
+    """A warning without its line and column: finding them means reading the text as YAML, and only authors need them."""
+
+    path: Path
+    at_key: bool
+    code: str
+    message: str
+    suggestion: str
+
+
+def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expressions: ExpressionChecker) -> Iterator[DocumentWarning]:
+    """Yield the warnings about a valid document."""
+    for name in expressions.unused_variables():
+        yield DocumentWarning(("variables", name), True, "variable-never-used", f"no expression uses {name}", "remove it")
+    for name, action in actions.items():
+        yield from _action_warnings(name, part.actions[name], action)
+
+
+def locate_warnings(warnings: Iterable[DocumentWarning], text: str) -> tuple[DocumentMessage, ...]:
+    """Return warnings about the document with this text, sorted by place."""
+    source, messages = Source(text, Messages()), Messages()
+    for warning in warnings:
+        place = source.locate_key(warning.path) if warning.at_key else source.locate(warning.path)
+        messages.add(place, warning.code, warning.message, warning.suggestion)
+    return messages.sorted()
+
+
+def _action_warnings(name: str, part: ActionPart, action: CheckedAction) -> Iterator[DocumentWarning]:
+    path: Path = ("actions", name)
+    names = _names_in_use(action)
+    for fact in action.facts:
+        if f"facts.{fact.name}" not in names:
+            message, hint = f"no rule reads facts.{fact.name}", "it is still required as evidence, unless optional"
+            yield DocumentWarning((*path, "facts", fact.name), True, "fact-never-read", message, hint)
+    window_ms = part.contest_window_ms
+    for fact in action.facts:
+        if fact.max_age_ms <= window_ms:
+            message = f"facts.{fact.name} is stale after {fact.max_age_ms} ms, but a contest takes {window_ms} ms"
+            hint = "raise max_age_ms above contest_window_ms, by the time needed to get the fact"
+            yield DocumentWarning((*path, "facts", fact.name, "max_age_ms"), False, "contest-outlasts-fact", message, hint)
+    if part.on_version_mismatch in ("warn", "fail") and not required_versions(part):
+        message = f"{name} sets on_version_mismatch but requires no versions"
+        yield DocumentWarning((*path, "on_version_mismatch"), True, "no-versions", message, "declare them under `versions`")
+    if not any(rule.effect == "approve" for rule, _ in action.rules):
+        hint = "alone, the rule set refuses every proposal; another one must approve"
+        yield DocumentWarning(path, True, "never-approves", f"no rule approves {name}", hint)
+
+
+def _names_in_use(action: CheckedAction) -> set[str]:
+    """Return every name that the rules, the score and the subject templates of an action read or test."""
+    expressions = [condition for _, condition in action.rules]
+    if action.score is not None:
+        expressions.append(action.score)
+    names = {name for expression in expressions for name, _ in find_variables(expression.tree, action.environment.types)}
+    names.update(path for expression in expressions for path in find_presence_tests(expression.tree))
+    for subject in action.subjects.values():
+        names.update(f"facts.{name}" for name in find_dependencies(action.subject_environment, subject))
+    return names

@@ -1,0 +1,125 @@
+"""The reference engine: CEL's own evaluator, on the conditions as their authors wrote them.
+
+All conditions of an action, and the guards of its Rete network, are elements of one list expression, because one evaluation costs
+far less than many. One error makes the whole list an error; then each expression is evaluated by itself, to find the one that errs.
+The library returns errors as values, which are true in Python, so only a real bool counts as an answer. Past its limit of iterations
+it raises instead.
+
+No expression here may give null, or a value that holds null: cel-expr-python 0.1.3 returns None without counting the reference,
+which kills a Python 3.11 process after some thousand times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cel_expr_python import cel
+
+from gavel_rules.errors import CaseError
+from gavel_rules.language.cel.checker import Environment
+from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
+from gavel_rules.language.engines.lowering import Guard
+from gavel_rules.values import size_of
+
+LIST_LENGTH_MAX: Final = 40_000  # code points; the library takes 100,000
+# A program's evaluations share an arena, which keeps their results, usually below 1 KB each, until the next arena replaces it. An agent
+# may send a megabyte, so an evaluation with longer texts, or values with more parts (`size_of`), has an arena of its own.
+ARENA_EVALUATIONS_MAX: Final = 16
+ARENA_TEXT_LENGTH_MAX: Final = 4_096
+ARENA_PARTS_MAX: Final = 256
+
+Values = dict[str, object]
+
+
+class Program:
+    """Expressions of one environment, evaluated together while none errs."""
+
+    def __init__(self, environment: Environment, sources: Sequence[str]) -> None:
+        self._environment = environment
+        self._sources = tuple(sources)
+        self._singles: list[Any] = [None] * len(sources)
+        self._lists = [environment.compile(f"[{','.join(chunk)}]") for chunk in _chunks(self._sources)]
+        self._arena: Any = None
+        self._arena_left = 0
+
+    def evaluate_all(self, values: Values) -> list[object] | None:
+        """Return all results; None if an expression errs, or the library cannot take the values."""
+        if not self._lists:
+            return []
+        try:
+            if len(self._lists) == 1:
+                # Arguments by name, or a missing arena, cost as much as another condition.
+                answer = self._lists[0].eval(None, values, None, cel.Arena() if _are_large(values) else self._shared()).plain_value()
+                return answer if type(answer) is list else None
+            activation = self._environment.activation(values)
+            results: list[object] = []
+            for expression in self._lists:
+                answer = expression.eval(activation).plain_value()
+                if type(answer) is not list:
+                    return None
+                results.extend(answer)
+        except RuntimeError:  # also the limit of iterations, which no operand absorbs
+            return None
+        return results
+
+    def _shared(self) -> Any:
+        """Return the arena that the next evaluations share."""
+        if not self._arena_left:
+            self._arena = cel.Arena()
+            self._arena_left = ARENA_EVALUATIONS_MAX
+        self._arena_left -= 1
+        return self._arena
+
+    def evaluate_each(self, values: Values) -> list[object]:
+        """Return the result of each expression, None for one that errs. Raises CaseError if the library cannot take the values."""
+        try:
+            activation = self._environment.activation(values)
+        except RuntimeError as error:
+            raise CaseError(f"CEL cannot take the case: {error}") from error
+        return [self._single(index, activation) for index in range(len(self._sources))]
+
+    def _single(self, index: int, activation: Any) -> object:
+        if self._singles[index] is None:
+            self._singles[index] = self._environment.compile(f"[{self._sources[index]}]")
+        try:
+            answer = self._singles[index].eval(activation).plain_value()
+        except RuntimeError:
+            return None
+        return answer[0] if type(answer) is list else None
+
+
+def _are_large(values: Values) -> bool:
+    """Report whether values are too large for a shared arena."""
+    for value in values.values():
+        if isinstance(value, str):
+            if len(value) > ARENA_TEXT_LENGTH_MAX:
+                return True
+        elif isinstance(value, (list, dict)) and size_of(value) > ARENA_PARTS_MAX:
+            return True
+    return False
+
+
+def condition_source(source: str) -> str:
+    """Return a condition as an element of a list. The newline ends a comment in it."""
+    return f"({source}\n)"
+
+
+def guard_source(guard: Guard) -> str:
+    """Return a guard as an element of a list: not a bool if an optional value that it reads is absent."""
+    if not guard.required_paths:
+        return condition_source(guard.source)
+    tests = " && ".join(f"has({PRESENCE_MAPS[root]}.{rest})" for root, _, rest in (path.partition(".") for path in guard.required_paths))
+    return f'({tests} ? dyn(({guard.source}\n)) : dyn(""))'
+
+
+def _chunks(sources: Sequence[str]) -> list[list[str]]:
+    chunks: list[list[str]] = []
+    length = LIST_LENGTH_MAX
+    for source in sources:
+        length += len(source) + 1
+        if length > LIST_LENGTH_MAX:
+            chunks.append([])
+            length = len(source) + 1
+        chunks[-1].append(source)
+    return chunks

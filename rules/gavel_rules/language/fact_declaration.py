@@ -1,0 +1,32 @@
+"""Declared facts, as arbitration reads them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gavel_rules.values import number_problem
+
+
+class FactDeclaration(NamedTuple):
+    """A fact that an action's rules may read, with the evidence that it requires."""
+
+    name: str
+    key: str
+    value_type: str  # "string", "number", "integer" or "boolean"
+    min_trust: int  # the least trusted tier accepted
+    max_age_ms: int
+    sources: frozenset[str]  # producers and tools accepted; empty: any
+    optional: bool
+    subject: str = ""  # the subject template as written; empty: the proposal's subject
+
+
+def is_of_type(value: object, value_type: str) -> bool:
+    """Report whether a value is of a fact's declared type. An integer may be a float without a fraction, as it comes off the wire."""
+    if value_type == "string":
+        return isinstance(value, str)
+    if value_type == "boolean":
+        return isinstance(value, bool)
+    # A constant tuple, not a union: docs/performance.md#isinstance-tuples.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or number_problem(value):
+        return False
+    return value_type == "number" or value == int(value)

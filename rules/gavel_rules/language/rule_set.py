@@ -1,0 +1,318 @@
+"""Compiled rule sets: a document as arbitration uses it.
+
+Compiling is a pure function of the text. Its result is either a rule set that both engines can evaluate, or every mistake of the
+document at once. The Rete network evaluates the rules, and CEL's own evaluator is the reference. Conditions that err are found
+first, so the engines are compared only where both have an answer (ADR 0011).
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gavel.v1.arbitration_service_pb2 import RuleExplanation
+from gavel.v1.decision_pb2 import RetryPolicy
+from mypy_extensions import mypyc_attr
+
+from gavel_rules.codec.rule_set_fragments import encode_retry_policy, encode_rule_match, encode_rule_outcome, encode_rule_set_reference
+from gavel_rules.language.action_checker import CheckedAction, check_actions, required_versions
+from gavel_rules.language.cel.checker import ScopedExpression
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
+from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
+from gavel_rules.language.document.diagnostics import DocumentError, DocumentMessage, Messages
+from gavel_rules.language.document.models import ActionPart, RuleSetPart
+from gavel_rules.language.document.reader import read_document
+from gavel_rules.language.document.source import Source
+from gavel_rules.language.document_warnings import DocumentWarning, find_warnings, locate_warnings
+from gavel_rules.language.engines.case import Case, CaseReader
+from gavel_rules.language.engines.cel import Program, condition_source, guard_source
+from gavel_rules.language.engines.rete import CaseWriter, Network, NetworkPlan
+from gavel_rules.language.explanation import explain
+from gavel_rules.language.expression_checker import ExpressionChecker
+from gavel_rules.language.fact_declaration import FactDeclaration
+from gavel_rules.language.feasibility import Feasibility, KnownFacts, Prospect
+from gavel_rules.language.rule import Rule
+from gavel_rules.language.subject_templates import SubjectTemplate
+
+__all__ = [
+    "CompiledAction",
+    "CompiledRuleSet",
+    "DocumentError",
+    "DocumentMessage",
+    "FactDeclaration",
+    "Rule",
+    "Verdict",
+    "compile_rule_set",
+]
+
+CONFLICT_KEY_LENGTH_MAX: Final = 512
+
+# Ranks competing proposals where a rule set declares no score.
+SCORE_DEFAULT: Final = "double(proposal.priority) * 100.0 - proposal.risk * 10.0 - proposal.cost - double(evidence.worst_trust - 1) * 5.0"
+
+
+class Verdict:
+    """The rules of an action that match a case. Verdicts compare by value."""
+
+    def __init__(
+        self,
+        matches: tuple[Rule, ...],  # by falling priority
+        error: str = "",  # the id of the highest rule whose whole condition errs
+        disagreement: tuple[tuple[str, ...], tuple[str, ...]] | None = None,  # rule ids matched by Rete, and by the reference engine
+    ) -> None:
+        self.matches: Final = matches
+        self.error: Final = error
+        self.disagreement: Final = disagreement
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Verdict) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.matches, self.error, self.disagreement)
+
+
+class CompiledAction:
+    """One action of a rule set, ready to evaluate cases. Not safe for two threads at once."""
+
+    def __init__(self, document: _DocumentIdentity, action_type: str, part: ActionPart, checked: CheckedAction) -> None:
+        self.policy_id = document.policy_id
+        self.version = document.version
+        self.digest = document.digest
+        self.action_type = action_type
+        self.facts = checked.facts
+        self.subject_templates = {
+            subject.written: SubjectTemplate(checked.subject_environment, subject) for subject in checked.subjects.values()
+        }
+        self.rules = tuple(rule for rule, _ in checked.rules)
+        self.conditions = tuple(condition for _, condition in checked.rules)  # of `rules`, in the same order
+        self.environment = checked.environment
+        self.params_schema = part.params
+        self.decision_ttl_ms = part.decision_ttl_ms
+        self.rejection_limit = part.rejection_limit
+        limits = part.rejection_limits.model_dump(exclude_none=True) if part.rejection_limits is not None else {}
+        self.rejection_limits: Mapping[str, int] = limits  # by RefusalClass
+        self.retry = RetryPolicy(**part.retry.model_dump())
+        self.fact_keys_are_unique = len({declared.key for declared in self.facts}) == len(self.facts)
+        self.compensation = checked.compensation
+        self.on_version_mismatch = part.on_version_mismatch or "fail"
+        self.required_versions = required_versions(part)
+        self.contest_window_ms = part.contest_window_ms
+        self.conflict_key_is_subject = part.conflict_key.strip() == "subject"
+        self.part = part
+        self.conflict_key_expression = ScopedExpression(checked.conflict_environment, checked.conflict_key)
+        self.score_expression = ScopedExpression(checked.environment, checked.score) if checked.score is not None else None
+        self.subject_expressions: Mapping[str, ScopedExpression] = {
+            name: ScopedExpression(checked.subject_environment, subject) for name, subject in checked.subjects.items()
+        }
+        # Fragments of decisions; of matches and outcomes, by rule id.
+        identity = (self.policy_id, self.version, self.digest)
+        self.reference_fragment = encode_rule_set_reference(*identity)
+        self.match_fragments: Mapping[str, bytes] = {
+            rule.id: encode_rule_match(self.policy_id, rule.id, rule.effect, rule.condition) for rule in self.rules
+        }
+        self.outcome_fragments: Mapping[str, bytes] = {
+            rule.id: encode_rule_outcome(*identity, rule.id, rule.effect, rule.reason_code) for rule in self.rules
+        }
+        self.retry_policy_fragment = encode_retry_policy(self.retry)
+        self._checked = checked
+        self._conflict_reader = _create_reader(self.conflict_key_expression)
+        self._conflict_program = Program(checked.conflict_environment, [condition_source(checked.conflict_key.source)])
+        self._scoring: tuple[CaseReader, Program] | None = None
+        self._feasibility: Feasibility | None = None
+        self._prepare_engines(document.digest)
+
+    def _prepare_engines(self, digest: str) -> None:
+        checked = self._checked
+        environment = checked.environment
+        guards = tuple(dict.fromkeys(guard for lowered in checked.lowered for guard in lowered.guards))
+        guard_paths = (path for guard in guards for path in guard.required_paths)
+        presences = [*(path for condition in self.conditions for path in find_presence_tests(condition.tree)), *guard_paths]
+        types = environment.types
+        self._reader = CaseReader((read for condition in self.conditions for read in find_variables(condition.tree, types)), presences)
+        trees = [environment.tree(guard.source) for guard in guards]
+        guard_names = {name for tree in trees for name, _ in find_variables(tree, types)}
+        self._guard_reads = sorted({*PRESENCE_MAPS.values(), *guard_names} if guards else ())
+        guard_sources = [guard_source(guard) for guard in guards]
+        condition_sources = [condition_source(condition.source) for condition in self.conditions]
+        self._guard_program = Program(environment, guard_sources)
+        self._condition_program = Program(environment, condition_sources)
+        self._joint_program = Program(environment, [*condition_sources, *guard_sources])
+        self._writer = CaseWriter(checked.plan.slots, [guard.source for guard in guards])
+        self._network = _share_network(digest, self.action_type, checked.plan)
+
+    def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
+        """Return (JSON pointer, keyword) of every violation of the params schema, sorted."""
+        return self._checked.schema.violations(params)
+
+    def typed_params(self, params: dict[str, object]) -> dict[str, object]:
+        """Return valid params with declared integers as int and declared numbers as float."""
+        return self._checked.schema.typed(params)
+
+    def conflict_key(self, case: Case) -> str | None:
+        """Return the key that only one live approval may hold; None if it errs, or is empty or longer than 512 characters."""
+        if self.conflict_key_is_subject:
+            key: object = case.subject
+        else:
+            (key,) = self._conflict_program.evaluate_each(self._conflict_reader.read(case))
+        return key if isinstance(key, str) and 0 < len(key) <= CONFLICT_KEY_LENGTH_MAX else None
+
+    def score(self, case: Case) -> float | None:
+        """Return the rank of a proposal among those that compete with it; None if it errs, or is not a finite number."""
+        if self._scoring is None:  # most actions are never contested
+            self._scoring = self._prepare_score()
+        reader, program = self._scoring
+        (score,) = program.evaluate_each(reader.read(case))
+        return score if isinstance(score, float) and math.isfinite(score) else None
+
+    def evaluate(self, case: Case, cross_check: bool) -> Verdict:
+        """Return the rules that match, by Rete. With `cross_check`, the reference engine evaluates them too and has to agree.
+
+        Raises CaseError if a value is not of its declared type, NetworkFaultError if the Rete engine breaks its protocol.
+        """
+        values = self._reader.read(case)
+        expected: list[object] | None = None
+        guards: list[object] | None = None
+        if cross_check:
+            joint = self._joint_program.evaluate_all(values)
+            if joint is not None:
+                expected = joint
+                guards = joint[len(self.rules) :]
+        else:
+            guards = self._guard_program.evaluate_all({name: values[name] for name in self._guard_reads if name in values})
+        if guards is None:
+            # Some expression errs. The reference engine tells which rules do, with and without the cross-check.
+            expected = self._condition_program.evaluate_each(values)
+            guards = self._guard_program.evaluate_each(values)
+            erring = _first_error(expected)
+            if erring is not None:
+                return Verdict((), self.rules[erring].id)
+        matches = self._network.match(self._writer.write(values, guards))
+        if cross_check and expected is not None:
+            reference_matches = [index for index in range(len(self.rules)) if expected[index] is True]
+            if reference_matches != matches:
+                return Verdict((), "", (self._ids(matches), self._ids(reference_matches)))
+        return Verdict(tuple([self.rules[index] for index in matches]))
+
+    def evaluate_reference(self, case: Case) -> Verdict:
+        """Return the rules that match by the reference engine alone."""
+        values = self._reader.read(case)
+        answers = self._condition_program.evaluate_all(values)
+        if answers is None:
+            answers = self._condition_program.evaluate_each(values)
+            erring = _first_error(answers)
+            if erring is not None:
+                return Verdict((), self.rules[erring].id)
+        return Verdict(tuple(rule for rule, value in zip(self.rules, answers, strict=True) if value is True))
+
+    def assess_feasibility(self, known: KnownFacts) -> Prospect:
+        """Return which outcomes the rules allow for any proposal while these facts hold."""
+        if self._feasibility is None:  # most actions never need it
+            effects = [rule.effect for rule in self.rules]
+            self._feasibility = Feasibility(self.environment, effects, self._checked.lowered)
+        return self._feasibility.assess(known)
+
+    def explain(self, case: Case) -> tuple[RuleExplanation, ...]:
+        """Return every rule, by falling priority, with the terms of its condition and their values."""
+        values = self._reader.read(case)
+        return tuple(
+            explain(self.policy_id, rule.id, condition, self._checked.environment, values) for rule, condition in self._checked.rules
+        )
+
+    def start(self) -> None:
+        """Start the Rete network now instead of with the first case. Raises NetworkFaultError."""
+        self._network.start()
+
+    def _prepare_score(self) -> tuple[CaseReader, Program]:
+        if self.score_expression is not None:
+            return _create_reader(self.score_expression), Program(
+                self.environment, [condition_source(self.score_expression.expression.source)]
+            )
+        tree = self.environment.tree(SCORE_DEFAULT)
+        reader = CaseReader(find_variables(tree, self.environment.types), find_presence_tests(tree))
+        return reader, Program(self.environment, [condition_source(SCORE_DEFAULT)])
+
+    def _ids(self, indexes: Iterable[int]) -> tuple[str, ...]:
+        return tuple(self.rules[index].id for index in indexes)
+
+
+@mypyc_attr(native_class=False)  # native classes cannot be weakly referenced
+class CompiledRuleSet:
+    """A valid rule set document, compiled."""
+
+    def __init__(
+        self,
+        document: _DocumentIdentity,
+        text: str,
+        part: RuleSetPart,
+        checked: Mapping[str, CheckedAction],
+        warnings: Iterable[DocumentWarning],
+    ) -> None:
+        self.policy_id = document.policy_id
+        self.version = document.version
+        self.digest = document.digest
+        self.canonical_json = document.canonical_json
+        self.document = text
+        self.description = part.description
+        self._warnings = tuple(warnings)
+        self.actions: Mapping[str, CompiledAction] = {
+            name: CompiledAction(document, name, part.actions[name], checked[name]) for name in sorted(checked)
+        }
+        self.derivations = tuple(rule for name in sorted(checked) for rule in checked[name].derivations)
+
+    @property
+    def warnings(self) -> tuple[DocumentMessage, ...]:
+        """The warnings about the document, sorted by place."""
+        return locate_warnings(self._warnings, self.document) if self._warnings else ()
+
+
+def compile_rule_set(text: str) -> CompiledRuleSet:
+    """Compile a rule set document, YAML or JSON.
+
+    The canonical JSON of a rule set compiles to an equal rule set. Raises DocumentError with every mistake, sorted by place.
+    """
+    messages = Messages()
+    source = Source(text, messages)
+    part = read_document(source, messages)
+    if part is None:
+        raise DocumentError(messages.sorted())
+    expressions = ExpressionChecker(part, source, messages)
+    checked = check_actions(part, source, messages, expressions)
+    if len(messages):
+        raise DocumentError(messages.sorted())
+    canonical = to_canonical_json(source.data)
+    identity = _DocumentIdentity(part.rule_set, part.version, compute_digest(canonical), canonical)
+    return CompiledRuleSet(identity, text, part, checked, find_warnings(part, checked, expressions))
+
+
+class _DocumentIdentity(NamedTuple):
+    policy_id: str
+    version: int
+    digest: str
+    canonical_json: str
+
+
+def _create_reader(scoped: ScopedExpression) -> CaseReader:
+    environment, expression = scoped
+    return CaseReader(find_variables(expression.tree, environment.types), find_presence_tests(expression.tree))
+
+
+def _first_error(answers: list[object]) -> int | None:
+    return next((index for index, value in enumerate(answers) if not isinstance(value, bool)), None)
+
+
+# One network per (digest, action type), shared by equal documents: activating a version again must not start a second one. The
+# network's memory is freed with the last rule set that holds it.
+_networks: Final[weakref.WeakValueDictionary[tuple[str, str], Network]] = weakref.WeakValueDictionary()
+
+
+def _share_network(digest: str, action_type: str, network_plan: NetworkPlan) -> Network:
+    network = _networks.get((digest, action_type))
+    if network is None:
+        network = _networks[digest, action_type] = Network(action_type, network_plan)
+    return network

@@ -1,0 +1,150 @@
+"""Subject templates: the subject that a declared fact must be about (constitution §4.4).
+
+A declaration without a template means the proposal's subject. A template is CEL over `subject`, `params` and the other declared
+facts, and gives "type/id". The facts that it reads are selected first: their order follows from the templates, not from the order
+of a mapping. While one of them is not available as required, the subject is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from gavel_rules.language.cel.checker import CheckedExpression, Environment
+from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, Node
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.engines.case import Case, CaseReader, bare_case
+from gavel_rules.language.engines.cel import Program, condition_source
+from gavel_rules.limits import SUBJECT
+
+_SUBJECT: Final = re.compile(SUBJECT)
+SUBJECT_LENGTH_MAX: Final = 64 + 1 + 256  # the longest match of SUBJECT
+SUBJECT_CACHE_MAX: Final = 4_096
+_FACTS: Final = "facts."
+
+
+class SubjectTemplate:
+    """One template, compiled.
+
+    `dependencies` are the declared facts that it reads or tests; `reads_params` tells whether it reads or tests params too.
+    """
+
+    def __init__(self, environment: Environment, expression: CheckedExpression) -> None:
+        variables = list(find_variables(expression.tree, environment.types))
+        presences = list(find_presence_tests(expression.tree))
+        self.dependencies = find_dependencies(environment, expression)
+        self.reads_params = any(path.startswith("params") for path in (*(name for name, _ in variables), *presences))
+        # Most templates concatenate texts, which needs no evaluator.
+        self._pieces = _split_concatenation(expression.tree, environment)
+        self._reader = CaseReader(variables, presences)
+        self._program = Program(environment, [condition_source(expression.source)])
+
+    def subject(self, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
+        """Return the fact's subject for typed params, those of its `dependencies` that are available, and the proposal's subject.
+
+        None if the template errs, or does not give a valid "type/id".
+        """
+        pieces = self._pieces
+        value = _concatenate(pieces, params, facts, subject) if pieces is not None else self._evaluate(bare_case(params, facts, subject))
+        return value if isinstance(value, str) and _is_subject(value) else None
+
+    def _evaluate(self, case: Case) -> object:
+        answers = self._program.evaluate_all(self._reader.read(case))
+        return None if answers is None else answers[0]
+
+
+def _is_subject(text: str) -> bool:
+    # The length first: the cache must not hold long texts of agents.
+    return len(text) <= SUBJECT_LENGTH_MAX and _matches_subject(text)
+
+
+@lru_cache(SUBJECT_CACHE_MAX)
+def _matches_subject(text: str) -> bool:
+    return _SUBJECT.fullmatch(text) is not None
+
+
+# ("", literal), ("params", name), ("facts", name), ("subject", ""), ("subject", "type") or ("subject", "id").
+_Pieces = list[tuple[str, str]]
+
+
+def _split_concatenation(tree: Node, environment: Environment) -> _Pieces | None:
+    """Return the pieces of a template that only concatenates; None for any other template."""
+    match tree:
+        case Constant("string", str(text)):
+            return [("", text)]
+        case Identifier(name) if name in environment.types and environment.types[name].kind == "string":
+            root, _, rest = name.partition(".")
+            return [(root, rest)] if root in ("params", "facts", "subject") and "." not in rest else None
+        case Call("_+_", None, (left, right)):
+            before, after = _split_concatenation(left, environment), _split_concatenation(right, environment)
+            return None if before is None or after is None else before + after
+    return None
+
+
+def _concatenate(pieces: _Pieces, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
+    """Return the pieces as one text; None where a value is absent, as CEL would err."""
+    parts: list[str] = []
+    for root, text in pieces:
+        part: object = text
+        if root == "params":
+            part = params.get(text)
+        elif root == "facts":
+            part = facts.get(text)
+        elif root == "subject":
+            part = _subject_part(subject, text)
+        if not isinstance(part, str):
+            return None
+        parts.append(part)
+    return "".join(parts)
+
+
+def _subject_part(subject: str, name: str) -> str:
+    """Return the "type" or the "id" of a subject, or for "" the whole."""
+    if not name:
+        return subject
+    kind, _, identity = subject.partition("/")
+    return kind if name == "type" else identity
+
+
+def find_dependencies(environment: Environment, expression: CheckedExpression) -> tuple[str, ...]:
+    """Return the declared facts that a template reads or tests, sorted by name."""
+    paths = {*(name for name, _ in find_variables(expression.tree, environment.types)), *find_presence_tests(expression.tree)}
+    return tuple(sorted(path.removeprefix(_FACTS) for path in paths if path.startswith(_FACTS)))
+
+
+def find_invalid_subject(environment: Environment, expression: CheckedExpression) -> str | None:
+    """Return the text of a template made of literals alone if it is not a valid subject; None for any other template."""
+    pieces = _split_concatenation(expression.tree, environment)
+    if pieces is None or any(root for root, _ in pieces):
+        return None
+    literal = "".join(text for _, text in pieces)
+    return None if _is_subject(literal) else literal
+
+
+def sort_by_dependency(names: list[str], dependencies: Mapping[str, tuple[str, ...]]) -> tuple[list[str], list[str]]:
+    """Sort facts so that each comes after its dependencies, and otherwise in the given order.
+
+    Returns the facts sorted, and those that depend on themselves, which the first list lacks.
+    """
+    ordered: dict[str, None] = {}
+    remaining = names
+    while remaining:
+        ready = [name for name in remaining if all(dependency in ordered for dependency in dependencies.get(name, ()))]
+        if not ready:
+            return list(ordered), [name for name in remaining if name in _transitive_dependencies(name, dependencies)]
+        ordered.update(dict.fromkeys(ready))
+        remaining = [name for name in remaining if name not in ordered]
+    return list(ordered), []
+
+
+def _transitive_dependencies(name: str, dependencies: Mapping[str, tuple[str, ...]]) -> set[str]:
+    answer: set[str] = set()
+    queue = [name]
+    while queue:
+        for dependency in dependencies.get(queue.pop(), ()):
+            if dependency not in answer:
+                answer.add(dependency)
+                queue.append(dependency)
+    return answer

@@ -1,0 +1,30 @@
+"""The Redis keys of a bus: its log, the log's head, the work queues and the event_ids.
+
+Server and clients import these names, so nobody else spells a key. The braces make the bus the hash tag of a Redis Cluster: all
+keys of a bus share a slot. Names only; nothing here talks to Redis.
+"""
+
+from __future__ import annotations
+
+
+def log_key(bus: str) -> str:
+    """Return the key of the stream of events. Entry `<sequence_number>-0` has the fields e (envelope) and h (chain hash)."""
+    return f"gavel:{{{bus}}}:log"
+
+
+def head_key(bus: str) -> str:
+    """Return the key of the hash with sequence_number, chain_hash, count (entries in the log), format_version and fence."""
+    return f"gavel:{{{bus}}}:head"
+
+
+def work_key(bus: str, queue: str) -> str:
+    """Return the key of a work queue, "decisions" or "executions": a stream whose entries have the ids and fields of the log's."""
+    return f"gavel:{{{bus}}}:work:{queue}"
+
+
+def event_ids_key(bus: str, day: int) -> str:
+    """Return the key of the hash of one day's event_ids; `day` counts from 1970-01-01.
+
+    A value is the event's sequence number, for a proposal followed by ":" and the number of its first decision.
+    """
+    return f"gavel:{{{bus}}}:ids:{day}"

@@ -1,0 +1,20 @@
+"""Proof that a log's decisions follow from the log (constitution §8).
+
+Two passes, each fed one record at a time, so that the caller decides how to read. `Integrity` checks the chain and the order of the log.
+`Recomputation` runs the decider again and compares every event.
+"""
+
+from gavel_rules.replay.differences import field_differences
+from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
+from gavel_rules.replay.integrity import Integrity, decode
+from gavel_rules.replay.recomputation import Recomputation
+
+__all__ = [
+    "DamagedError",
+    "DivergedError",
+    "Integrity",
+    "Recomputation",
+    "VersionNotImplementedError",
+    "decode",
+    "field_differences",
+]

@@ -1,0 +1,135 @@
+"""From a recorded input event back to the command that recorded it.
+
+An input is an event that a command records for its own sake; every other event follows from an input in the same commit, or from a timer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gavel.v1 import common_pb2, execution_pb2, fact_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import Fact, RuleSetActivated, RuleSetDeactivated
+
+from gavel_rules import reason_codes
+from gavel_rules.commands import (
+    ActivateRuleSet,
+    BeginExecution,
+    ChangeCrossCheck,
+    Command,
+    DeactivateRuleSet,
+    DeployRuleSet,
+    OpenBus,
+    PublishEvent,
+    References,
+    RenewExecution,
+    ReportExecution,
+    ResolveReview,
+    RevokeDecision,
+    SubmitProposal,
+)
+from gavel_rules.events.citation import CitedEvent
+from gavel_rules.events.kinds import GAVEL, SYSTEM_PRODUCER
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.language.rule_set import CompiledRuleSet
+from gavel_rules.state.state import State
+
+
+def command_of(
+    recorded: Envelope, state: State, cited_events: Mapping[int, CitedEvent], compile_document: Callable[[str], CompiledRuleSet]
+) -> tuple[Command | None, References]:
+    """Return the command that recorded an input event, with its references; None if no command records such an event.
+
+    Raises DocumentError if a recorded rule set does not compile.
+    """
+    sent = Envelope()
+    sent.CopyFrom(recorded)
+    sent.ClearField("sequence_number")
+    sent.ClearField("recorded_at")
+    match recorded.WhichOneof("payload"):
+        case "fact" if recorded.fact.WhichOneof("system") is not None:
+            return _system_command(recorded, compile_document), References(cited_events=cited_events)
+        case "agent_diagnostic" if is_late_report(recorded):
+            return _late_report_command(recorded), References()
+        case "decision" if recorded.decision.reason_code == reason_codes.RETRY_FACTS_CHANGED:
+            # The only decision that a command makes without an input event: the begin of another attempt.
+            return BeginExecution(recorded.decision.previous_decision_id, recorded.producer, 1), References()
+        case _ if recorded.producer.id == GAVEL:
+            return None, References()  # no producer publishes in Gavel's name
+        case "proposal":
+            sent.proposal.ClearField("contest")
+            return SubmitProposal(ProposalView(sent)), References(cited_events=cited_events)
+        case "fact" | "observation" | "tool_call" | "tool_result" | "agent_diagnostic":
+            return PublishEvent(sent), References()
+        case "execution":
+            return _execution_command(recorded, sent, state), References()
+    return None, References()
+
+
+def is_consequence(recorded: Envelope) -> bool:
+    """Return whether Gavel records such an event as the consequence of another one in the same commit."""
+    if recorded.HasField("decision"):
+        return True
+    return recorded.HasField("agent_diagnostic") and recorded.producer == SYSTEM_PRODUCER and not is_late_report(recorded)
+
+
+def is_late_report(recorded: Envelope) -> bool:
+    """Return whether a diagnostic holds the report of a superseded attempt."""
+    return recorded.agent_diagnostic.WhichOneof("detail") == "late_execution"
+
+
+def unjudged_candidates(recorded: Envelope) -> frozenset[str]:
+    """Return the candidates whose arbitration failed when a contest closed, from the first decision of the close."""
+    rows = recorded.decision.contest.candidates
+    return frozenset(row.proposal_id for row in rows if row.reason_code == reason_codes.NOT_JUDGED)
+
+
+def _late_report_command(recorded: Envelope) -> Command:
+    late = recorded.agent_diagnostic.late_execution
+    report = Envelope(event_id=recorded.event_id, execution=late.execution)
+    report.producer.type = common_pb2.PRODUCER_TYPE_EXECUTOR
+    report.producer.id = late.executor_id
+    report.producer.version = late.executor_version
+    return ReportExecution(report)
+
+
+def _execution_command(recorded: Envelope, sent: Envelope, state: State) -> Command:
+    execution = recorded.execution
+    live = state.decisions.get(execution.decision_id)
+    if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
+        lease_ms = milliseconds(execution.lease_until) - milliseconds(recorded.recorded_at)
+        if live is not None and live.attempt == execution.attempt:
+            return RenewExecution(execution.decision_id, execution.execution_id, recorded.producer, lease_ms)
+        return BeginExecution(execution.decision_id, recorded.producer, lease_ms)
+    if execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and execution.attempt == 0:
+        return BeginExecution(execution.decision_id, recorded.producer, 1)
+    return ReportExecution(sent)
+
+
+def _system_command(recorded: Envelope, compile_document: Callable[[str], CompiledRuleSet]) -> Command | None:
+    """Return the command that recorded a system fact."""
+    fact = recorded.fact
+    match fact.WhichOneof("system"):
+        case "bus_opened":
+            return OpenBus(recorded.event_id, fact.bus_opened.cross_check, fact.bus_opened.idempotency_window_ms)
+        case "cross_check_changed":
+            return ChangeCrossCheck(recorded.event_id, fact.cross_check_changed.cross_check)
+        case "rule_set_deployed":
+            deployed = fact.rule_set_deployed
+            return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document)
+        case "rule_set_activated":
+            activated = fact.rule_set_activated
+            return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, _is_shadow(activated))
+        case "rule_set_deactivated":
+            deactivated = fact.rule_set_deactivated
+            return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated))
+        case "review_resolved":
+            return ResolveReview(Envelope(event_id=recorded.event_id, fact=Fact(review_resolved=fact.review_resolved)))
+        case "revocation_requested":
+            return RevokeDecision(Envelope(event_id=recorded.event_id, fact=Fact(revocation_requested=fact.revocation_requested)))
+    return None
+
+
+def _is_shadow(event: RuleSetActivated | RuleSetDeactivated) -> bool:
+    return event.mode == fact_pb2.ACTIVATION_MODE_SHADOW

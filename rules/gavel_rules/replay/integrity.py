@@ -1,0 +1,98 @@
+"""The first pass of a replay: hash chain, sequence numbers, times, causes, and who published what.
+
+The chain is over the recorded bytes; nothing is serialized again.
+"""
+
+from __future__ import annotations
+
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.replay_service_pb2 import Divergence
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gavel_rules.events.hash_chain import chain, genesis_hash
+from gavel_rules.events.kinds import ARBITER_VERSION, PAYLOAD_OF_CATEGORY
+from gavel_rules.events.permissions import CATEGORIES_OF_PRODUCER
+from gavel_rules.events.timestamps import TIME_MS_MAX, milliseconds
+from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
+
+
+class Integrity:
+    """Checks the integrity of a bus's log. Feed every record from number 1 in order."""
+
+    def __init__(self, bus: str) -> None:
+        self._bus = bus
+        self._hash = genesis_hash(bus)
+        self._recorded_at_ms = 0
+        self._window_ms = 0
+        self._recorded_at_ms_of: dict[bytes, int] = {}  # by event_id
+        self.events = 0
+
+    def feed(self, sequence_number: int, envelope_bytes: bytes, chain_hash: bytes) -> None:
+        """Check one record. Raises DamagedError, DivergedError or VersionNotImplementedError."""
+        if sequence_number != self.events + 1:
+            message = f"event {self.events + 1} is missing; the next entry is {sequence_number}"
+            raise DamagedError(Divergence(sequence_number=self.events + 1, kind="sequence-gap", message=message))
+        self._hash = chain(self._hash, envelope_bytes)
+        if self._hash != chain_hash:
+            message = f"the chain breaks at event {sequence_number}: its bytes do not match its chain hash"
+            raise DamagedError(Divergence(sequence_number=sequence_number, kind="chain-broken", message=message))
+        envelope = decode(sequence_number, envelope_bytes)
+        self.events = sequence_number
+        problem = self._problem(envelope)
+        if problem:
+            raise DivergedError(
+                Divergence(sequence_number=sequence_number, event_id=envelope.event_id, kind="unlawful-event", message=problem)
+            )
+        self._remember(envelope)
+
+    def _problem(self, envelope: Envelope) -> str:
+        """Return why this event cannot be at this place of a log, or ""."""
+        number = self.events
+        payload = envelope.WhichOneof("payload")
+        if envelope.sequence_number != number or envelope.bus != self._bus:
+            return f"entry {number} of bus {self._bus} holds event {envelope.sequence_number} of bus {envelope.bus}"
+        if payload is None or PAYLOAD_OF_CATEGORY.get(envelope.event_category) != payload:
+            return f"event {number} has category {envelope.event_category} and payload {payload}"
+        if (number == 1) != (envelope.fact.WhichOneof("system") == "bus_opened"):
+            return f"event {number}: a bus begins with BusOpened and has no other"
+        if envelope.event_category not in CATEGORIES_OF_PRODUCER.get(envelope.producer.type, frozenset()):
+            return f"event {number}: producer type {envelope.producer.type} may not publish a {payload}"
+        if not _is_recordable(envelope.recorded_at) or not _is_recordable(envelope.occurred_at):
+            return f"event {number}: recorded_at or occurred_at is outside the years 1970 to 9999"
+        if milliseconds(envelope.recorded_at) < self._recorded_at_ms:
+            return f"event {number} was recorded before event {number - 1}"
+        known_ms = self._recorded_at_ms_of.get(envelope.event_id.encode())
+        if known_ms is not None and milliseconds(envelope.recorded_at) - known_ms <= self._window_ms:
+            return f"event {number} repeats event_id {envelope.event_id} within the bus's idempotency window"
+        if envelope.causation_id and envelope.causation_id.encode() not in self._recorded_at_ms_of:
+            return f"event {number} names the cause {envelope.causation_id}, which does not precede it"
+        return ""
+
+    def _remember(self, envelope: Envelope) -> None:
+        self._recorded_at_ms = milliseconds(envelope.recorded_at)
+        self._recorded_at_ms_of[envelope.event_id.encode()] = self._recorded_at_ms
+        match envelope.fact.WhichOneof("system"):
+            case "bus_opened":
+                version = envelope.fact.bus_opened.arbiter_version
+                self._window_ms = envelope.fact.bus_opened.idempotency_window_ms
+            case "arbiter_version_changed":
+                version = envelope.fact.arbiter_version_changed.arbiter_version
+            case _:
+                return
+        if version != ARBITER_VERSION:
+            raise VersionNotImplementedError(envelope.sequence_number, version)
+
+
+def decode(sequence_number: int, envelope_bytes: bytes) -> Envelope:
+    """Return the envelope of an entry. Raises DamagedError if the bytes are not an envelope."""
+    try:
+        return Envelope.FromString(envelope_bytes)
+    except DecodeError as error:
+        message = f"event {sequence_number} cannot be decoded"
+        raise DamagedError(Divergence(sequence_number=sequence_number, kind="undecodable", message=message)) from error
+
+
+def _is_recordable(value: Timestamp) -> bool:
+    """Return whether a bus records such a time; admission refuses any other."""
+    return 0 <= value.seconds <= TIME_MS_MAX // 1000 and 0 <= value.nanos < 1_000_000_000

@@ -1,0 +1,139 @@
+"""The second pass of a replay: the decider again, compared with the log.
+
+An input event is turned back into its command, which is handled again at its recorded time. Every event that the command or a timer records
+must be equal to the log, field by field.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from gavel.v1 import decision_pb2
+from gavel.v1.common_pb2 import EventReference
+from gavel.v1.decision_pb2 import Engine
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
+
+from gavel_rules.commands import Fault, Tick
+from gavel_rules.decider import handle
+from gavel_rules.events.citation import CitedEvent, cited_event
+from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
+from gavel_rules.replay.differences import field_differences
+from gavel_rules.replay.errors import DivergedError
+from gavel_rules.replay.inputs import command_of, is_consequence, unjudged_candidates
+from gavel_rules.replay.integrity import decode
+from gavel_rules.state.state import State
+
+
+class Recomputation:
+    """The recomputation of a bus's log. Feed every record from number 1 in order, then call `finish`.
+
+    Records before `compare_from` build the state and are not compared. `compiled` stands in for `compile_rule_set`, for a caller that
+    compiles ahead.
+    """
+
+    def __init__(
+        self,
+        bus: str,
+        *,
+        engine: Engine.ValueType = decision_pb2.ENGINE_RETE,
+        compare_from: int = 1,
+        compiled: Callable[[str], CompiledRuleSet] = compile_rule_set,
+    ) -> None:
+        self.state = State(bus)
+        self._engine = engine
+        self._compare_from = compare_from
+        self._compile_document = compiled
+        self._expected: deque[RecordedEvent] = deque()
+        self._cited_events: dict[int, CitedEvent] = {}
+        self._input: Envelope | None = None
+        self.events = 0
+        self.decisions = 0
+        self.derived_facts = 0
+
+    def feed(self, sequence_number: int, envelope_bytes: bytes) -> Envelope:
+        """Recompute one event and return its recorded envelope.
+
+        Raises DivergedError at the first event that differs, and DamagedError if the bytes are not an envelope.
+        """
+        recorded = decode(sequence_number, envelope_bytes)
+        if sequence_number < self._compare_from or (not self.events and not self._expected and is_consequence(recorded)):
+            # A consequence of an input before `compare_from` cannot be compared without that input.
+            event = self.state.apply(recorded)
+            self.state.commit()
+        else:
+            if not self._expected:
+                self._predict(recorded)
+            event = self._expected.popleft()
+            self._compare(recorded, event.envelope)
+            self._count(recorded)
+        event.pack(envelope_bytes)
+        citation = cited_event(recorded)
+        if citation.keys:
+            self._cited_events[sequence_number] = citation
+        return recorded
+
+    def finish(self, *, at_head: bool) -> None:
+        """Check that no event is missing at the end. A log that is cut off on purpose (not `at_head`) may end inside a commit."""
+        if self._expected and at_head:
+            missing = self._expected[0].envelope
+            raise self._diverged(missing, "missing-event", f"event {missing.sequence_number} should follow, but the log ends", [])
+
+    def _predict(self, recorded: Envelope) -> None:
+        """Handle the command of an input again, or fire a timer that is due before it, and expect the events."""
+        self.state.commit()
+        number = recorded.sequence_number
+        now_ms = milliseconds(recorded.recorded_at)
+        timers = handle(self.state, Tick(1, unjudged_candidates(recorded)), now_ms=now_ms, engine=self._engine)
+        if timers.events:
+            self._input = timers.events[0].envelope
+            self._expected.extend(timers.events)
+            return
+        try:
+            command, references = command_of(recorded, self.state, self._cited_events, self._compile_document)
+        except DocumentError as error:
+            message = f"the rule set of event {number} does not compile: {error}"
+            raise self._diverged(recorded, "rule-set-invalid", message, []) from error
+        if command is None:
+            message = f"event {number} ({recorded.event_name}) follows from nothing in the log"
+            raise self._diverged(recorded, "unexpected-event", message, [])
+        self._input = recorded
+        handled = handle(self.state, command, references, now_ms, self._engine)
+        if not handled.events:
+            reason = handled.answer.message if isinstance(handled.answer, Fault) else "it appends nothing"
+            raise self._diverged(recorded, "refused-event", f"event {number} is refused when it is handled again: {reason}", [])
+        self._expected.extend(handled.events)
+
+    def _compare(self, recorded: Envelope, expected: Envelope) -> None:
+        if recorded == expected:
+            return
+        differences = list(field_differences(recorded, expected))
+        summary = ", ".join(difference.path for difference in differences[:5]) or "its encoding"
+        message = f"event {recorded.sequence_number} ({recorded.event_name}) is recomputed differently: {summary}"
+        raise self._diverged(recorded, "field-mismatch", message, differences)
+
+    def _diverged(self, event: Envelope, kind: str, message: str, differences: list[FieldDifference]) -> DivergedError:
+        inputs = []
+        if self._input is not None:
+            inputs.append(EventReference(event_id=self._input.event_id, sequence_number=self._input.sequence_number))
+            inputs.extend(self._input.proposal.based_on_events)
+        return DivergedError(
+            Divergence(
+                sequence_number=event.sequence_number,
+                event_id=event.event_id,
+                kind=kind,
+                message=message,
+                differences=differences,
+                inputs=inputs,
+            )
+        )
+
+    def _count(self, recorded: Envelope) -> None:
+        self.events += 1
+        if recorded.HasField("decision"):
+            self.decisions += 1
+        elif recorded.fact.decision_id:
+            self.derived_facts += 1

@@ -1,0 +1,21 @@
+"""Composite keys of the state's tables. Their parts are joined by a space, which none but the last part can contain."""
+
+from __future__ import annotations
+
+from gavel_rules.events.fingerprint import fingerprint
+from gavel_rules.events.proposal_view import ProposalView
+
+
+def action_key(action_type: str, target: str) -> str:
+    """Return the key of an action on a subject or, for its contest, on a conflict key. No decision_id equals it."""
+    return f"{action_type} {target}"
+
+
+def duplicate_key(proposal: ProposalView, conflict_key: str) -> str:
+    """Return the key that equal proposals for one conflict key share."""
+    return f"{fingerprint(proposal)} {conflict_key}"
+
+
+def reading_key(subject: str, key: str) -> str:
+    """Return the key of a fact key of a subject."""
+    return f"{subject} {key}"

@@ -1,0 +1,150 @@
+"""The tables of one bus at its head, and the only ways to change them.
+
+Records are immutable: a change puts another record in place, and undoing it puts the old one back. Every method that changes a table
+writes the inverse to the undo log. Undoing may reorder the keys of a dict, so nothing may depend on their order. The store knows no
+events: `transitions_*` say what an event changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gavel.v1.fact_pb2 import CrossCheck
+from sortedcontainers import SortedList
+
+from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.state.keys import action_key
+from gavel_rules.state.records import (
+    ActionShadow,
+    ActiveRuleSet,
+    Candidate,
+    ClosedAction,
+    DeployedRuleSet,
+    EndedDecision,
+    LiveDecision,
+    OpenContest,
+    Review,
+    ShadowRuleSet,
+    ToolEvidence,
+    Trace,
+)
+from gavel_rules.state.undo_log import ABSENT, UndoLog
+
+
+class Store:
+    """The tables of one bus. Read them freely; change them by the methods alone."""
+
+    def __init__(self, bus: str) -> None:
+        self.undo_log: Final = UndoLog()
+        self._entries: Final = self.undo_log.entries
+
+        self.bus: Final = bus
+        self.head = 0
+        self.recorded_at_ms = 0
+        self.arbiter_version = 0
+        self.cross_check = CrossCheck()
+        self.idempotency_window_ms = IDEMPOTENCY_WINDOW_MS_DEFAULT
+
+        # Rule sets: deployed by (policy_id, version), the others by policy_id; compiled actions and shadows by action type.
+        self.rule_sets: dict[tuple[str, int], DeployedRuleSet] = {}
+        self.active_rule_sets: dict[str, ActiveRuleSet] = {}
+        self.active_actions: dict[str, tuple[CompiledAction, ...]] = {}
+        self.shadows: dict[str, ShadowRuleSet] = {}
+        self.shadows_by_action: dict[str, tuple[ActionShadow, ...]] = {}
+
+        # Evidence by subject, then fact key.
+        self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}
+
+        # Proposals that wait for a contest, by event_id; contests by `action_key` of the conflict key.
+        self.open_proposals: dict[str, RecordedEvent] = {}
+        self.open_proposals_by_subject: dict[str, tuple[str, ...]] = {}
+        self.open_proposals_by_trace: dict[str, dict[str, str]] = {}  # by trace, then `duplicate_key`
+        self.contests: dict[str, OpenContest] = {}
+
+        # Approvals by decision_id; `conflict_keys` maps a conflict key to the decision that holds it, `grants` a grant of one more
+        # attempt to its approval. Ended decisions have attempts that have not reported.
+        self.decisions: dict[str, LiveDecision] = {}
+        self.decisions_by_subject: dict[str, tuple[str, ...]] = {}
+        self.conflict_keys: dict[str, str] = {}
+        self.grants: dict[str, str] = {}
+        self.ended_decisions: dict[str, EndedDecision] = {}
+        self.reviews: dict[str, Review] = {}
+
+        # Traces, and by trace: closed actions by `action_key` of the subject, sequence numbers of tool calls by execution_id, and tool
+        # results by event_id. By tool result: readings by `reading_key`, and the `reading_key` of a contradiction.
+        self.traces: dict[str, Trace] = {}
+        self.closed_actions: dict[str, dict[str, ClosedAction]] = {}
+        self.tool_calls: dict[str, dict[str, int]] = {}
+        self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
+        self.readings: dict[str, dict[str, str]] = {}
+        self.contradictions: dict[str, str] = {}
+
+        # (due_ms, sequence_number, decision_id); of a contest (due_ms, number of its first proposal, its name).
+        self.timers: Final[SortedList] = SortedList()
+        self.trace_lapses: Final[SortedList] = SortedList()  # (last_event_ms, trace_id)
+        self.decision_ends: Final[SortedList] = SortedList()  # (ended_at_ms, decision_id)
+
+    def put(self, table: dict[Any, Any], key: object, value: object) -> None:
+        """Set a key of a table."""
+        self._entries.append((table, key, table.get(key, ABSENT)))
+        table[key] = value
+
+    def drop(self, table: dict[Any, Any], key: object) -> None:
+        """Delete a key of a table, if it is there."""
+        old = table.get(key, ABSENT)
+        if old is not ABSENT:
+            del table[key]
+            self._entries.append((table, key, old))
+
+    def drop_oldest(self, table: dict[str, Any], numbers: Mapping[str, int], count: int) -> None:
+        """Delete the `count` keys of a table with the lowest sequence numbers. Many at once: sorting costs more than deleting."""
+        for key in sorted(numbers, key=numbers.__getitem__)[:count]:
+            self.drop(table, key)
+
+    def subtable(self, table: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
+        """Return the dict at a key of a table, which is created if it is missing."""
+        inner = table.get(key)
+        if inner is None:
+            inner = {}
+            self.put(table, key, inner)
+        return inner
+
+    def schedule(self, schedule: SortedList, item: tuple[Any, ...]) -> None:
+        """Add an item to one of the sorted lists."""
+        schedule.add(item)
+        self._entries.append((schedule, item, True))
+
+    def unschedule(self, schedule: SortedList, item: tuple[Any, ...]) -> None:
+        """Remove an item from one of the sorted lists."""
+        schedule.remove(item)
+        self._entries.append((schedule, item, False))
+
+    def set(self, attribute: str, value: object) -> None:
+        """Replace a whole attribute."""
+        old = getattr(self, attribute)
+        self._entries.append(lambda: setattr(self, attribute, old))
+        setattr(self, attribute, value)
+
+    def rule_set(self, policy_id: str, version: int) -> CompiledRuleSet:
+        """Return a deployed rule set. A version that is not active may have to be compiled."""
+        active = self.active_rule_sets.get(policy_id)
+        return active.rule_set if active is not None and active.version == version else self.rule_sets[policy_id, version].rule_set
+
+    def contest_of(self, event: RecordedEvent) -> OpenContest | None:
+        """Return the contest that a recorded proposal waits for."""
+        if not self.contests or not event.competes:
+            return None
+        proposal = event.proposal
+        return self.contests.get(action_key(proposal.action_type, proposal.message.contest.conflict_key))
+
+    def unread_results(self, results: Mapping[str, ToolEvidence]) -> list[str]:
+        """Return the older half of the tool results that no observation has read: they may be forgotten.
+
+        Without its tool result a later observation is only inference. A result that has been read must stay, or another reading could
+        contradict it unnoticed.
+        """
+        unread = [event_id for event_id in results if not self.readings.get(event_id)]
+        return sorted(unread, key=lambda event_id: results[event_id].sequence_number)[: len(unread) // 2]

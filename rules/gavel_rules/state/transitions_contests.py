@@ -1,0 +1,49 @@
+"""Transitions of contests: proposals enter one and leave it (constitution §6.2)."""
+
+from __future__ import annotations
+
+from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.state.keys import action_key, duplicate_key
+from gavel_rules.state.records import OpenContest
+from gavel_rules.state.store import Store
+
+
+def enter_contest(store: Store, event: RecordedEvent) -> None:
+    """Add a proposal to the contest that it names. The first one opens the contest and schedules its close."""
+    proposal = event.envelope.proposal
+    entry = proposal.contest
+    name = action_key(proposal.action_type, entry.conflict_key)
+    contest = store.contests.get(name)
+    if contest is None:
+        number = event.sequence_number
+        opened_at_ms, closes_at_ms = milliseconds(entry.opened_at), milliseconds(entry.closes_at)
+        contest = OpenContest(name, proposal.action_type, entry.conflict_key, number, opened_at_ms, closes_at_ms, (), 0)
+        store.schedule(store.timers, (closes_at_ms, number, name))
+    candidates = (*contest.candidates, event.event_id)
+    # The payload alone: arbitration checked the room for it before the envelope was complete.
+    size_bytes = contest.size_bytes + proposal.ByteSize()
+    store.put(store.contests, name, contest._replace(candidates=candidates, size_bytes=size_bytes))
+    of_subject = store.open_proposals_by_subject.get(event.subject, ())
+    store.put(store.open_proposals_by_subject, event.subject, (*of_subject, event.event_id))
+    of_trace = store.subtable(store.open_proposals_by_trace, event.trace_id)
+    store.put(of_trace, duplicate_key(event.proposal, entry.conflict_key), event.event_id)
+
+
+def leave_contest(store: Store, contest: OpenContest, event: RecordedEvent) -> None:
+    """Remove a proposal that is decided from its contest. The last one ends the contest."""
+    candidates = tuple([candidate for candidate in contest.candidates if candidate != event.event_id])
+    if candidates:
+        store.put(store.contests, contest.name, contest._replace(candidates=candidates))
+    else:
+        store.drop(store.contests, contest.name)
+        store.unschedule(store.timers, (contest.closes_at_ms, contest.sequence_number, contest.name))
+    of_subject = tuple([other for other in store.open_proposals_by_subject[event.subject] if other != event.event_id])
+    if of_subject:
+        store.put(store.open_proposals_by_subject, event.subject, of_subject)
+    else:
+        store.drop(store.open_proposals_by_subject, event.subject)
+    of_trace = store.open_proposals_by_trace[event.trace_id]
+    store.drop(of_trace, duplicate_key(event.proposal, contest.conflict_key))
+    if not of_trace:
+        store.drop(store.open_proposals_by_trace, event.trace_id)

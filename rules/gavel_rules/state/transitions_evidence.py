@@ -1,0 +1,157 @@
+"""Transitions by evidence: facts, observations, tool calls and tool results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from gavel.v1 import common_pb2, fact_pb2
+from gavel.v1.fact_pb2 import Fact
+
+from gavel_rules.codec.evidence_fragments import encode_pin
+from gavel_rules.events.kinds import FACT, OBSERVATION
+from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
+from gavel_rules.state.keys import reading_key
+from gavel_rules.state.records import Candidate, ToolEvidence
+from gavel_rules.state.store import Store
+from gavel_rules.state.transitions_traces import remember_trace
+from gavel_rules.values import value_to_python
+
+
+def apply_fact(store: Store, event: RecordedEvent, fact: Fact) -> None:
+    """Make a fact the candidate of its source."""
+    envelope = event.envelope
+    claimed_at_ms = milliseconds(envelope.occurred_at)
+    producer = envelope.producer
+    subject = event.subject
+    number = event.sequence_number
+    key = fact.key
+    _put_candidate(
+        store,
+        subject,
+        key,
+        Candidate(
+            pin=encode_pin(key, subject, event.event_id, number, common_pb2.TRUST_TIER_1_SYSTEM_FACT, ""),
+            sequence_number=number,
+            category=FACT,
+            trust_tier=common_pb2.TRUST_TIER_1_SYSTEM_FACT,
+            source=producer.id,
+            value=value_to_python(fact.value),
+            claimed_at_ms=claimed_at_ms,
+            stated_at_ms=min(claimed_at_ms, store.recorded_at_ms),
+            aged_from_ms=claimed_at_ms,
+            max_age_ms=fact.max_age_ms,
+            evidence_ref="",
+            confidence=0.0,
+            producer_type=producer.type,
+            producer_id=producer.id,
+            producer_version=producer.version,
+            observed_from=fact.observed_from,
+            derivation_rule_id=fact.derivation_rule_id,
+            derivation_rule_version=fact.derivation_rule_version,
+        ),
+    )
+
+
+def apply_observation(store: Store, event: RecordedEvent) -> None:
+    """Make each field of an observation the candidate of its source, and note what was read in its tool result."""
+    envelope = event.envelope
+    observation = envelope.observation
+    claimed_at_ms = milliseconds(observation.observed_at)
+    aged_from_ms = claimed_at_ms
+    if observation.HasField("evidence_recorded_at"):
+        aged_from_ms = min(aged_from_ms, milliseconds(observation.evidence_recorded_at))
+    producer = envelope.producer
+    subject, event_id, number = event.subject, event.event_id, event.sequence_number
+    trust_tier, evidence_ref, evidence_hash = observation.trust_tier, observation.evidence_ref, observation.evidence_hash
+    readings = store.readings.get(evidence_ref)
+    for key in sorted(observation.extracted_fields):
+        value = value_to_python(observation.extracted_fields[key])
+        if readings is not None:
+            _note_reading(store, evidence_ref, readings, reading_key(subject, key), _canonical(value))
+        _put_candidate(
+            store,
+            subject,
+            key,
+            Candidate(
+                pin=encode_pin(key, subject, event_id, number, trust_tier, evidence_hash),
+                sequence_number=number,
+                category=OBSERVATION,
+                trust_tier=trust_tier,
+                source=observation.source_tool,
+                value=value,
+                claimed_at_ms=claimed_at_ms,
+                stated_at_ms=min(claimed_at_ms, store.recorded_at_ms),
+                aged_from_ms=aged_from_ms,
+                max_age_ms=0,
+                evidence_ref=evidence_ref,
+                confidence=observation.confidence,
+                producer_type=producer.type,
+                producer_id=producer.id,
+                producer_version=producer.version,
+                observed_from=fact_pb2.OBSERVED_FROM_UNSPECIFIED,
+                derivation_rule_id="",
+                derivation_rule_version=0,
+            ),
+        )
+
+
+def apply_tool_call(store: Store, event: RecordedEvent) -> None:
+    """Remember a tool call's execution_id in its trace."""
+    call = event.envelope.tool_call
+    if call.execution_id:
+        remember_trace(store, event.trace_id)
+        calls = store.subtable(store.tool_calls, event.trace_id)
+        if len(calls) >= TRACE_TOOL_CALLS_MAX:
+            # Later observations of the results of the forgotten calls are inference.
+            store.drop_oldest(calls, calls, TRACE_TOOL_CALLS_MAX // 4)
+        store.put(calls, call.execution_id, event.sequence_number)
+
+
+def apply_tool_result(store: Store, event: RecordedEvent) -> None:
+    """Remember a tool result in its trace, for observations to refer to."""
+    result = event.envelope.tool_result
+    remember_trace(store, event.trace_id)
+    results = store.subtable(store.tool_results, event.trace_id)
+    if len(results) >= TRACE_TOOL_RESULTS_MAX:
+        for event_id in store.unread_results(results):
+            store.drop(results, event_id)
+            store.drop(store.readings, event_id)
+    evidence = ToolEvidence(
+        result.execution_id, result.tool_name, result.content_hash, result.is_error, store.recorded_at_ms, event.sequence_number
+    )
+    store.put(results, event.event_id, evidence)
+    store.put(store.readings, event.event_id, {})
+
+
+def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -> None:
+    """Replace the candidate of the same category, source and tier, unless that one is later."""
+    keys = store.subtable(store.evidence, subject)
+    others = []
+    for other in keys.get(key, ()):
+        if (other.category, other.source, other.trust_tier) != (candidate.category, candidate.source, candidate.trust_tier):
+            others.append(other)
+        elif (other.claimed_at_ms, other.sequence_number) > (candidate.claimed_at_ms, candidate.sequence_number):
+            return
+    store.put(keys, key, (*others, candidate))
+
+
+def _note_reading(store: Store, evidence_ref: str, readings: dict[str, str], key: str, value: str) -> None:
+    """Note an observation's reading of a tool result, and a contradiction with an earlier one (constitution §4.6)."""
+    if key not in readings:
+        store.put(readings, key, value)
+    elif evidence_ref not in store.contradictions and readings[key] != value:
+        store.put(store.contradictions, evidence_ref, key)
+
+
+# About the length of the hash that replaces longer texts.
+_READING_LENGTH_MAX: Final = 64
+
+
+def _canonical(value: Any) -> str:
+    """Return a short text that is equal for equal JSON values: their JSON, or its hash if that is long. True differs from 1."""
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= _READING_LENGTH_MAX else "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,90 @@
+"""Transitions by facts about Gavel itself: opening of the bus, semantics, cross-check, rule sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gavel.v1 import fact_pb2
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules.language.document.canonical_form import compute_digest
+from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
+from gavel_rules.state.records import ActiveRuleSet, DeployedRuleSet, ShadowRuleSet
+from gavel_rules.state.store import Store
+
+
+def apply_system_fact(store: Store, envelope: Envelope, kind: str) -> None:
+    """Apply a fact about Gavel. `kind` names its `system` field; kinds that are not in the table change nothing."""
+    apply = _TRANSITIONS.get(kind)
+    if apply is not None:
+        apply(store, envelope)
+
+
+def _open_bus(store: Store, envelope: Envelope) -> None:
+    opened = envelope.fact.bus_opened
+    store.set("arbiter_version", opened.arbiter_version)
+    store.set("cross_check", opened.cross_check)
+    store.set("idempotency_window_ms", opened.idempotency_window_ms)
+
+
+def _change_arbiter_version(store: Store, envelope: Envelope) -> None:
+    store.set("arbiter_version", envelope.fact.arbiter_version_changed.arbiter_version)
+
+
+def _change_cross_check(store: Store, envelope: Envelope) -> None:
+    store.set("cross_check", envelope.fact.cross_check_changed.cross_check)
+
+
+def _deploy_rule_set(store: Store, envelope: Envelope) -> None:
+    deployed = envelope.fact.rule_set_deployed
+    canonical_json = deployed.canonical_json
+    record = DeployedRuleSet(
+        compute_digest(canonical_json),
+        tuple(sorted(json.loads(canonical_json)["actions"])),
+        deployed.document,
+        canonical_json,
+        envelope.sequence_number,
+        store.recorded_at_ms,
+    )
+    store.put(store.rule_sets, (deployed.policy_id, deployed.version), record)
+
+
+def _activate_rule_set(store: Store, envelope: Envelope) -> None:
+    activated = envelope.fact.rule_set_activated
+    policy_id, version = activated.policy_id, activated.version
+    rule_set = store.rule_sets[policy_id, version].rule_set
+    if activated.mode == fact_pb2.ACTIVATION_MODE_SHADOW:
+        shadow = ShadowRuleSet(version, envelope.sequence_number, activated.previous_version, rule_set)
+        store.put(store.shadows, policy_id, shadow)
+    else:
+        active = ActiveRuleSet(version, envelope.sequence_number, activated.previous_version, rule_set)
+        store.put(store.active_rule_sets, policy_id, active)
+        former_shadow = store.shadows.get(policy_id)
+        if former_shadow is not None and former_shadow.version == version:
+            store.drop(store.shadows, policy_id)
+    _refresh_actions(store)
+
+
+def _deactivate_rule_set(store: Store, envelope: Envelope) -> None:
+    deactivated = envelope.fact.rule_set_deactivated
+    is_shadow = deactivated.mode == fact_pb2.ACTIVATION_MODE_SHADOW
+    store.drop(store.shadows if is_shadow else store.active_rule_sets, deactivated.policy_id)
+    _refresh_actions(store)
+
+
+def _refresh_actions(store: Store) -> None:
+    active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
+    store.set("active_actions", actions_by_type(active.values()))
+    store.set("shadows_by_action", shadows_by_type(active, store.shadows))
+
+
+_TRANSITIONS: Final[Mapping[str, Callable[[Store, Envelope], None]]] = {
+    "bus_opened": _open_bus,
+    "arbiter_version_changed": _change_arbiter_version,
+    "cross_check_changed": _change_cross_check,
+    "rule_set_deployed": _deploy_rule_set,
+    "rule_set_activated": _activate_rule_set,
+    "rule_set_deactivated": _deactivate_rule_set,
+}

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+)
+
+// How much of the next messages of a stream may have come while one is read: what flow control lets through.
+const unreadBytesMax = 2 * windowBytes
+
+// call is one call of a caller and what it holds in memory. Fields without a comment are guarded by the mutex of connections.
+type call struct {
+	connection *connection // constant
+	id         uint32      // constant: its HTTP/2 stream
+	metadata   metadata.MD // constant: the caller's headers
+	method     method      // constant
+	isKnown    bool        // constant: there is such a method
+
+	stream    transportStream // once a handler has the call
+	refusal   *status.Status  // why the front has ended it
+	isOver    bool
+	bytes     int  // in flight: of headers, of messages that came, and of answers that are not sent
+	unread    int  // bytes that came and belong to no message that was read
+	unsent    int  // bytes of answers that are not sent
+	isReading bool // the handler waits for a message
+	since     int  // when the message was first waited for, or its first bytes came
+	stalled   int  // since when nothing of the answers was sent
+}
+
+// transportStream is the part of grpc-go's stream of a call that its public interface leaves out.
+type transportStream interface {
+	WriteStatus(*status.Status) error // ends the call, whatever its handler does
+	SetSendCompress(string) error
+}
+
+// callKey is the key of a call in its context.
+type callKey struct{}
+
+// tapCall sees each call before it is handled, and notes it. It refuses none: of a call with a deadline that is refused here, grpc-go keeps the
+// timer until the deadline.
+func tapCall(ctx context.Context, info *tap.Info) (context.Context, error) {
+	from, _ := peer.FromContext(ctx)
+	return context.WithValue(ctx, callKey{}, from.Addr.(callerAddress).connection.open(info.FullMethodName, info.Header)), nil
+}
+
+// begin returns the call that a handler has got, or the reason why it is refused.
+func begin(stream grpc.ServerStream) (*call, error) {
+	ctx := stream.Context()
+	call := ctx.Value(callKey{}).(*call)
+	transport := grpc.ServerTransportStreamFromContext(ctx).(transportStream)
+	// Answers are never compressed. It costs more than it saves next to the server.
+	if err := transport.SetSendCompress(""); err != nil {
+		return nil, status.FromContextError(context.Canceled).Err()
+	}
+	call.connection.table.mutex.Lock()
+	defer call.connection.table.unlock()
+	call.stream = transport
+	if !call.isKnown && call.refusal == nil {
+		call.refusal = status.New(codes.Unimplemented, "Method not found!")
+	}
+	return call, call.refusal.Err()
+}
+
+// readRequest reads the one message of a call.
+func (call *call) readRequest(stream grpc.ServerStream, request *request) error {
+	err := call.read(stream, request)
+	if err == io.EOF {
+		return invalid("request", "is missing: the call ended without a message").Err()
+	}
+	return err
+}
+
+// read reads the caller's next message. It returns io.EOF if the caller has sent all, else a status.
+func (call *call) read(stream grpc.ServerStream, request *request) error {
+	request.limit, request.decompressions = call.method.RequestBytes, call.connection.table.decompressions
+	err := stream.RecvMsg(request)
+	table := call.connection.table
+	table.mutex.Lock()
+	defer table.unlock()
+	if call.refusal != nil {
+		return call.refusal.Err()
+	}
+	if err != nil {
+		return err
+	}
+	call.isReading = false
+	if request.refusal != nil {
+		return request.refusal.Err()
+	}
+	call.unread -= request.wireBytes
+	if more := request.size - request.wireBytes; more > 0 && !call.isOver {
+		table.charge(call, more)
+	}
+	return call.refusal.Err()
+}
+
+// readOn notes that the handler waits for the next message.
+func (call *call) readOn() {
+	call.connection.table.mutex.Lock()
+	defer call.connection.table.unlock()
+	call.isReading, call.since = true, call.connection.table.now
+}
+
+// settle notes that a message that was read is out of memory.
+func (call *call) settle(request *request) {
+	call.connection.table.mutex.Lock()
+	defer call.connection.table.unlock()
+	if !call.isOver && call.refusal == nil {
+		call.connection.table.release(call, max(request.size, request.wireBytes))
+	}
+}
+
+// send sends an answer of some bytes, and waits while the caller does not read.
+func (call *call) send(stream grpc.ServerStream, answer any, bytes int) error {
+	if err := call.prepare(bytes + messageHeaderBytes); err != nil {
+		return err
+	}
+	if err := stream.SendMsg(answer); err != nil {
+		return call.reason(err)
+	}
+	return nil
+}
+
+// prepare notes that an answer is about to be sent.
+func (call *call) prepare(bytes int) error {
+	table := call.connection.table
+	table.mutex.Lock()
+	defer table.unlock()
+	if call.isOver || call.refusal != nil {
+		return call.refusal.Err()
+	}
+	if call.unsent == 0 {
+		call.stalled = table.now
+	}
+	call.unsent += bytes
+	table.charge(call, bytes)
+	return call.refusal.Err()
+}
+
+// reason returns why the front has ended the call, or err if it has not.
+func (call *call) reason(err error) error {
+	call.connection.table.mutex.Lock()
+	defer call.connection.table.unlock()
+	if call.refusal != nil {
+		return call.refusal.Err()
+	}
+	return err
+}
+
+// receive notes that a part of a message has come.
+func (call *call) receive(bytes int) {
+	if call.refusal != nil {
+		return
+	}
+	if call.unread == 0 {
+		call.since = call.connection.table.now
+	}
+	call.unread += bytes
+	limit := call.method.RequestBytes + messageHeaderBytes
+	if call.method.ClientStreaming {
+		limit += unreadBytesMax
+	}
+	if call.isKnown && call.unread > limit {
+		call.refuse(tooLarge(call.method.RequestBytes))
+		return
+	}
+	call.connection.table.charge(call, bytes)
+}
+
+// progress notes that a part of the answers was sent.
+func (call *call) progress(bytes int) {
+	call.stalled = call.connection.table.now
+	bytes = min(bytes, call.unsent)
+	call.unsent -= bytes
+	call.connection.table.release(call, bytes)
+}
+
+// refuse ends the call for its caller and its handler. What was not sent of its answers stays in memory until it is, or the call is reset.
+func (call *call) refuse(reason *status.Status) {
+	if call.refusal != nil || call.isOver {
+		return
+	}
+	call.refusal = reason
+	table := call.connection.table
+	table.release(call, call.bytes-call.unsent)
+	if call.stream != nil {
+		table.ended = append(table.ended, call)
+	}
+}
+
+// tick ends a call whose message does not come, or whose answers are not read. Where these keep the refusal from being sent, it is reset.
+func (call *call) tick(now int, limits *limits) {
+	isWaiting := call.isReading && (call.unread > 0 || !call.method.ClientStreaming)
+	if isWaiting && now-call.since >= limits.RequestSeconds {
+		call.refuse(exhausted(fmt.Sprintf("the request has not arrived within %d s", limits.RequestSeconds)))
+	}
+	if call.unsent > 0 && now-call.stalled >= limits.StallSeconds {
+		if call.refusal != nil {
+			call.connection.reset(call)
+		}
+		call.refuse(exhausted(fmt.Sprintf("the answers were not read for %d s", limits.StallSeconds)))
+		call.stalled = now
+	}
+}

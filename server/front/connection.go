@@ -1,0 +1,305 @@
+package main
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+)
+
+// How many bytes are read ahead: many small frames. The payload of a large frame is read past this buffer.
+const readAheadBytes = 8 << 10
+
+var errTooManyResets = errors.New("too many calls of the connection were reset")
+
+// connection is a caller's connection as grpc-go reads and writes it. It sees each frame on its way (http2frames.go), so that it knows what
+// every call has received and not read, or sent and not got rid of. grpc-go itself counts neither.
+//
+// It hands a call's headers to grpc-go by themselves: grpc-go handles them, and asks tapCall about the call, before it reads on. So the call
+// that tapCall sees is the one whose headers came last.
+type connection struct {
+	net.Conn
+	table  *connections
+	caller string // whose connections are counted together
+	peer   string // the caller's address, as the server hears it
+
+	// Of the goroutine that reads.
+	inbound  frameScanner
+	buffer   []byte
+	start    int    // of buffer: what grpc-go has not read
+	scanned  int    // of buffer: the end of what grpc-go may read
+	end      int    // of buffer: the end of what has come
+	injected []byte // frames that grpc-go reads before the buffer
+
+	// Of the goroutine that writes.
+	outbound frameScanner
+
+	writingSince atomic.Int64 // the time of connections, plus one; 0: no write is under way
+	hasResets    atomic.Bool
+
+	// Guarded by the mutex of connections.
+	calls      map[uint32]*call
+	opening    uint32 // the stream whose headers came last
+	bytes      int    // that the calls hold
+	idle       int    // rank among the connections that have become idle
+	resets     []uint32
+	resetSince int // the time when the first of `resets` was noted
+	resetCount int // calls that were reset, by either side, since resetStart
+	resetStart int
+	isCalm     bool // the caller has been told to calm down
+}
+
+func newConnection(table *connections, from net.Conn) *connection {
+	address := from.RemoteAddr()
+	peer := address.String()
+	if address.Network() == "unix" {
+		peer = unixPrefix
+	}
+	connection := &connection{
+		Conn:   newDirectConn(from),
+		table:  table,
+		caller: callerOf(address),
+		peer:   peer,
+		buffer: make([]byte, readAheadBytes),
+		calls:  map[uint32]*call{},
+	}
+	connection.inbound.rest = http2PrefaceBytes
+	table.idle++
+	connection.idle = table.idle
+	return connection
+}
+
+// callerAddress is the address of a caller, by which grpc-go's functions find its connection.
+type callerAddress struct {
+	net.Addr
+	connection *connection
+}
+
+// RemoteAddr returns the caller's address.
+func (connection *connection) RemoteAddr() net.Addr {
+	return callerAddress{connection.Conn.RemoteAddr(), connection}
+}
+
+// Close closes the connection.
+func (connection *connection) Close() error {
+	connection.table.mutex.Lock()
+	connection.table.remove(connection)
+	connection.table.unlock()
+	return connection.Conn.Close()
+}
+
+// Read implements io.Reader.
+func (connection *connection) Read(data []byte) (int, error) {
+	for {
+		if len(connection.injected) > 0 {
+			count := copy(data, connection.injected)
+			connection.injected = connection.injected[count:]
+			return count, nil
+		}
+		if connection.start < connection.scanned {
+			count := copy(data, connection.buffer[connection.start:connection.scanned])
+			connection.start += count
+			return count, nil
+		}
+		if connection.hasResets.Load() && connection.inbound.isBetweenFrames() {
+			connection.inject()
+			continue
+		}
+		if connection.scanned == connection.end {
+			count, err := connection.fill(data)
+			if errors.Is(err, os.ErrDeadlineExceeded) && connection.hasResets.Load() {
+				connection.SetReadDeadline(time.Time{})
+				continue
+			}
+			if err != nil || count > 0 {
+				return count, err
+			}
+		}
+		if err := connection.scan(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// fill reads ahead into the buffer and returns 0; the payload of a large frame it reads into data and returns how much.
+func (connection *connection) fill(data []byte) (int, error) {
+	if rest := connection.inbound.rest; rest >= len(connection.buffer) && len(data) > 0 {
+		// All but the frame's last byte, with which scan sees its end.
+		count, err := connection.Conn.Read(data[:min(len(data), rest-1)])
+		connection.inbound.rest -= count
+		return count, err
+	}
+	count, err := connection.Conn.Read(connection.buffer)
+	connection.start, connection.scanned, connection.end = 0, 0, count
+	return 0, err
+}
+
+// scan goes through what has come, up to the end of a call's headers.
+func (connection *connection) scan() error {
+	connection.table.mutex.Lock()
+	defer connection.table.unlock()
+	for connection.scanned < connection.end {
+		used, began, ended := connection.inbound.next(connection.buffer[connection.scanned:connection.end])
+		connection.scanned += used
+		frame := connection.inbound.current
+		if began {
+			connection.receive(frame)
+		}
+		if connection.isCalm {
+			return errTooManyResets
+		}
+		isHeaders := frame.kind == frameHeaders || frame.kind == frameContinuation
+		if ended && isHeaders && frame.flags&flagEndHeaders != 0 {
+			connection.opening = frame.stream
+			return nil
+		}
+	}
+	return nil
+}
+
+// receive notes a frame from the caller.
+func (connection *connection) receive(frame http2Frame) {
+	call := connection.calls[frame.stream]
+	switch frame.kind {
+	case frameData:
+		if call != nil {
+			call.receive(frame.length)
+		}
+	case frameReset:
+		connection.countReset()
+		if call != nil {
+			connection.remove(call)
+		}
+	}
+}
+
+// Write implements io.Writer: it writes all of data, or returns an error.
+func (connection *connection) Write(data []byte) (int, error) {
+	table := connection.table
+	table.mutex.Lock()
+	for rest := data; len(rest) > 0; {
+		used, began, _ := connection.outbound.next(rest)
+		rest = rest[used:]
+		if began {
+			connection.send(connection.outbound.current)
+		}
+	}
+	connection.writingSince.Store(int64(table.now) + 1)
+	table.unlock()
+	count, err := connection.Conn.Write(data)
+	connection.writingSince.Store(0)
+	return count, err
+}
+
+// send notes a frame to the caller.
+func (connection *connection) send(frame http2Frame) {
+	call := connection.calls[frame.stream]
+	if frame.kind == frameReset {
+		connection.countReset()
+	}
+	if call == nil {
+		return
+	}
+	if frame.kind == frameData {
+		call.progress(frame.length)
+	}
+	isLast := frame.kind == frameHeaders && frame.flags&flagEndStream != 0
+	if isLast || frame.kind == frameReset {
+		connection.remove(call)
+	}
+}
+
+// open notes the call whose headers have just come.
+func (connection *connection) open(path string, headers metadata.MD) *call {
+	table := connection.table
+	table.mutex.Lock()
+	defer table.unlock()
+	method, isKnown := table.limits.Methods[path]
+	call := &call{
+		connection: connection,
+		id:         connection.opening,
+		metadata:   headers,
+		method:     method,
+		isKnown:    isKnown,
+		isReading:  true,
+		since:      table.now,
+	}
+	connection.calls[call.id] = call
+	table.charge(call, headersBytes(headers))
+	return call
+}
+
+// remove forgets a call that has ended.
+func (connection *connection) remove(call *call) {
+	call.isOver = true
+	connection.table.release(call, call.bytes)
+	delete(connection.calls, call.id)
+	if len(connection.calls) == 0 {
+		connection.table.idle++
+		connection.idle = connection.table.idle
+	}
+}
+
+// countReset notes that a call was reset. Each has cost more than its caller; a caller that goes on with that has to leave.
+func (connection *connection) countReset() {
+	limits := &connection.table.limits
+	if now := connection.table.now; now-connection.resetStart >= limits.ResetSeconds {
+		connection.resetStart, connection.resetCount = now, 0
+	}
+	connection.resetCount++
+	if connection.resetCount > limits.Resets && !connection.isCalm {
+		connection.isCalm = true
+		connection.leave(codeEnhanceYourCalm)
+	}
+}
+
+// reset lets grpc-go reset a call at the next opportunity, and drop what it has not sent of it.
+func (connection *connection) reset(call *call) {
+	connection.table.release(call, call.bytes)
+	call.unsent = 0
+	if len(connection.resets) == 0 {
+		connection.resetSince = connection.table.now
+	}
+	connection.resets = append(connection.resets, call.id)
+	connection.hasResets.Store(true)
+	connection.SetReadDeadline(time.Unix(1, 0)) // ends a read that waits
+}
+
+// inject lets grpc-go read the frames that reset calls.
+func (connection *connection) inject() {
+	connection.table.mutex.Lock()
+	defer connection.table.unlock()
+	for _, stream := range connection.resets {
+		connection.injected = append(connection.injected, newStreamError(stream)...)
+	}
+	connection.resets = nil
+	connection.hasResets.Store(false)
+	connection.SetReadDeadline(time.Time{})
+}
+
+// tick ends what has taken too long.
+func (connection *connection) tick() {
+	now, limits := connection.table.now, &connection.table.limits
+	since := connection.writingSince.Load()
+	isStalled := since > 0 && now+1-int(since) >= limits.StallSeconds
+	if isStalled || len(connection.resets) > 0 && now-connection.resetSince >= limits.StallSeconds {
+		// Nothing can be written, or nothing is read of a frame that has begun: grpc-go cannot end the calls.
+		connection.leave(codeNone)
+		return
+	}
+	for _, call := range connection.calls {
+		call.tick(now, limits)
+	}
+}
+
+// leave says goodbye and closes the connection; its calls end.
+func (connection *connection) leave(code uint32) {
+	if direct, ok := connection.Conn.(interface{ writeNow([]byte) }); ok {
+		direct.writeNow(newGoAway(connection.opening, code))
+	}
+	connection.table.remove(connection)
+	connection.Conn.Close()
+}

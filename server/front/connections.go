@@ -1,0 +1,193 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// connections are the callers' connections and what their calls hold in memory. They refuse what exceeds a limit.
+type connections struct {
+	limits         limits
+	decompressions chan struct{} // holds one for each decompression under way
+
+	mutex  sync.Mutex
+	all    map[*connection]struct{}
+	counts map[string]int // connections by caller
+	bytes  int            // in flight
+	now    int            // seconds since the start
+	idle   int            // how often a connection has become idle
+	ended  []*call        // calls whose refusal is to be sent
+}
+
+func newConnections(limits limits) *connections {
+	return &connections{
+		limits:         limits,
+		decompressions: make(chan struct{}, limits.Decompressions),
+		all:            map[*connection]struct{}{},
+		counts:         map[string]int{},
+	}
+}
+
+// callerOf returns whose connections are counted together: those of one address, or of all Unix sockets.
+func callerOf(address net.Addr) string {
+	if address.Network() == "unix" {
+		return unixPrefix
+	}
+	host, _, err := net.SplitHostPort(address.String())
+	if err != nil {
+		return address.String()
+	}
+	return host
+}
+
+// unlock unlocks the mutex and sends the refusals that were made under it.
+func (connections *connections) unlock() {
+	ended := connections.ended
+	connections.ended = nil
+	connections.mutex.Unlock()
+	for _, call := range ended {
+		call.stream.WriteStatus(call.refusal)
+	}
+}
+
+// admit returns a newcomer as a connection, or nil if it has no room. Where there are too many connections, the one that has been idle longest
+// is closed for it.
+func (connections *connections) admit(newcomer net.Conn) *connection {
+	connections.mutex.Lock()
+	defer connections.unlock()
+	connection := newConnection(connections, newcomer)
+	full := len(connections.all) >= connections.limits.Connections
+	greedy := connections.counts[connection.caller] >= connections.limits.CallerConnections
+	if full || greedy {
+		idle := connections.longestIdle(connection.caller, greedy)
+		if idle == nil {
+			return nil
+		}
+		idle.leave(codeNone)
+	}
+	connections.all[connection] = struct{}{}
+	connections.counts[connection.caller]++
+	return connection
+}
+
+// longestIdle returns the connection that has been without calls for longest, among those of a caller or all; nil: there is none.
+func (connections *connections) longestIdle(caller string, ofCaller bool) *connection {
+	var longest *connection
+	for connection := range connections.all {
+		if len(connection.calls) > 0 || ofCaller && connection.caller != caller {
+			continue
+		}
+		if longest == nil || connection.idle < longest.idle {
+			longest = connection
+		}
+	}
+	return longest
+}
+
+// remove forgets a connection that is closed, and its calls.
+func (connections *connections) remove(connection *connection) {
+	if _, found := connections.all[connection]; !found {
+		return
+	}
+	for _, call := range connection.calls {
+		connection.remove(call)
+	}
+	delete(connections.all, connection)
+	connections.counts[connection.caller]--
+	if connections.counts[connection.caller] == 0 {
+		delete(connections.counts, connection.caller)
+	}
+}
+
+// charge adds bytes to what a call holds, and refuses calls if that exceeds a limit.
+func (connections *connections) charge(call *call, bytes int) {
+	connection := call.connection
+	call.bytes += bytes
+	connection.bytes += bytes
+	connections.bytes += bytes
+	// One call alone may exceed the limit of a connection: its own limits hold.
+	if connection.bytes > connections.limits.ConnectionBytes && connection.bytes > call.bytes {
+		message := fmt.Sprintf("%d bytes of this connection are in flight; read its answers, or try again", connections.limits.ConnectionBytes)
+		call.refuse(exhausted(message))
+	}
+	if connections.bytes > connections.limits.BytesInFlight {
+		connections.shed()
+	}
+}
+
+// release takes bytes off what a call holds.
+func (connections *connections) release(call *call, bytes int) {
+	call.bytes -= bytes
+	call.connection.bytes -= bytes
+	connections.bytes -= bytes
+}
+
+// shed refuses the largest calls of the caller that holds most, connection by connection, until an eighth of the limit is free.
+func (connections *connections) shed() {
+	limit := connections.limits.BytesInFlight
+	message := fmt.Sprintf("%d bytes of all callers are in flight; try again", limit)
+	bytes := map[string]int{}
+	for connection := range connections.all {
+		bytes[connection.caller] += connection.bytes
+	}
+	calls := connections.calls()
+	slices.SortFunc(calls, func(one, other *call) int {
+		return cmp.Or(
+			cmp.Compare(bytes[other.connection.caller], bytes[one.connection.caller]),
+			cmp.Compare(other.connection.bytes, one.connection.bytes),
+			cmp.Compare(other.bytes, one.bytes),
+		)
+	})
+	for _, call := range calls {
+		if connections.bytes <= limit-limit/8 {
+			return
+		}
+		call.refuse(exhausted(message))
+		if call.unsent > 0 {
+			call.connection.reset(call)
+		}
+	}
+}
+
+// calls returns the calls that hold something.
+func (connections *connections) calls() []*call {
+	var calls []*call
+	for connection := range connections.all {
+		for _, call := range connection.calls {
+			if call.bytes > 0 {
+				calls = append(calls, call)
+			}
+		}
+	}
+	return calls
+}
+
+// watch looks at the time limits once a second, until stop is closed.
+func (connections *connections) watch(stop <-chan struct{}) {
+	memory := newMemory()
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			connections.tick()
+			memory.tick()
+		case <-stop:
+			return
+		}
+	}
+}
+
+// tick ends what has taken too long.
+func (connections *connections) tick() {
+	connections.mutex.Lock()
+	defer connections.unlock()
+	connections.now++
+	for connection := range connections.all {
+		connection.tick()
+	}
+}

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"net"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+)
+
+// socket is one end of a pipe from an address.
+type socket struct {
+	net.Conn
+	address net.Addr
+}
+
+func (socket socket) RemoteAddr() net.Addr { return socket.address }
+
+func (connections *connections) admitFrom(t *testing.T, host string) *connection {
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { ours.Close(); theirs.Close() })
+	return connections.admit(socket{ours, &net.TCPAddr{IP: net.ParseIP(host), Port: 4711}})
+}
+
+func (connections *connections) holds(connection *connection) bool {
+	_, found := connections.all[connection]
+	return found
+}
+
+// At the limit, the connection that has been idle longest makes room; with calls under way on all, there is no room.
+func TestTheLongestIdleConnectionMakesRoom(t *testing.T) {
+	connections := newConnections(limitsOfTests())
+	var admitted []*connection
+	for _, host := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"} {
+		admitted = append(admitted, connections.admitFrom(t, host))
+	}
+	busy := admitted[0].open("/x", nil)
+	admitted[1].remove(admitted[1].open("/x", nil)) // idle since now
+	newcomer := connections.admitFrom(t, "10.0.0.5")
+	if newcomer == nil || !connections.holds(admitted[0]) || !connections.holds(admitted[1]) || connections.holds(admitted[2]) {
+		t.Error("the third connection has been idle longest")
+	}
+	for _, connection := range []*connection{admitted[1], admitted[3], newcomer} {
+		connection.open("/x", nil)
+	}
+	if connections.admitFrom(t, "10.0.0.6") != nil {
+		t.Error("all connections are busy, and another one is admitted")
+	}
+	admitted[0].remove(busy)
+	if connections.admitFrom(t, "10.0.0.6") == nil || connections.holds(admitted[0]) {
+		t.Error("the first connection is idle again and does not make room")
+	}
+}
+
+// A caller with too many connections makes room itself; other callers keep theirs.
+func TestACallerMakesRoomForItself(t *testing.T) {
+	limits := limitsOfTests()
+	limits.CallerConnections = 2
+	connections := newConnections(limits)
+	other := connections.admitFrom(t, "10.0.0.1")
+	first, second := connections.admitFrom(t, "10.0.0.2"), connections.admitFrom(t, "10.0.0.2")
+	first.open("/x", nil)
+	if third := connections.admitFrom(t, "10.0.0.2"); third == nil || connections.holds(second) || !connections.holds(other) {
+		t.Error("the second connection does not make room")
+	} else {
+		third.open("/x", nil)
+	}
+	if connections.admitFrom(t, "10.0.0.2") != nil {
+		t.Error("a third connection is admitted")
+	}
+	first.Close()
+	if connections.admitFrom(t, "10.0.0.2") == nil || connections.counts["10.0.0.2"] != 2 {
+		t.Error("a closed connection leaves no room")
+	}
+}
+
+// Of a connection, the call that exceeds its limit is refused; of all, the largest calls of the caller that holds most.
+func TestBytesInFlight(t *testing.T) {
+	limits := limitsOfTests()
+	connections := newConnections(limits)
+	small := connections.admitFrom(t, "10.0.0.1")
+	honest := small.open("/x", nil)
+	honest.receive(limits.ConnectionBytes)
+	second := small.openNext()
+	second.receive(1)
+	if honest.refusal != nil || second.refusal.Code() != codes.ResourceExhausted {
+		t.Errorf("%v, %v", honest.refusal, second.refusal)
+	}
+	if small.bytes != limits.ConnectionBytes || connections.bytes != small.bytes {
+		t.Errorf("the connection holds %d bytes, all %d", small.bytes, connections.bytes)
+	}
+	var greedy []*call
+	for range 3 {
+		connection := connections.admitFrom(t, "10.0.0.2")
+		call := connection.open("/x", nil)
+		call.receive(limits.ConnectionBytes)
+		greedy = append(greedy, call)
+	}
+	if connections.bytes != limits.BytesInFlight {
+		t.Fatalf("%d bytes are in flight", connections.bytes)
+	}
+	honest.receive(1)
+	refused := 0
+	for _, call := range greedy {
+		if call.refusal != nil {
+			refused++
+		}
+	}
+	if honest.refusal != nil || refused != 1 || connections.bytes != limits.BytesInFlight-limits.ConnectionBytes+1 {
+		t.Errorf("%d greedy calls are refused, %d bytes are in flight; the honest one: %v", refused, connections.bytes, honest.refusal)
+	}
+	for connection := range connections.all {
+		connection.Close()
+	}
+	if connections.bytes != 0 || len(connections.all) != 0 || len(connections.counts) != 0 {
+		t.Errorf("%d bytes are in flight without connections", connections.bytes)
+	}
+}
+
+// Answers that are not read make room when their calls are shed; smaller calls of the same caller are not touched.
+func TestSheddingStopsWhenThereIsRoom(t *testing.T) {
+	limits := limitsOfTests()
+	connections := newConnections(limits)
+	var stalled []*call
+	for range 3 {
+		connection := connections.admitFrom(t, "10.0.0.1")
+		for range 4 {
+			call := connection.openNext()
+			if err := call.prepare(limits.ConnectionBytes / 4); err != nil {
+				t.Fatal(err)
+			}
+			stalled = append(stalled, call)
+		}
+	}
+	small := connections.admitFrom(t, "10.0.0.1").openNext()
+	if err := small.prepare(1000); err != nil {
+		t.Fatal(err)
+	}
+	stalled[0].connection.table.limits.BytesInFlight = connections.bytes
+	if err := small.prepare(1); err != nil || small.refusal != nil {
+		t.Errorf("the small call is refused: %v", err)
+	}
+	refused := 0
+	for _, call := range stalled {
+		if call.refusal != nil {
+			refused++
+		}
+	}
+	if refused != 2 || connections.bytes != 10*limits.ConnectionBytes/4+1001 {
+		t.Errorf("%d calls are refused, and %d bytes are in flight", refused, connections.bytes)
+	}
+}
+
+// openNext opens another call.
+func (connection *connection) openNext() *call {
+	connection.opening += 2
+	return connection.open("/x", nil)
+}
+
+// A connection whose calls are reset too often is closed; the count begins anew with each interval.
+func TestResets(t *testing.T) {
+	limits := limitsOfTests()
+	connections := newConnections(limits)
+	connection := connections.admitFrom(t, "10.0.0.1")
+	for range 3 {
+		for range limits.Resets {
+			connection.receive(http2Frame{kind: frameReset, stream: connection.openNext().id})
+		}
+		connections.now += limits.ResetSeconds
+	}
+	if !connections.holds(connection) || connection.isCalm || len(connection.calls) != 0 {
+		t.Fatal("the connection is closed below the limit")
+	}
+	for range limits.Resets + 1 {
+		connection.send(http2Frame{kind: frameReset, stream: connection.openNext().id})
+	}
+	if connections.holds(connection) || !connection.isCalm {
+		t.Error("the connection stays open above the limit")
+	}
+}

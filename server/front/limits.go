@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"time"
+)
+
+// limits are the server's limits. They come as JSON with its order to serve. gavel_server/rpc/limits.py has their values and reasons.
+type limits struct {
+	Connections             int               `json:"connections"`
+	CallerConnections       int               `json:"caller_connections"`
+	ConnectionCalls         int               `json:"connection_calls"`
+	ConnectionBytes         int               `json:"connection_bytes"`
+	BytesInFlight           int               `json:"bytes_in_flight"`
+	SendBytes               int               `json:"send_bytes"`
+	HeaderBytes             int               `json:"header_bytes"`
+	HeaderListBytes         int               `json:"header_list_bytes"`
+	Decompressions          int               `json:"decompressions"`
+	Resets                  int               `json:"resets"`
+	ResetSeconds            int               `json:"reset_seconds"`
+	IdleSeconds             int               `json:"idle_seconds"`
+	RequestSeconds          int               `json:"request_seconds"`
+	StallSeconds            int               `json:"stall_seconds"`
+	PingSecondsMin          int               `json:"ping_seconds_min"`
+	KeepaliveSeconds        int               `json:"keepalive_seconds"`
+	KeepaliveTimeoutSeconds int               `json:"keepalive_timeout_seconds"`
+	MemoryBytes             int               `json:"memory_bytes"`
+	Methods                 map[string]method `json:"methods"` // by path
+}
+
+// method is what the front knows of a method.
+type method struct {
+	RequestBytes    int  `json:"request_bytes"` // of one message, before and after decompression
+	ClientStreaming bool `json:"client_streaming"`
+}
+
+// decodeLimits returns the limits in an order to serve. It returns an error if one is missing: nothing may be unlimited.
+func decodeLimits(content []byte) (limits, error) {
+	var limits limits
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&limits); err != nil {
+		return limits, err
+	}
+	fields := reflect.ValueOf(limits)
+	for index := range fields.NumField() {
+		if fields.Field(index).IsZero() {
+			return limits, fmt.Errorf("%s is missing", fields.Type().Field(index).Tag.Get("json"))
+		}
+	}
+	for path, method := range limits.Methods {
+		if method.RequestBytes <= 0 {
+			return limits, fmt.Errorf("request_bytes of %s is missing", path)
+		}
+	}
+	return limits, nil
+}
+
+func seconds(count int) time.Duration {
+	return time.Duration(count) * time.Second
+}

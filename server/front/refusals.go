@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// The retry delay of the front's own errors; gavel_server/errors.py: RETRY_AFTER_MS_DEFAULT.
+const retryAfter = 200 * time.Millisecond
+
+const errorDomain = "gavel"
+
+// refusalError returns the error in a frame of kind refusal: a google.rpc.Status with all its details.
+func refusalError(content []byte) error {
+	var refusal statuspb.Status
+	if err := proto.Unmarshal(content, &refusal); err != nil {
+		return status.Errorf(codes.Internal, "the server's error status cannot be decoded: %v", err)
+	}
+	return status.ErrorProto(&refusal)
+}
+
+// exhausted returns the refusal of what exceeds a limit. The caller may try again.
+func exhausted(message string) *status.Status {
+	return retriable(codes.ResourceExhausted, "QUEUE_FULL", message)
+}
+
+// retriable returns an error of the front's own, with the details that gavel_server/errors.py gives to such an error.
+func retriable(code codes.Code, reason string, message string) *status.Status {
+	return withDetails(status.New(code, message), reason, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
+}
+
+// tooLarge returns the refusal of a request that exceeds its method's limit.
+func tooLarge(limit int) *status.Status {
+	return invalid("request", fmt.Sprintf("is larger than %d bytes", limit))
+}
+
+// invalid returns the refusal of malformed input, as gavel_server/errors.py does.
+func invalid(field string, description string) *status.Status {
+	return withDetails(status.New(codes.InvalidArgument, field+" "+description), "INVALID_REQUEST", &errdetails.BadRequest{
+		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: description}},
+	})
+}
+
+func withDetails(refusal *status.Status, reason string, detail protoadapt.MessageV1) *status.Status {
+	detailed, err := refusal.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain}, detail)
+	if err != nil {
+		return refusal
+	}
+	return detailed
+}

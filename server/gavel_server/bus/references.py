@@ -1,0 +1,227 @@
+"""Resolves what a batch refers to before it is decided: causes, citations, repeated requests and ended decisions.
+
+Most of it is in memory. The rest is read from the log here, so that deciding never waits.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, NamedTuple
+
+from gavel.v1 import error_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules import reason_codes
+from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.state.records import APPROVED
+from gavel_rules.state.state import State
+
+from gavel_server.bus.idempotency import RepeatedRequests
+from gavel_server.bus.replica import Replica
+from gavel_server.bus.request import Request
+from gavel_server.bus.trace_owners import foreign_trace, producer_name
+from gavel_server.errors import ServiceError
+
+# docs/performance.md#isinstance-tuples
+_WITHOUT_DECISION: Final = (SubmitProposal, PublishEvent)
+
+
+class ResolvedBatch(NamedTuple):
+    """The part of a batch that can be decided now."""
+
+    ready: list[Request]
+    deferred: list[Request]  # repeats of an event_id of the same batch, or of the append under way: for the next batch
+    is_behind: bool  # whether the state must read on first: the batch refers to events that another server has just written
+
+
+class ReferenceResolution:
+    """Resolves the batches of one bus.
+
+    `settle` waits for the append under way and returns whether there was one. `keys_under_way` returns that append's idempotency keys.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        repeated: RepeatedRequests,
+        settle: Callable[[], Awaitable[bool]],
+        keys_under_way: Callable[[], Collection[str]],
+    ) -> None:
+        self._replica = replica
+        self._repeated = repeated
+        self._settle = settle
+        self._keys_under_way = keys_under_way
+
+    async def resolve(self, batch: list[Request]) -> ResolvedBatch:
+        """Return the requests that can be decided, with their references.
+
+        Requests that the log has answered before are answered here, and so are those whose cause is unknown.
+        Raises LogError and the exceptions of `settle`.
+        """
+        ready: list[Request] = []
+        deferred: list[Request] = []
+        envelope_of_key: dict[str, Envelope] = {}
+        is_behind = False
+        opened: dict[str, str] = {}  # traces that this batch opens, and their producers
+        recent_events = self._replica.recent_events
+        for request in batch:
+            command = request.command
+            key = request.idempotency_key
+            if key:
+                if key in envelope_of_key or key in self._keys_under_way():
+                    # The state may forbid by now what the first request did. The next batch answers from the log.
+                    deferred.append(request)
+                    continue
+                location = recent_events.location(key)
+                if location is not None:
+                    await self._repeated.answer(request, location)
+                    continue
+            envelope = command_envelope(command)
+            if envelope is not None:
+                cause_trace_id = ""
+                if envelope.causation_id:
+                    resolved = await self._resolve_cause(request, envelope, envelope_of_key)
+                    if resolved is None:
+                        continue
+                    cause_trace_id = resolved
+                    envelope = command_envelope(request.command)
+                if not self._may_use_trace(request, cause_trace_id, opened):
+                    continue
+                if key and envelope is not None:
+                    envelope_of_key[key] = envelope
+            if not isinstance(command, _WITHOUT_DECISION):
+                decision_id = decision_id_of(command)
+                if decision_id:
+                    is_behind = await self._resolve_decision(request, decision_id) or is_behind
+            ready.append(request)
+        is_behind = await self._resolve_citations(ready) or is_behind
+        return ResolvedBatch(ready, deferred, is_behind)
+
+    async def _resolve_cause(self, request: Request, envelope: Envelope, envelope_of_key: dict[str, Envelope]) -> str | None:
+        """Let an event without a trace_id inherit that of its cause; return the cause's trace_id.
+
+        Returns None after answering: an event of an unknown cause is refused, unless it repeats an event of the log.
+        """
+        replica = self._replica
+        cause = envelope_of_key.get(envelope.causation_id)
+        if cause is not None:
+            request.cause_in_batch = envelope.causation_id
+            trace_id = cause.trace_id
+            if not trace_id and cause.HasField("execution"):
+                # A report gets the trace of its decision when it is decided.
+                live = replica.state.live_decision(cause.execution.decision_id)
+                trace_id = live.decision.trace_id if live is not None else ""
+        else:
+            request.cause_in_batch = ""
+            location = await replica.recent_events.find_location(envelope.causation_id, replica.now_ms())
+            if location is None and await self._settle():
+                # The cause may have been in the append under way.
+                location = await replica.recent_events.find_location(envelope.causation_id, replica.now_ms())
+            if location is None:
+                if await self._repeated.answer_known(request):
+                    return None
+                message = f"causation_id {envelope.causation_id} names no event of bus {replica.bus} within the idempotency window"
+                request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+                return None
+            trace_id = location.trace_id
+        if trace_id and not envelope.trace_id and not envelope.HasField("execution"):
+            command = request.command
+            if isinstance(command, SubmitProposal):
+                request.command = SubmitProposal(command.proposal.with_trace(trace_id))
+            else:
+                envelope.trace_id = trace_id
+        return trace_id
+
+    def _may_use_trace(self, request: Request, cause_trace_id: str, opened: dict[str, str]) -> bool:
+        """Return whether a proposal or observation may be in its trace; answer it otherwise. A proposal opens a trace without an owner."""
+        command = request.command
+        if isinstance(command, SubmitProposal):
+            proposal = command.proposal
+            trace_id = proposal.trace_id
+            producer = producer_name(proposal.producer_type, proposal.producer_id)
+        elif isinstance(command, PublishEvent) and command.envelope.HasField("observation"):
+            envelope = command.envelope
+            trace_id = envelope.trace_id
+            producer = producer_name(envelope.producer.type, envelope.producer.id)
+        else:
+            return True
+        replica = self._replica
+        owner = replica.trace_owners.owner(trace_id, replica.now_ms()) or opened.get(trace_id, "")
+        if owner and owner != producer and cause_trace_id != trace_id:
+            request.answer(foreign_trace(trace_id))
+            return False
+        if not owner and isinstance(command, SubmitProposal):
+            opened[trace_id] = producer
+        return True
+
+    async def _resolve_decision(self, request: Request, decision_id: str) -> bool:
+        """Look up the decision that a command names; if it is not live, also how it ended.
+
+        Returns whether the state must read on first: another server has just made the decision.
+        """
+        replica = self._replica
+        live = replica.state.live_decision(decision_id)
+        if live is not None:
+            # Due timers precede the command, so an approval that nobody has started can only expire.
+            request.references = References(decision=live.decision, end_reason=reason_codes.EXPIRED if live.phase == APPROVED else "")
+            return False
+        # The event that ended the decision may be in the append under way, and only the log tells how a decision ended.
+        await self._settle()
+        now_ms = replica.now_ms()
+        recent_events = replica.recent_events
+        event = await recent_events.find_event(decision_id, now_ms)
+        if event is None or not event.HasField("decision"):
+            request.references = References()
+            return False
+        approval = await recent_events.find_approval(event, now_ms)
+        request.references = References(decision=approval, end_reason=await recent_events.find_end_reason(approval, now_ms))
+        return event.sequence_number > replica.head.sequence_number
+
+    async def _resolve_citations(self, batch: list[Request]) -> bool:
+        """Give every proposal the events that it cites. Returns whether the state must read on first.
+
+        The last step before deciding: a commit in between may push a cited event out of memory.
+        """
+        recent_events = self._replica.recent_events
+        state = self._replica.state
+        citable = recent_events.citable
+        head = state.head
+        references = References(cited_events=citable)
+        missing: list[int] = []
+        is_behind = False
+        for request in batch:
+            proposal = _judged_proposal(request.command, state)
+            if proposal is not None:
+                absent = recent_events.missing(proposal.citations)
+                if absent:
+                    missing += absent
+                    is_behind = is_behind or max(absent) > head
+                version = proposal.projection_version
+                is_behind = is_behind or (version is not None and version > head)
+                request.references = _with_decision(references, request)
+        if missing:
+            from_log = await recent_events.read_citable(missing)
+            references = References(cited_events=ChainMap(from_log, citable))
+            for request in batch:
+                if _judged_proposal(request.command, state) is not None:
+                    request.references = _with_decision(references, request)
+        return is_behind
+
+
+def _judged_proposal(command: Command, state: State) -> ProposalView | None:
+    """Return the proposal that a command submits, or that of the review that it resolves."""
+    if isinstance(command, SubmitProposal):
+        return command.proposal
+    if isinstance(command, ResolveReview):
+        review = state.reviews.get(command.envelope.fact.review_resolved.decision_id)
+        return None if review is None else ProposalView(review.proposal)
+    return None
+
+
+def _with_decision(references: References, request: Request) -> References:
+    """Return the references with the decision that a request has resolved already, if any."""
+    decision = request.references.decision
+    if decision is None or isinstance(request.command, SubmitProposal):
+        return references
+    return References(references.cited_events, decision, request.references.end_reason)

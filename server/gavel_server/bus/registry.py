@@ -1,0 +1,240 @@
+"""The buses that this process serves: one sequencer each, started on demand and stopped when idle.
+
+A bus is opened by the first command that records an event. Neither a read nor a refused command opens one, so a mistyped name creates
+nothing, neither in the log store nor here. An idle bus is closed in this process and started again by its next call; its log stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Final
+
+import structlog
+from gavel.v1 import error_pb2
+
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.errors import ServiceError, invalid
+from gavel_server.intake.formats import BUS
+from gavel_server.log import LogError
+
+BUS_DEFAULT: Final = "default"
+BUSES_MAX: Final = 1_000
+# A bus that nobody has called for that many rounds, and on which nothing is going on, is closed in this process.
+IDLE_ROUND_SECONDS: Final = 60.0
+IDLE_ROUNDS_MAX: Final = 5
+
+OpenSequencer = Callable[[str], Awaitable[Sequencer]]
+BusExists = Callable[[str], Awaitable[bool]]
+Opened = Callable[[Sequencer], Coroutine[None, None, None]]
+Closed = Callable[[Sequencer], Coroutine[None, None, None]]
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+async def _do_nothing(_: Sequencer) -> None:
+    """Need nothing more for a bus."""
+
+
+class BusRegistry:
+    """Sequencers by bus name. An empty name means BUS_DEFAULT.
+
+    `opener` creates and starts the sequencer of a bus. `exists` tells whether the log store holds a bus. `opened` does what else a bus
+    needs once it has its first event; `closed` ends that after the sequencer has stopped.
+    """
+
+    def __init__(self, opener: OpenSequencer, exists: BusExists, *, opened: Opened = _do_nothing, closed: Closed = _do_nothing) -> None:
+        self._opener = opener
+        self._exists = exists
+        self._opened = opened
+        self._closed = closed
+        self._sequencers: dict[str, Sequencer] = {}
+        # Started for a write, and without an event yet.
+        self._unopened: dict[str, Sequencer] = {}
+        self._opening: dict[str, asyncio.Task[Sequencer]] = {}
+        self._idle_rounds: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    def find_open(self, name: str, incarnation: str = "") -> Sequencer | None:
+        """Return the sequencer of a bus that is open in this process, or None. Does not wait: the hot path.
+
+        Raises ServiceError BUS_REPLACED if the bus has another incarnation than the given one, as `existing` and `open` do.
+        """
+        sequencer = self._sequencers.get(name or BUS_DEFAULT)
+        if sequencer is not None:
+            _check_incarnation(sequencer, incarnation)
+            sequencer.is_used = True
+        return sequencer
+
+    def check_name(self, name: str) -> None:
+        """Raise ServiceError if the name is not the name of a bus ("" is the default), or the server is stopping."""
+        if not BUS.match(name or BUS_DEFAULT):
+            raise invalid([("bus", "is not 1 to 63 characters of a-z, 0-9 and -")])
+        if self._stopping:
+            raise _shutting_down()
+
+    async def existing(self, name: str, incarnation: str = "") -> Sequencer:
+        """Return the sequencer of a bus for a call that needs events: a read, or a command on what is recorded. Never opens a bus.
+
+        Raises ServiceError: BUS_NOT_FOUND if the bus has no events, and the errors of `open`.
+        """
+        name = name or BUS_DEFAULT
+        sequencer = self.find_open(name, incarnation)
+        if sequencer is not None:
+            return sequencer
+        if name not in self._opening:
+            self.check_name(name)
+            try:
+                exists = await self._exists(name)
+            except LogError as error:
+                raise _log_unavailable(error) from error
+            if not exists:
+                raise _not_found(name, incarnation)
+        sequencer = await self.open(name)
+        if not sequencer.is_open:
+            # Another server has just opened it, or nobody.
+            await sequencer.read_on()
+            if not sequencer.is_open:
+                raise _not_found(name, incarnation)
+        _check_incarnation(sequencer, incarnation)
+        return sequencer
+
+    async def open(self, name: str, incarnation: str = "") -> Sequencer:
+        """Return the sequencer of a bus for a command that may be its first. Queue the command before anything else is awaited.
+
+        A caller that names an incarnation knows the bus, so that its command cannot be the first.
+
+        Raises ServiceError: INVALID_REQUEST, LOG_UNAVAILABLE, QUEUE_FULL, SHUTTING_DOWN, and the errors of the opener.
+        """
+        if incarnation:
+            return await self.existing(name, incarnation)
+        name = name or BUS_DEFAULT
+        sequencer = self.find_open(name) or self._unopened.get(name)
+        if sequencer is not None:
+            sequencer.is_used = True
+            return sequencer
+        opening = self._opening.get(name) or self._begin(name)
+        try:
+            # Shielded: a caller that gives up must not end the opening, or a long log would never be read to its end.
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise _shutting_down() from None
+            raise
+
+    def all(self) -> list[Sequencer]:
+        """Return the sequencers of this process, sorted by bus name."""
+        sequencers = {**self._unopened, **self._sequencers}
+        return [sequencers[name] for name in sorted(sequencers)]
+
+    async def close_idle_forever(self) -> None:
+        """Close buses when they are idle, until cancelled."""
+        while True:
+            await asyncio.sleep(IDLE_ROUND_SECONDS)
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close the buses that nobody has called for IDLE_ROUNDS_MAX rounds; one round is from one call of this method to the next."""
+        for name, sequencer in list(self._unopened.items()):
+            # Its caller has gone before it could queue a command.
+            if not sequencer.is_used and sequencer.is_idle:
+                self._start(self._close(self._unopened.pop(name)))
+            sequencer.is_used = False
+        for name, sequencer in list(self._sequencers.items()):
+            idle_rounds = 0 if sequencer.is_used or not sequencer.is_idle else self._idle_rounds.get(name, 0) + 1
+            sequencer.is_used = False
+            self._idle_rounds[name] = idle_rounds
+            if idle_rounds >= IDLE_ROUNDS_MAX and name != BUS_DEFAULT:
+                del self._idle_rounds[name]
+                _LOG.info("bus.closed", bus=name, note="idle; the next call opens it again")
+                self._start(self._close(self._sequencers.pop(name)))
+
+    async def stop(self) -> None:
+        """Commit and answer what is queued on every bus, then stop. No bus is opened afterwards."""
+        self._stopping = True
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*(sequencer.stop() for sequencer in self.all()))
+
+    def _begin(self, name: str) -> asyncio.Task[Sequencer]:
+        """Start to open a bus, on behalf of every caller that asks for it meanwhile. Raises ServiceError."""
+        self.check_name(name)
+        if len(self._sequencers) + len(self._unopened) + len(self._opening) >= BUSES_MAX:
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"this server serves {BUSES_MAX} buses already; use another server")
+        opening = self._opening[name] = asyncio.create_task(self._open(name))
+        opening.add_done_callback(lambda ended: self._end(name, ended))
+        return opening
+
+    async def _open(self, name: str) -> Sequencer:
+        try:
+            sequencer = await self._opener(name)
+        except LogError as error:
+            raise _log_unavailable(error) from error
+        if sequencer.is_open:
+            await self._opened(sequencer)
+        return sequencer
+
+    def _end(self, name: str, opening: asyncio.Task[Sequencer]) -> None:
+        """Keep a sequencer that was started. After a failure, which its callers have received, the next caller tries again."""
+        del self._opening[name]
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        sequencer = opening.result()
+        if sequencer.is_open:
+            self._sequencers[name] = sequencer
+            return
+        self._unopened[name] = sequencer
+        sequencer.watch_opening(lambda: self._keep(name), lambda: self._start(self._close(self._unopened.pop(name))))
+
+    def _keep(self, name: str) -> None:
+        """Keep a bus that has got its first event."""
+        sequencer = self._sequencers[name] = self._unopened.pop(name)
+        self._start(self._opened(sequencer))
+
+    async def _close(self, sequencer: Sequencer) -> None:
+        await sequencer.stop()
+        await self._closed(sequencer)
+        await sequencer.log.close()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        """Run work for a bus in a task of its own."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("bus.task_failed", exc_info=error)
+
+
+def _check_incarnation(sequencer: Sequencer, incarnation: str) -> None:
+    """Raise ServiceError BUS_REPLACED if the caller knows another incarnation of the bus."""
+    if incarnation and sequencer.replica.incarnation != incarnation:
+        raise _replaced(sequencer.bus, incarnation)
+
+
+def _replaced(bus: str, incarnation: str) -> ServiceError:
+    message = (
+        f"bus {bus} is not the one whose first event is {incarnation}: its log was emptied or replaced. "
+        "Check what became of your events; a new client takes the bus as it is"
+    )
+    return ServiceError(error_pb2.ERROR_REASON_BUS_REPLACED, message)
+
+
+def _not_found(name: str, incarnation: str) -> ServiceError:
+    if incarnation:
+        return _replaced(name, incarnation)
+    message = f"bus {name} does not exist; check the name, or write to the bus first: the first event opens it"
+    return ServiceError(error_pb2.ERROR_REASON_BUS_NOT_FOUND, message)
+
+
+def _log_unavailable(error: LogError) -> ServiceError:
+    return ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error))
+
+
+def _shutting_down() -> ServiceError:
+    return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try another one")

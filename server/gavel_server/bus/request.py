@@ -1,0 +1,93 @@
+"""A command queued on a bus, and the answer that its caller gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+from gavel_rules.commands import NO_REFERENCES, Answer, Command, References
+
+from gavel_server.errors import ServiceError
+from gavel_server.fairness.callers import INTERNAL
+from gavel_server.log import Record
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class CommittedAnswer:
+    """The core's answer to a committed command. `record` is the log's record of the answer's event, None if it has no event."""
+
+    def __init__(self, answer: Answer, record: Record | None) -> None:
+        self.answer: Final = answer
+        self.record: Final = record
+
+
+class Cancellation:
+    """Whether the caller of a command has gone. A command that is still queued is then dropped before it is decided."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Note that the caller has gone: it has cancelled the call, lost its connection, or its deadline has passed."""
+        self.is_cancelled = True
+
+
+Callback = Callable[[CommittedAnswer | ServiceError], None]
+
+
+class Request:
+    """A command on its way through a sequencer.
+
+    `idempotency_key` is the command's event_id if the producer chose it, else "". `cause_in_batch` is the event_id of the
+    command's cause if the cause is earlier in the same batch. `was_lost`: one append of the command was lost. `cancellation`, if there is
+    one, says whether the caller still waits. `caller` is the key under which limits count it.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        callback: Callback,
+        idempotency_key: str,
+        size_bytes: int,
+        references: References = NO_REFERENCES,
+        cancellation: Cancellation | None = None,
+        caller: str = INTERNAL,
+    ) -> None:
+        self.command = command
+        self._callback: Callback | None = callback
+        self.idempotency_key: Final = idempotency_key
+        self.size_bytes: Final = size_bytes
+        self.references = references
+        self.cause_in_batch = ""
+        self.was_lost = False
+        self._cancellation: Final = cancellation
+        self.caller: Final = caller
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the caller has gone."""
+        return self._cancellation is not None and self._cancellation.is_cancelled
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the caller has been answered."""
+        return self._callback is None
+
+    def answer(self, result: CommittedAnswer | ServiceError) -> None:
+        """Call the callback with the result. Only the first call has an effect."""
+        callback = self._callback
+        if callback is None:
+            return
+        self._callback = None
+        try:
+            callback(result)
+        except Exception:  # noqa: BLE001  # the failure of one callback must not keep other callers from their answers
+            _LOG.exception("callback.failed")
+
+
+def answer_all(requests: Iterable[Request], error: ServiceError) -> None:
+    """Answer every request with an error."""
+    for request in requests:
+        request.answer(error)

@@ -1,0 +1,82 @@
+"""Compares two requests with one event_id: producer, category, subject, cause and payload as sent.
+
+Fields that the server completes do not count, nor do times and names that the caller left to the server.
+"""
+
+from __future__ import annotations
+
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution
+from gavel.v1.fact_pb2 import Fact
+from gavel.v1.observation_pb2 import Observation
+from gavel.v1.proposal_pb2 import Proposal
+
+
+def is_same_request(recorded: Envelope, sent: Envelope) -> bool:
+    """Return whether `sent`, an admitted envelope, repeats `recorded`, an event of the log."""
+    payload = sent.WhichOneof("payload")
+    if payload == "execution":
+        return _is_same_report(recorded, sent)
+    if sent.fact.WhichOneof("system") is not None:
+        return _is_same_verdict(recorded.fact, sent.fact)
+    if (
+        recorded.WhichOneof("payload") != payload
+        or recorded.producer != sent.producer
+        or recorded.subject != sent.subject
+        or recorded.causation_id != sent.causation_id
+    ):
+        return False
+    if payload == "proposal":
+        return _without_contest(recorded.proposal) == _without_contest(sent.proposal)
+    if payload != "observation":
+        return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
+    return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
+
+
+def _is_same_verdict(recorded: Fact, sent: Fact) -> bool:
+    """Return whether two commands of people say the same about a decision. The rest of such an event is the server's."""
+    return recorded.review_resolved == sent.review_resolved and recorded.revocation_requested == sent.revocation_requested
+
+
+def _without_contest(proposal: Proposal) -> Proposal:
+    """Return a proposal without the contest that it entered: the server sets that field."""
+    if not proposal.HasField("contest"):
+        return proposal
+    copy = Proposal()
+    copy.CopyFrom(proposal)
+    copy.ClearField("contest")
+    return copy
+
+
+def _as_sent(observation: Observation, sent: Observation) -> Observation:
+    """Return an observation without the fields that the server completes. A failed attempt may have completed the sent one too."""
+    copy = Observation()
+    copy.CopyFrom(observation)
+    copy.ClearField("trust_tier")
+    copy.ClearField("evidence_recorded_at")
+    if not sent.HasField("observed_at"):
+        copy.ClearField("observed_at")
+    return copy
+
+
+def _is_same_report(recorded: Envelope, sent: Envelope) -> bool:
+    late = recorded.agent_diagnostic.late_execution
+    if recorded.HasField("agent_diagnostic"):
+        # The notice of a late report has a cause of its own.
+        executor, report, same_cause = (late.executor_id, late.executor_version), late.execution, True
+    else:
+        executor, report = (recorded.producer.id, recorded.producer.version), recorded.execution
+        same_cause = recorded.causation_id == (sent.causation_id or recorded.execution.decision_id)
+    if not same_cause or executor != (sent.producer.id, sent.producer.version) or sent.subject not in ("", recorded.subject):
+        return False
+    execution = Execution()
+    execution.CopyFrom(report)
+    # A failed attempt may have set this field in the sent report.
+    execution.will_retry = sent.execution.will_retry
+    # The report may name a person's grant. The execution_id, a hash of the approval's id, identifies the attempt as well.
+    execution.decision_id = sent.execution.decision_id
+    if not sent.execution.attempt:
+        execution.ClearField("attempt")
+    if not sent.execution.HasField("finished_at"):
+        execution.ClearField("finished_at")
+    return execution == sent.execution

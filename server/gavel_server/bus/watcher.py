@@ -1,0 +1,224 @@
+"""Keeps all buses of a process up to date: events of other servers, clocks, checkpoints and gauges, with one task each for all buses.
+
+A process may serve a thousand idle buses, which must cost next to nothing; no bus has a watching task of its own. One Redis command
+asks which logs have grown. In addition one log after the other is checked thoroughly, because only that finds a log that has lost
+events or contradicts itself. A busy bus needs no check: its own appends meet the events of other servers.
+
+Nothing is read or decided here. A bus that has something to do is woken and does it itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+from gavel_client.supervision import Supervisor
+
+from gavel_server.bus.checkpoint import Checkpoint
+from gavel_server.bus.replica import Replica
+from gavel_server.log import Head, LogError
+from gavel_server.log.protocol import volatility_message
+from gavel_server.process import metrics
+from gavel_server.process.background import new_supervisor
+from gavel_server.process.clock import SKEW_CHECK_INTERVAL_SECONDS
+
+POLL_INTERVAL_SECONDS: Final = 0.05
+ROUND_INTERVAL_SECONDS: Final = 1.0
+# The pause after a check, in multiples of its duration: with many buses or a slow store, checks get rarer. A check that ran into a timeout
+# must not delay the next check, which detects that the store is back.
+PAUSE_FACTOR: Final = 10
+PAUSE_SECONDS_MAX: Final = 1.0
+# A larger drift of the wall clock from the monotonic clock within one round means that the wall clock was set.
+CLOCK_SET_MS: Final = 100
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class GrownLogs(Protocol):
+    """A store of many logs that can tell which of them have grown."""
+
+    async def grown(self, known: Mapping[str, int]) -> Collection[str]:
+        """Return the buses whose logs may hold events beyond the given sequence numbers. Raises LogError."""
+
+
+class _WatchedBus:
+    """One bus and its last observation."""
+
+    def __init__(self, replica: Replica, wake: Callable[[], None]) -> None:
+        self.replica = replica
+        self.last_head = replica.head
+        self._wake = wake
+        self._last_gauges: tuple[int, bool, int, int] | None = None
+
+    def read_on(self) -> None:
+        """Wake the bus to read on."""
+        self.replica.is_behind = True
+        self._wake()
+
+    def update_gauges(self) -> None:
+        """Set the gauges of the bus if they have changed."""
+        replica = self.replica
+        gauges = (replica.head.sequence_number, replica.write_error() is None, replica.contest_waiters.count, len(replica.state.contests))
+        if gauges != self._last_gauges:
+            self._last_gauges = gauges
+            metrics.set_gauges(replica.bus, *gauges)
+
+    def check_timers(self) -> None:
+        """Wake the bus to look at its timers again, after the clock was set."""
+        if self.replica.state.next_timer_ms() is not None:
+            self._wake()
+
+
+class BusWatcher:
+    """Watches buses from `add` to `remove`, on the running loop. Without `logs` it checks every log by itself.
+
+    `supervisor` runs its tasks and those of the buses; default: one of its own. Unless `accept_volatile`, writes are refused while the
+    log may lose acknowledged events.
+    """
+
+    def __init__(self, logs: GrownLogs | None = None, supervisor: Supervisor | None = None, *, accept_volatile: bool = True) -> None:
+        self.supervisor = supervisor or new_supervisor()
+        self._accept_volatile = accept_volatile
+        self._volatility: list[str] = []
+        self._logs = logs
+        self._buses: dict[Replica, _WatchedBus] = {}
+        self._idle: list[_WatchedBus] = []  # of the last poll
+        self._turn = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drift_ms = 0
+        self._next_skew_check = 0.0
+
+    def add(self, replica: Replica, wake: Callable[[], None]) -> None:
+        """Watch a bus; `wake` ends the sleep of its sequencer."""
+        self._buses[replica] = _WatchedBus(replica, wake)
+        if not self._tasks:
+            self._next_skew_check = asyncio.get_running_loop().time() + SKEW_CHECK_INTERVAL_SECONDS
+            self._drift_ms = _drift_ms(replica)
+            self._tasks = [
+                self.supervisor.start("log polls", partial(_repeat, self._poll, POLL_INTERVAL_SECONDS)),
+                self.supervisor.start("log checks", partial(_repeat, self._check_logs, POLL_INTERVAL_SECONDS)),
+                self.supervisor.start("bus rounds", partial(_repeat, self._do_round, ROUND_INTERVAL_SECONDS)),
+            ]
+
+    async def remove(self, replica: Replica) -> None:
+        """Stop watching a bus; after the last one the tasks end."""
+        self._buses.pop(replica, None)
+        if not any(other.bus == replica.bus for other in self._buses):
+            metrics.remove_gauges(replica.bus)
+        if not self._buses:
+            tasks, self._tasks = self._tasks, []
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Events of other servers
+
+    async def _poll(self) -> None:
+        """Ask the store which logs have grown. Nothing else may delay this: it notices that the store is back."""
+        self._idle = []
+        for bus in self._buses.values():
+            head = bus.replica.head
+            if head is not bus.last_head:
+                bus.last_head = head  # busy: the head has moved since the last poll
+            elif not bus.replica.has_diverged:
+                self._idle.append(bus)
+        if self._idle and self._logs is not None:
+            await self._poll_store(self._logs, self._idle)
+
+    async def _check_logs(self) -> None:
+        """Check the logs of idle buses thoroughly: one after the other, or all without a store."""
+        idle = [bus for bus in self._idle if bus.replica in self._buses]
+        if idle and self._logs is not None:
+            self._turn = (self._turn + 1) % len(idle)
+            idle = [idle[self._turn]]
+        for bus in idle:
+            if not bus.replica.state.has_uncommitted_changes and await bus.replica.has_moved():
+                bus.read_on()
+
+    async def _poll_store(self, logs: GrownLogs, idle: list[_WatchedBus]) -> None:
+        known = {bus.replica.bus: bus.last_head.sequence_number for bus in idle}
+        try:
+            grown = await logs.grown(known)
+        except LogError as error:
+            for bus in idle:
+                bus.replica.handle_log_error(error)
+            return
+        for bus in idle:
+            replica = bus.replica
+            if replica.is_waiting_for_log or (
+                grown and replica.bus in grown and replica.head is bus.last_head and not replica.state.has_uncommitted_changes
+            ):
+                bus.read_on()
+
+    # Periodic work
+
+    async def _do_round(self) -> None:
+        replicas = list(self._buses)
+        for bus in self._buses.values():
+            bus.update_gauges()
+        self._check_wall_clock()
+        await self._save_checkpoints(replicas)
+        await self._check_durability(replicas)
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._next_skew_check:
+            self._next_skew_check = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
+            for replica in {id(replica.clock): replica for replica in replicas}.values():
+                await replica.observe_clock()
+
+    async def _check_durability(self, replicas: list[Replica]) -> None:
+        """Refuse writes to all buses while the log may lose acknowledged events: its settings may change, and a failover may change it."""
+        if not replicas:
+            return
+        try:
+            reasons = await replicas[0].log.durability()
+        except LogError:
+            return  # the polls report it
+        if reasons != self._volatility:
+            self._volatility = reasons
+            for reason in reasons:
+                _LOG.error("log.volatile", problem=reason, writes="accepted" if self._accept_volatile else "refused")
+            if not reasons:
+                _LOG.info("log.durable")
+        for replica in self._buses:
+            replica.volatility = "" if self._accept_volatile else volatility_message(reasons)
+
+    def _check_wall_clock(self) -> None:
+        """Wake the buses that have timers if the wall clock was set. Timers are due by it, but sequencers sleep by the monotonic clock."""
+        for replica in self._buses:
+            drift_ms = _drift_ms(replica)
+            was_set = abs(drift_ms - self._drift_ms) > CLOCK_SET_MS
+            self._drift_ms = drift_ms
+            if was_set:
+                for bus in self._buses.values():
+                    bus.check_timers()
+            return
+
+    async def _save_checkpoints(self, replicas: list[Replica]) -> None:
+        """Sync the checkpoint. A failure, such as a full disk, is logged; the next round tries again."""
+        heads: dict[Checkpoint, dict[str, Head]] = {}
+        for replica in replicas:
+            head = replica.acknowledged()
+            if replica.checkpoint is not None and head is not None:
+                heads.setdefault(replica.checkpoint, {})[replica.bus] = head
+        for checkpoint, heads_of_buses in heads.items():
+            try:
+                await checkpoint.save(heads_of_buses)
+            except OSError as error:
+                _LOG.error("checkpoint.not_written", problem=error.strerror)
+
+
+async def _repeat(check: Callable[[], Awaitable[None]], seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    pause_seconds = seconds
+    while True:
+        await asyncio.sleep(pause_seconds)
+        began = loop.time()
+        await check()
+        pause_seconds = max(seconds, min(PAUSE_SECONDS_MAX, PAUSE_FACTOR * (loop.time() - began)))
+
+
+def _drift_ms(replica: Replica) -> int:
+    return replica.clock.now_ms() - int(asyncio.get_running_loop().time() * 1000)

@@ -1,0 +1,122 @@
+"""The tree of commands: `gavel` and everything that can follow it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from gavel_server.cli.command import Command
+from gavel_server.cli.commands.completion import completion
+from gavel_server.cli.commands.demo import demo
+from gavel_server.cli.commands.executor import executor
+from gavel_server.cli.commands.fdr import fdr
+from gavel_server.cli.commands.log import log
+from gavel_server.cli.commands.preflight import preflight
+from gavel_server.cli.commands.projection import projection
+from gavel_server.cli.commands.propose import propose
+from gavel_server.cli.commands.publish import publish
+from gavel_server.cli.commands.replay import replay
+from gavel_server.cli.commands.review import review, reviews
+from gavel_server.cli.commands.revoke import revoke
+from gavel_server.cli.commands.rules.activate import activate
+from gavel_server.cli.commands.rules.bench import bench
+from gavel_server.cli.commands.rules.deactivate import deactivate
+from gavel_server.cli.commands.rules.deploy import deploy
+from gavel_server.cli.commands.rules.diff import diff
+from gavel_server.cli.commands.rules.explain import explain
+from gavel_server.cli.commands.rules.fmt import fmt
+from gavel_server.cli.commands.rules.get import get_rule_set
+from gavel_server.cli.commands.rules.graph import graph
+from gavel_server.cli.commands.rules.lint import lint
+from gavel_server.cli.commands.rules.list import list_rule_sets
+from gavel_server.cli.commands.rules.rollback import rollback
+from gavel_server.cli.commands.rules.schema import schema
+from gavel_server.cli.commands.rules.shadow import shadow
+from gavel_server.cli.commands.rules.simulate import simulate
+from gavel_server.cli.commands.rules.test import run_suites
+from gavel_server.cli.commands.serve import serve
+from gavel_server.cli.commands.signal import signal
+from gavel_server.cli.commands.status import status
+from gavel_server.cli.commands.trace import trace
+
+PROGRAM: Final = "gavel"
+
+app = typer.Typer(
+    name=PROGRAM,
+    no_args_is_help=True,
+    # `gavel completion` prints the script; Typer's own options would write to the user's files.
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Plain help: Rich's frames cut long option names.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+rules = typer.Typer(help="Write, check, test, deploy, activate and read rule sets.", no_args_is_help=True)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        from gavel_server.process.build import build
+        from gavel_server.process.engine_build import engine_build_problem, engine_build_remedy
+
+        print(f"{PROGRAM} {version(PROGRAM)} ({build()})")
+        problem = engine_build_problem()
+        if problem:
+            print(f"{PROGRAM}: warning: {problem}; install it again: {engine_build_remedy()}", file=sys.stderr)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and whether the build is compiled.")
+    ] = False,
+) -> None:
+    """Deterministic arbitration for systems of LLM agents."""
+
+
+# In the order of `gavel --help`, which lists groups last.
+app.command("serve")(serve)
+app.command("demo")(demo)
+app.command("propose")(propose)
+app.command("preflight")(preflight)
+app.command("publish")(publish)
+app.command("signal")(signal)
+app.command("reviews")(reviews)
+app.command("revoke")(revoke)
+app.command("status")(status)
+app.command("projection")(projection)
+app.command("trace")(trace)
+app.command("replay")(replay)
+app.command("executor")(executor)
+app.command("fdr")(fdr)
+app.command("completion")(completion)
+app.add_typer(review, name="review")
+app.add_typer(log, name="log")
+app.add_typer(rules, name="rules")
+
+# In the order of `gavel rules --help`: offline on files, then on a server.
+rules.command("lint")(lint)
+rules.command("fmt")(fmt)
+rules.command("test")(run_suites)
+rules.command("explain")(explain)
+rules.command("diff")(diff)
+rules.command("graph")(graph)
+rules.command("bench")(bench)
+rules.command("schema")(schema)
+rules.command("deploy")(deploy)
+rules.command("activate")(activate)
+rules.command("deactivate")(deactivate)
+rules.command("list")(list_rule_sets)
+rules.command("get")(get_rule_set)
+rules.command("simulate")(simulate)
+rules.command("shadow")(shadow)
+rules.command("rollback")(rollback)
+
+for group in (app, review, log, rules):
+    for command in group.registered_commands:
+        command.cls = Command

@@ -1,0 +1,25 @@
+"""`gavel fdr`: the fact derivation reactor as a process of its own."""
+
+from __future__ import annotations
+
+from gavel_server.cli.consumer import Data, Redis, run_until_signal, stop_on_signal, work_queue_url
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
+
+
+def fdr(redis: Redis = "", data: Data = None, server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, debug: Debug = False) -> None:
+    """Derive facts from executions until SIGTERM or SIGINT. A server does so itself unless it runs with --no-fdr."""
+    url = work_queue_url(data, redis, server)
+
+    async def run() -> None:
+        from gavel_client import GavelClient
+        from gavel_client.consumers.fact_derivation import FactDerivationReactor
+
+        from gavel_server.cli.rendering import output
+
+        async with GavelClient(server, bus=bus) as client:
+            reactor = FactDerivationReactor(client, url)
+            output.print_line(f"gavel: deriving facts on bus {bus}")
+            stop_on_signal(reactor.stop)
+            await reactor.run()
+
+    run_until_signal(run)

@@ -1,0 +1,207 @@
+"""`gavel log tail`, `get` and `list`: read the log of events."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli.connection import connect
+from gavel_server.cli.errors import InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, INT64_MAX, SERVER_DEFAULT, Bus, Debug, Json, Server, check_int64
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gavel.v1.envelope_pb2 import Envelope
+    from gavel.v1.event_service_pb2 import SubscribeEventsResponse
+    from gavel_client import SyncGavelClient
+
+# Events that `log tail` shows without --from.
+TAIL_EVENTS: Final = 10
+LIST_LIMIT_DEFAULT: Final = 100
+PAGE_EVENTS: Final = 1000
+
+log = typer.Typer(help="Read the log of events.", no_args_is_help=True)
+
+
+class Category(Enum):
+    """An event category, by its name on the command line."""
+
+    FACT = "fact"
+    PROPOSAL = "proposal"
+    DECISION = "decision"
+    EXECUTION = "execution"
+    OBSERVATION = "observation"
+    TOOL_CALL = "tool-call"
+    TOOL_RESULT = "tool-result"
+    AGENT_DIAGNOSTIC = "agent-diagnostic"
+
+
+CATEGORIES: Final = ", ".join(category.value for category in Category)
+
+
+@log.command("tail")
+def tail(
+    from_sequence_number: Annotated[
+        int | None,
+        typer.Option(
+            "--from", min=0, callback=check_int64, metavar="N", help=f"First sequence number. Default: the last {TAIL_EVENTS} events."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new events as they come, also after the server restarts, until interrupted.")
+    ] = False,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the newest events, one per line."""
+    from gavel.v1.event_service_pb2 import SubscribeEventsResponse
+    from gavel_client import GavelError
+    from gavel_client.rpc.backoff import is_unopened_bus
+
+    from gavel_server.cli.rendering import output
+
+    with connect(server, bus) as client:
+        try:
+            head = client.get_status().head_sequence_number
+        except GavelError as error:
+            if not (follow and is_unopened_bus(error)):
+                raise
+            head = 0
+        first = max(head - TAIL_EVENTS + 1, 1) if from_sequence_number is None else max(from_sequence_number, 1)
+        if not follow and first > head:
+            output.print_note(f"gavel: the log of bus {bus} ends at event {head}")
+            return
+        responses = follow_events(client, first) if follow else client.subscribe_events(from_sequence_number=first)
+        for response in responses:
+            if response.HasField("envelope"):
+                if as_json:
+                    output.print_json(SubscribeEventsResponse(envelope=response.envelope), one_line=True)
+                else:
+                    output.print_event_line(response.envelope)
+            reached = response.envelope.sequence_number or response.checkpoint.sequence_number
+            if not follow and reached >= head:
+                return
+
+
+def follow_events(client: SyncGavelClient, first: int) -> Iterator[SubscribeEventsResponse]:
+    """Yield a bus's events from sequence number `first` on, for ever.
+
+    Wait while the server is away, and for the first write to a bus that does not exist yet. Raises GavelError if the server refuses.
+    """
+    from gavel_client import GavelError
+    from gavel_client.rpc.backoff import BUS_POLL_MS, Backoff, is_transient, is_unopened_bus
+    from gavel_client.rpc.errors import describe_error
+
+    from gavel_server.cli.rendering import output
+
+    failures = 0
+    is_opened = True
+    while True:
+        try:
+            for response in client.subscribe_events(from_sequence_number=first):
+                failures = 0
+                first = (response.envelope.sequence_number or response.checkpoint.sequence_number) + 1
+                yield response
+        except GavelError as error:
+            if is_unopened_bus(error):
+                if is_opened:
+                    is_opened = False
+                    output.print_note("gavel: the bus does not exist yet; waiting for the first write to it")
+                time.sleep(BUS_POLL_MS / 1000)
+                continue
+            if not is_transient(error):
+                raise
+            failures += 1
+            if failures == 1:
+                output.print_note(f"gavel: the server is away ({describe_error(error)}); continuing from event {first} when it is back")
+            time.sleep(Backoff().pause_ms(failures, error.retry_after_ms) / 1000)
+
+
+@log.command("get")
+def get_event(
+    event: Annotated[str, typer.Argument(metavar="ID_OR_NUMBER", help="An event_id or a sequence number.")],
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print one event with all its fields."""
+    from gavel_server.cli.rendering import output
+
+    is_number = event.isascii() and event.isdigit()
+    # int() refuses thousands of digits, so only as many are read as show that the number is too large.
+    number = int(event[: len(str(INT64_MAX)) + 1]) if is_number else 0
+    if is_number and not 0 < number <= INT64_MAX:
+        raise InvalidInputError(f"{event[:40]} is not a sequence number; they go from 1 to 2^63 - 1")
+    with connect(server, bus) as client:
+        response = client.get_event(sequence_number=number) if number else client.get_event(event_id=event)
+    if not as_json:
+        output.print_event_line(response.envelope)
+    output.print_json(response if as_json else response.envelope)
+
+
+@log.command("list")
+def list_events(
+    category: Annotated[
+        list[Category],
+        typer.Option(
+            "--category", metavar="CATEGORY", help=f"Only events of this category: {CATEGORIES}. May be repeated, for several categories."
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    subject: Annotated[str, typer.Option("--subject", metavar="TYPE/ID", help="Only events about this subject.")] = "",
+    trace_id: Annotated[str, typer.Option("--trace", metavar="TRACE_ID", help="Only events of this trace.")] = "",
+    from_sequence_number: Annotated[
+        int, typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First sequence number. 0: the start.")
+    ] = 0,
+    to_sequence_number: Annotated[
+        int, typer.Option("--to", min=0, callback=check_int64, metavar="N", help="Last sequence number. 0: the head.")
+    ] = 0,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, callback=check_int64, metavar="N", help="Print at most this many events.")
+    ] = LIST_LIMIT_DEFAULT,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the events that pass all filters, oldest first."""
+    from gavel.v1.common_pb2 import EventCategory
+    from gavel.v1.event_service_pb2 import ListEventsResponse
+    from gavel_client.rpc.paging import sync_pages
+
+    from gavel_server.cli.rendering import output
+
+    categories = [EventCategory.Value(f"EVENT_CATEGORY_{one.name}_EVENT") for one in category]
+
+    def events(client: SyncGavelClient) -> Iterator[Envelope]:
+        for page in sync_pages(
+            client.list_events,
+            categories=categories,
+            subject=subject,
+            trace_id=trace_id,
+            from_sequence_number=from_sequence_number,
+            to_sequence_number=to_sequence_number,
+            page_size=min(limit + 1, PAGE_EVENTS),
+        ):
+            yield from page.envelopes
+
+    with connect(server, bus) as client:
+        # One event beyond the limit tells whether there are more.
+        envelopes = list(islice(events(client), limit + 1))
+    listed, rest = envelopes[:limit], envelopes[limit:]
+    if as_json:
+        output.print_json(ListEventsResponse(envelopes=listed))
+    elif listed:
+        for envelope in listed:
+            output.print_event_line(envelope)
+    else:
+        output.print_line("No events.")
+    if rest:
+        output.print_note(f"gavel: there are more events; continue with --from {rest[0].sequence_number}, or raise --limit")

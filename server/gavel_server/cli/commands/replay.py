@@ -1,0 +1,227 @@
+"""`gavel replay`: proves that a log's decisions follow from the log, or shows the first that does not.
+
+It opens the log itself and needs no server, so it can also check a server that may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli import documents
+from gavel_server.cli.connection import command_error
+from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, check_address, check_int64, check_redis, log_location
+from gavel_server.cli.rendering import simulation
+from gavel_server.cli.rendering.progress import Passes
+
+if TYPE_CHECKING:
+    from gavel.v1.decision_pb2 import Engine
+    from gavel.v1.replay_service_pb2 import ReplayVerdict, VerifyReplayResponse
+    from gavel.v1.rule_set_service_pb2 import ReplayProgress, SimulateRuleSetResponse
+    from gavel_rules.language.rule_set import CompiledRuleSet
+
+    from gavel_server.log.protocol import EventLog
+
+EXIT_DIVERGED: Final = 3
+EXIT_DAMAGED: Final = 4
+EXIT_VERSION_NOT_IMPLEMENTED: Final = 5
+
+
+class EngineName(Enum):
+    """A rule engine, by its name on the command line."""
+
+    RETE = "rete"
+    REFERENCE = "reference"
+
+
+def replay(
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Data directory of the embedded Redis. Default: GAVEL_DATA, else .gavel.")
+    ] = None,
+    redis: Annotated[
+        str, typer.Option(metavar="URL", callback=check_redis, help="The Redis that holds the log. Default: GAVEL_REDIS.")
+    ] = "",
+    archive: Annotated[Path | None, typer.Option(metavar="DIR", help="Not available in this release.")] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", callback=check_address, metavar="HOST:PORT", help="Let a running server replay its own log instead."),
+    ] = None,
+    bus: Bus = BUS_DEFAULT,
+    from_sequence_number: Annotated[
+        int,
+        typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First event to compare. Earlier events build the state."),
+    ] = 0,
+    to_sequence_number: Annotated[
+        int, typer.Option("--to", min=0, callback=check_int64, metavar="N", help="Last event to replay. 0: the head.")
+    ] = 0,
+    rules: Annotated[
+        str, typer.Option("--rules", metavar="FILE", help="List the past decisions that this candidate rule set would change.")
+    ] = "",
+    engine: Annotated[EngineName, typer.Option(help="The rule engine to decide with.")] = EngineName.RETE,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prove a log by recomputing its decisions.
+
+    Decisions and derived facts are recomputed from the log and compared with it.
+
+    Exit status: 0 proved, 3 diverged, 4 log damaged, 5 arbiter version not implemented by this build.
+    """
+    import asyncio
+
+    from gavel.v1.decision_pb2 import Engine
+
+    if archive is not None:
+        raise InvalidInputError("--archive is not available in this release; give --data DIR or --redis URL")
+    if sum((data is not None, bool(redis), server is not None)) > 1:
+        raise InvalidInputError("--data, --redis and --server name three different logs; give one of them")
+    if rules:
+        # Compile first, to report a mistake in the candidate before the log is opened.
+        text = documents.read_rule_set(rules)
+        candidate = documents.compile_document(text, rules)
+        if server:
+            responses = simulation.simulate_on_server(server, bus, rules, text, from_sequence_number, to_sequence_number)
+        else:
+            responses = _simulate_on_log(_open_log(data, redis, bus), candidate, from_sequence_number, to_sequence_number, as_json)
+        asyncio.run(simulation.print_simulation(responses, candidate, as_json))
+        return
+    engine_value = Engine.Value(f"ENGINE_{engine.name}")
+    if server:
+        verification = _verify_on_server(server, bus, from_sequence_number, to_sequence_number, engine_value)
+    else:
+        verification = verify_log(_open_log(data, redis, bus), from_sequence_number, to_sequence_number, engine_value)
+    verdict = asyncio.run(_show_progress(verification))
+    raise typer.Exit(_print_verdict(verdict, as_json))
+
+
+def _open_log(data: Path | None, redis: str, bus: str) -> AbstractAsyncContextManager[EventLog]:
+    from gavel_server.cli import offline_log
+    from gavel_server.log.redis.connection import mask_url
+
+    directory, url = log_location(data, redis)
+    return offline_log.open_redis(url, bus, mask_url(url)) if url else offline_log.open_directory(directory, bus)
+
+
+async def verify_log(
+    log_context: AbstractAsyncContextManager[EventLog],
+    from_sequence_number: int,
+    to_sequence_number: int,
+    engine: Engine.ValueType,
+) -> AsyncGenerator[VerifyReplayResponse, None]:
+    """Verify the log that `log_context` opens. Yield progress, then the verdict, also for a log too damaged to be opened."""
+    from gavel.v1.replay_service_pb2 import VerifyReplayResponse
+
+    from gavel_server.history.replay import ReplayRangeError, verdict_of, verify
+    from gavel_server.log.protocol import LogCorruptError
+
+    try:
+        async with log_context as log:
+            async for response in verify(
+                log, engine=engine, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number
+            ):
+                yield response
+    except ReplayRangeError as error:
+        raise InvalidInputError(str(error)) from error
+    except LogCorruptError as error:
+        # Opening the log already found the damage.
+        yield VerifyReplayResponse(verdict=verdict_of(error))
+
+
+async def _verify_on_server(
+    server: str, bus: str, from_sequence_number: int, to_sequence_number: int, engine: Engine.ValueType
+) -> AsyncGenerator[VerifyReplayResponse, None]:
+    from gavel_client import GavelClient, GavelError
+
+    try:
+        async with GavelClient(server, bus=bus) as client:
+            async for response in client.verify_replay(
+                from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number, engine=engine
+            ):
+                yield response
+    except GavelError as error:
+        raise command_error(error, server, bus) from error
+
+
+async def _show_progress(responses: AsyncGenerator[VerifyReplayResponse, None]) -> ReplayVerdict:
+    """Show progress; return the verdict."""
+    with Passes() as passes:
+        return await read_verdict(responses, passes.show)
+
+
+async def read_verdict(
+    responses: AsyncGenerator[VerifyReplayResponse, None], show: Callable[[ReplayProgress], None] | None = None
+) -> ReplayVerdict:
+    """Return the verdict at the end of a replay; call `show` with each progress report. Raises CommandError if there is no verdict."""
+    async with aclosing(responses):
+        async for response in responses:
+            if response.HasField("verdict"):
+                return response.verdict
+            if show is not None:
+                show(response.progress)
+    raise CommandError("the replay ended without a verdict; try again, or replay the log without a server with --data or --redis")
+
+
+def _print_verdict(verdict: ReplayVerdict, as_json: bool) -> int:
+    """Print the verdict; return the exit status."""
+    from gavel.v1.replay_service_pb2 import VerifyReplayResponse
+    from gavel_rules.text import printable
+
+    from gavel_server.cli.rendering import output
+
+    if as_json:
+        output.print_json(VerifyReplayResponse(verdict=verdict))
+    else:
+        if verdict.HasField("divergence"):
+            divergence = verdict.divergence
+            output.print_table(
+                ("field", "recorded", "expected"),
+                ((printable(one.path), printable(one.recorded), printable(one.expected)) for one in divergence.differences),
+                title=f"Event {divergence.sequence_number} {divergence.event_id}",
+            )
+            output.print_table(
+                ("input", "event_id"),
+                ((f"#{reference.sequence_number}", reference.event_id) for reference in divergence.inputs),
+            )
+        output.print_line(printable(verdict.message))
+    return exit_status(verdict)
+
+
+def exit_status(verdict: ReplayVerdict) -> int:
+    """Return the exit status of a verdict."""
+    from gavel.v1 import replay_service_pb2
+
+    return {
+        replay_service_pb2.REPLAY_STATUS_PROVED: 0,
+        replay_service_pb2.REPLAY_STATUS_DIVERGED: EXIT_DIVERGED,
+        replay_service_pb2.REPLAY_STATUS_DAMAGED: EXIT_DAMAGED,
+        replay_service_pb2.REPLAY_STATUS_VERSION_NOT_IMPLEMENTED: EXIT_VERSION_NOT_IMPLEMENTED,
+    }[verdict.status]
+
+
+async def _simulate_on_log(
+    log_context: AbstractAsyncContextManager[EventLog],
+    candidate: CompiledRuleSet,
+    from_sequence_number: int,
+    to_sequence_number: int,
+    as_json: bool,
+) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+    """Try a candidate on the log that `log_context` opens. If the log is not intact, print the verdict and exit with its status."""
+    from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
+
+    from gavel_server.history.replay import ReplayRangeError, impact, verdict_of
+    from gavel_server.log.protocol import LogCorruptError
+
+    try:
+        async with log_context as log:
+            async for response in impact(log, candidate, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number):
+                yield response
+    except ReplayRangeError as error:
+        raise InvalidInputError(str(error)) from error
+    except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
+        raise typer.Exit(_print_verdict(verdict_of(error), as_json)) from error

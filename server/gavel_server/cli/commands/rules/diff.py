@@ -1,0 +1,94 @@
+"""`gavel rules diff`: shows what two versions of a rule set decide differently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gavel_server.cli.documents import STANDARD_INPUT
+from gavel_server.cli.errors import EXIT_FAILURE, InvalidInputError
+from gavel_server.cli.options import Debug, JsonReport
+
+if TYPE_CHECKING:
+    from gavel_rules.authoring.diff import CaseDecision, RuleSetDiff
+    from gavel_rules.language.rule_set import CompiledRuleSet
+
+# As in diff(1).
+EXIT_DIFFERENT: Final = EXIT_FAILURE
+
+
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A rule set in YAML or JSON; - is standard input.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Another version of the rule set.")],
+    as_json: JsonReport = False,
+    debug: Debug = False,
+) -> None:
+    """Show what two versions of a rule set decide differently.
+
+    Lists edited rules, thresholds and declarations, and generated cases on which the versions differ. Exit status: 0 nothing differs
+    but the version and the description, 1 something else differs, 2 a document is not valid.
+    """
+    from gavel_rules.authoring.diff import diff_rule_sets
+
+    from gavel_server.cli import documents
+    from gavel_server.cli.rendering import output
+
+    if old == new == STANDARD_INPUT:
+        raise InvalidInputError("standard input can be only one of the two versions; name a file for the other")
+    older, newer = documents.read_compiled(old), documents.read_compiled(new)
+    changes = diff_rule_sets(older, newer)
+    if as_json:
+        output.print_line(json.dumps(_as_json(older, newer, changes), ensure_ascii=False, indent=2))
+    else:
+        for line in _lines(changes):
+            output.print_line(line)
+        output.print_note(f"gavel: {_summary(changes)}")
+    if changes:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _as_json(older: CompiledRuleSet, newer: CompiledRuleSet, changes: RuleSetDiff) -> dict[str, Any]:
+    return {
+        "old": _identity(older),
+        "new": _identity(newer),
+        "added": changes.added,
+        "removed": changes.removed,
+        "changed": changes.changed,
+        "edits": [edit._asdict() for edit in changes.edits],
+        "cases": [{**case._asdict(), "before": case.before._asdict(), "after": case.after._asdict()} for case in changes.cases],
+    }
+
+
+def _identity(rule_set: CompiledRuleSet) -> dict[str, object]:
+    return {"policy_id": rule_set.policy_id, "version": rule_set.version, "digest": rule_set.digest}
+
+
+def _lines(changes: RuleSetDiff) -> Sequence[str]:
+    lines = [f"+ rule {rule_id}" for rule_id in changes.added]
+    lines.extend(f"- rule {rule_id}" for rule_id in changes.removed)
+    lines.extend(f"~ rule {rule_id}" for rule_id in changes.changed)
+    lines.extend(f"  {edit.path}: {_value(edit.before)} -> {_value(edit.after)}" for edit in changes.edits)
+    for case in changes.cases:
+        parts = [f"params {_value(case.params)}", *([f"facts {_value(case.facts)}"] if case.facts else [])]
+        parts.extend(f"{name} {_value(value)}" for name, value in case.context.items())
+        lines.extend([f"case {case.action}: {', '.join(parts)}", f"  before: {_verdict(case.before)}", f"  after:  {_verdict(case.after)}"])
+    return lines
+
+
+def _value(value: object) -> str:
+    return "(none)" if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _verdict(verdict: CaseDecision) -> str:
+    return " ".join(filter(None, (verdict.outcome, verdict.reason_code, f"by {verdict.rule_id}" if verdict.rule_id else "")))
+
+
+def _summary(changes: RuleSetDiff) -> str:
+    if not changes:
+        return "the two versions make the same decisions"
+    if not changes.cases:
+        return "no case was found that the two decide differently"
+    return f"kinds of cases decided differently: {len(changes.cases)}"

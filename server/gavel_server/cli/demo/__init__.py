@@ -1,0 +1,1 @@
+"""`gavel demo`: its server, its story and its timeline."""

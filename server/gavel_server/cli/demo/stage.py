@@ -1,0 +1,139 @@
+"""The demo's stage: starts a server process, plays the story on it, stops it, and replays its log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from gavel_server.cli.connection import command_error
+from gavel_server.cli.errors import CommandError
+from gavel_server.cli.rendering import output
+
+if TYPE_CHECKING:
+    from gavel.v1.replay_service_pb2 import ReplayVerdict
+
+# Long enough for a server to load a long log.
+START_TIMEOUT_SECONDS: Final = 120
+STOP_TIMEOUT_SECONDS: Final = 60
+READY: Final = "gavel: ready on "
+# The server's stderr, in the data directory.
+SERVER_LOG: Final = "demo-server.log"
+SERVER_LINES_SHOWN: Final = 20
+
+
+async def perform(data: Path, bus: str) -> int:
+    """Play the demo with its log in `data` and replay the log; return the replay's exit status. Raises CommandError."""
+    from gavel_server.cli.commands.replay import exit_status
+
+    async with _server(data) as address:
+        trace = await _play(address, data, bus)
+    output.print_line("")
+    output.print_line(f"The server has stopped; its log stays in {data}. Explore it with:")
+    output.print_line(f"  gavel serve --data {data}, and then: gavel trace {trace}, gavel log list, gavel status")
+    output.print_line(f"  gavel replay --data {data}")
+    output.print_line("")
+    output.print_line("The replay recomputes every decision from the log alone:")
+    verdict = await _replay(data, bus)
+    output.print_line(verdict.message)
+    return exit_status(verdict)
+
+
+async def _play(address: str, data: Path, bus: str) -> str:
+    """Play the story; return its main trace."""
+    from gavel_client import GavelClient, GavelError
+
+    from gavel_server.cli.demo.story import Story
+    from gavel_server.cli.demo.timeline import Timeline
+    from gavel_server.cli.rendering.projection import print_projection
+    from gavel_server.log.redis.data_directory import noted_url
+
+    redis_url = noted_url(data)
+    if redis_url is None:
+        raise CommandError(f"the server on {data} has not written the URL of its Redis; run the demo on another directory with --data DIR")
+    output.print_line(f"gavel demo: a server on {address}, its log in {data}, bus {bus}")
+    async with GavelClient(address, bus=bus) as client:
+        timeline = Timeline()
+        story = Story(client, redis_url, timeline)
+        try:
+            projection = await story.play()
+        except GavelError as error:
+            failure = command_error(error, address, bus)
+            raise CommandError(
+                f"the demo cannot continue: {failure}; the server's log is {data / SERVER_LOG}; try an empty directory with --data DIR"
+            ) from error
+        timeline.heading("The first order in the end")
+        print_projection(projection)
+        return story.main_trace
+
+
+@asynccontextmanager
+async def _server(data: Path) -> AsyncIterator[str]:
+    """Run `gavel serve` as a process; yield its address, and stop it with SIGTERM."""
+    log_file = data / SERVER_LOG
+    command = (sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data))
+    # The environment may hold another server's settings.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
+    with _create_file(log_file) as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment)
+    try:
+        yield await _wait_until_ready(process, log_file)
+    finally:
+        status = await _stop(process)
+    if status != 0:
+        raise CommandError(f"the server ended with exit status {status}; the end of its log:\n{_tail(log_file)}")
+
+
+def _create_file(path: Path) -> BinaryIO:
+    """Open a new file for writing and create its directory. Raises CommandError."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path.open("wb")
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}; give another directory with --data") from error
+
+
+async def _stop(process: asyncio.subprocess.Process) -> int:
+    """Stop the server with SIGTERM; return its exit status."""
+    if process.returncode is None:
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_SECONDS):
+            return await process.wait()
+    except TimeoutError:
+        process.kill()
+        return await process.wait()
+
+
+async def _wait_until_ready(process: asyncio.subprocess.Process, log_file: Path) -> str:
+    """Return the address of the server once it is ready. Raises CommandError."""
+    if process.stdout is None:
+        raise AssertionError("the server's stdout is a pipe")
+    try:
+        async with asyncio.timeout(START_TIMEOUT_SECONDS):
+            while line := (await process.stdout.readline()).decode(errors="replace"):
+                if line.startswith(READY):
+                    return line.removeprefix(READY).strip()
+            await process.wait()
+    except TimeoutError:
+        raise CommandError(f"the server did not answer within {START_TIMEOUT_SECONDS} s; the end of its log:\n{_tail(log_file)}") from None
+    raise CommandError(f"the server did not start; the end of its log:\n{_tail(log_file)}")
+
+
+def _tail(log_file: Path) -> str:
+    """Return the last lines of the server's log."""
+    lines = log_file.read_text(errors="replace").splitlines()
+    return "\n".join(f"  {line}" for line in lines[-SERVER_LINES_SHOWN:]) or "  (nothing)"
+
+
+async def _replay(data: Path, bus: str) -> ReplayVerdict:
+    from gavel.v1.decision_pb2 import ENGINE_RETE
+
+    from gavel_server.cli.commands.replay import read_verdict, verify_log
+    from gavel_server.cli.offline_log import open_directory
+
+    return await read_verdict(verify_log(open_directory(data, bus), 0, 0, ENGINE_RETE))

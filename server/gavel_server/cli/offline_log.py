@@ -1,0 +1,52 @@
+"""A log without a server: the Redis of a data directory, started while it is read, or any Redis by URL.
+
+Where a server runs on the directory, its Redis is read instead. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.log.protocol import EventLog
+from gavel_server.log.redis.embedded import EmbeddedRedis
+from gavel_server.log.redis.errors import DataDirectoryInUseError
+from gavel_server.log.redis.log import RedisLog
+
+# Redis's append-only log: a file up to 6.2, a directory from 7.0 on.
+_APPEND_ONLY: Final = ("appendonly.aof", "appendonlydir")
+
+
+@asynccontextmanager
+async def open_directory(data: Path, bus: str) -> AsyncIterator[EventLog]:
+    """Yield the log of `bus` in a data directory. Raises CommandError, LogError."""
+    if not any((data / name).exists() for name in _APPEND_ONLY):
+        raise CommandError(f"there is no log in {data}; give the data directory of a server with --data, or a Redis with --redis URL")
+    async with AsyncExitStack() as stack:
+        embedded = EmbeddedRedis(data)
+        try:
+            await stack.enter_async_context(embedded)
+            url = embedded.url
+        except DataDirectoryInUseError as error:
+            if error.url is None:
+                raise
+            url = error.url
+        yield await stack.enter_async_context(open_redis(url, bus, str(data)))
+
+
+@asynccontextmanager
+async def open_redis(url: str, bus: str, place: str) -> AsyncIterator[EventLog]:
+    """Yield the log of `bus` in the Redis at `url`; `place` names it in messages. Raises CommandError, LogError."""
+    try:
+        log = await RedisLog.connect(url, bus)
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from error
+    try:
+        if (await log.head()).sequence_number == 0:
+            raise CommandError(f"bus {bus!r} has no events in {place}; name another one with --bus")
+        yield log
+    finally:
+        await log.close()

@@ -1,0 +1,1 @@
+"""How command output is rendered: text for people, JSON for programs."""

@@ -1,0 +1,289 @@
+"""Events in words: one line that says what happened and why, for `gavel log`, `gavel trace` and the demo.
+
+A line is a function of its event alone. Control characters are escaped, so that no event can move a cursor or colour a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, Literal
+
+from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
+from gavel.v1.common_pb2 import EventCategory, ProducerType
+from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, ShadowVerdict
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution, ExecutionStatus
+from gavel.v1.fact_pb2 import Fact, ReviewVerdict
+from gavel.v1.observation_pb2 import Observation
+from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview
+from gavel.v1.proposal_pb2 import Proposal
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_client.values import from_struct, from_value
+from gavel_rules.text import printable
+from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.timestamp_pb2 import Timestamp
+
+TEXT_LENGTH_MAX: Final = 200
+DIGEST_LENGTH_SHOWN: Final = len("sha256:") + 12
+
+_STATE_WORDS: Final = {
+    decision_pb2.FACT_REQUIREMENT_STATE_MISSING: "missing",
+    decision_pb2.FACT_REQUIREMENT_STATE_STALE: "too old",
+    decision_pb2.FACT_REQUIREMENT_STATE_TIER_TOO_LOW: "not trusted enough",
+    decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED: "from a source that is not accepted",
+    decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED: "superseded",
+    decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE: "of the wrong type",
+}
+
+
+def describe(envelope: Envelope) -> str:
+    """Return one line on an event's content."""
+    match envelope.WhichOneof("payload"):
+        case "fact":
+            return _fact(envelope.fact) + _lateness(envelope)
+        case "proposal":
+            return _proposal(envelope.proposal)
+        case "decision":
+            return outcome_line(envelope.decision)
+        case "execution":
+            return _execution(envelope.execution)
+        case "observation":
+            return _observation(envelope.observation)
+        case "tool_call":
+            return _tool_call(envelope.tool_call)
+        case "tool_result":
+            return _tool_result(envelope.tool_result)
+        case "agent_diagnostic":
+            return _diagnostic(envelope.agent_diagnostic)
+    return "(no payload)"
+
+
+def outcome_line(decision: Decision) -> str:
+    """Return one line on a decision: outcome, reason, rule, conflicts, and the evidence that it lacks or rests on."""
+    return ", ".join([verdict_line(decision), *evidence_lines(decision)])
+
+
+def verdict_line(decision: Decision) -> str:
+    """Return one line on a decision's outcome and the reason for it."""
+    parts = outcome_words(decision)
+    if decision.rule_id:
+        parts.append(f"by rule {decision.rule_id} of {decision.policy_id} {decision.policy_version}")
+    if decision.compensates_decision_id:
+        parts.append(f"compensates {decision.compensates_decision_id} with {decision.action_type} {format_struct(decision.params)}")
+    if decision.conflict_with_proposal_ids:
+        parts.append(f"conflicts with {', '.join(decision.conflict_with_proposal_ids)}")
+    if decision.terminal:
+        parts.append("final: do not retry")
+    parts += [f"{warning.code} {warning.message}".strip() for warning in decision.warnings]
+    return printable(", ".join(parts))
+
+
+def outcome_words(decision: Decision) -> list[str]:
+    """Return a decision's outcome, and its reason code unless that is the same word (REVOKED)."""
+    outcome = enum_name(Outcome, decision.outcome)
+    return [outcome] if decision.reason_code in ("", outcome) else [outcome, decision.reason_code]
+
+
+def pending_line(pending: PendingDecision | PendingReview) -> str:
+    """Return the action of a pending decision or review, and the decision that it compensates."""
+    compensates = f", compensates {pending.compensates_decision_id}" if pending.compensates_decision_id else ""
+    return f"{pending.action_type} {format_struct(pending.params)}{compensates}"
+
+
+def shadow_verdict_line(verdict: ShadowVerdict) -> str:
+    """Return one line on a verdict of a ShadowDifference, like `verdict_line`."""
+    return verdict_line(
+        Decision(
+            outcome=verdict.outcome,
+            reason_code=verdict.reason_code,
+            policy_id=verdict.policy_id,
+            policy_version=verdict.policy_version,
+            rule_id=verdict.rule_id,
+        )
+    )
+
+
+def evidence_lines(decision: Decision) -> list[str]:
+    """Return a line for each fact that a refused decision requires, or one line on what an approval rests on."""
+    lines = [requirement_line(row) for row in decision.retry_hint.fact_requirements]
+    if decision.pinned_facts:
+        lines.append(f"rests on {', '.join(f'{fact.key} (#{fact.sequence_number})' for fact in decision.pinned_facts)}")
+    return [printable(line) for line in lines]
+
+
+def requirement_line(row: FactRequirement) -> str:
+    """Return what is wrong with a fact, and what is required of it."""
+    required = []
+    if row.required_trust_tier:
+        required.append(f"tier {int(row.required_trust_tier)} or better")
+    if row.max_age_ms:
+        required.append(f"at most {format_duration(row.max_age_ms)} old")
+    if row.sources:
+        required.append(f"from {' or '.join(row.sources)}")
+    requirement = f" (required: {', '.join(required)})" if required else ""
+    return f"{row.key} {_STATE_WORDS.get(row.state, enum_name(FactRequirementState, row.state))}{requirement}"
+
+
+def category_name(envelope: Envelope) -> str:
+    """Return an event's category without prefix and suffix, e.g. "FACT"."""
+    return enum_name(EventCategory, envelope.event_category).removesuffix("_EVENT")
+
+
+def producer_name(envelope: Envelope) -> str:
+    """Return the event's producer, e.g. "agent refund-agent"."""
+    kind = enum_name(ProducerType, envelope.producer.type).lower().replace("_", "-")
+    return printable(f"{kind} {envelope.producer.id}")
+
+
+def format_time(timestamp: Timestamp, precision: Literal["seconds", "milliseconds"] = "milliseconds") -> str:
+    """Return a time as RFC 3339 in UTC; "-" for an unset one."""
+    if not timestamp.seconds and not timestamp.nanos:
+        return "-"
+    return timestamp.ToDatetime().isoformat(timespec=precision) + "Z"
+
+
+def short_digest(digest: str) -> str:
+    """Return the start of a digest, long enough to distinguish two."""
+    return f"{digest[:DIGEST_LENGTH_SHOWN]}…"
+
+
+def format_duration(milliseconds: int) -> str:
+    """Return a duration in the largest unit that divides it, e.g. "60 s"."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if milliseconds >= size * 2 and milliseconds % size == 0:
+            return f"{milliseconds // size} {unit}"
+    return f"{milliseconds} ms"
+
+
+def enum_name(enumeration: Any, value: int) -> str:
+    """Return an enum value's name without the enum's prefix, e.g. "APPROVED"; the number of a value that only a newer server knows."""
+    if value not in enumeration.values():
+        return str(value)
+    name: str = enumeration.Name(value)
+    prefix = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in enumeration.DESCRIPTOR.name).lstrip("_")
+    return name.removeprefix(f"{prefix}_")
+
+
+def format_struct(struct: Struct) -> str:
+    """Return a Struct as compact JSON."""
+    return printable(json.dumps(from_struct(struct), ensure_ascii=False, sort_keys=True))
+
+
+def format_value(value: Value) -> str:
+    """Return a Value as compact JSON."""
+    return printable(json.dumps(from_value(value), ensure_ascii=False, sort_keys=True))
+
+
+def _fact(fact: Fact) -> str:
+    system = fact.WhichOneof("system")
+    if system is not None:
+        return _system_fact(fact, system)
+    limit = f", good for {format_duration(fact.max_age_ms)}" if fact.max_age_ms else ""
+    origin = f", derived by {fact.derivation_rule_id} {fact.derivation_rule_version}" if fact.derivation_rule_id else ""
+    if fact.value.HasField("null_value"):
+        return printable(f"{fact.key} retracted{origin}")
+    return printable(f"{fact.key} = {format_value(fact.value)}{limit}{origin}")
+
+
+def _lateness(envelope: Envelope) -> str:
+    """Return how long before its recording the event happened, if a second or more."""
+    seconds = round((envelope.recorded_at.ToMilliseconds() - envelope.occurred_at.ToMilliseconds()) / 1000)
+    return f", happened {format_duration(seconds * 1000)} earlier" if envelope.HasField("occurred_at") and seconds else ""
+
+
+def _system_fact(fact: Fact, system: str) -> str:
+    match system:
+        case "bus_opened":
+            return f"bus opened, arbiter version {fact.bus_opened.arbiter_version}"
+        case "rule_set_deployed":
+            deployed = fact.rule_set_deployed
+            return f"rule set {deployed.policy_id} {deployed.version} deployed, {short_digest(deployed.digest)}"
+        case "rule_set_activated":
+            activated = fact.rule_set_activated
+            before = f" in place of {activated.previous_version}" if activated.previous_version else ""
+            now = "a shadow" if activated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "in force"
+            return f"rule set {activated.policy_id} {activated.version} {now}{before}"
+        case "rule_set_deactivated":
+            deactivated = fact.rule_set_deactivated
+            now = "no longer a shadow" if deactivated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "out of force"
+            return f"rule set {deactivated.policy_id} {deactivated.version} {now}"
+        case "review_resolved":
+            resolved = fact.review_resolved
+            return _person_line(
+                resolved.reviewer, f"{enum_name(ReviewVerdict, resolved.verdict)} on {resolved.decision_id}", resolved.reason
+            )
+        case "revocation_requested":
+            requested = fact.revocation_requested
+            return _person_line(requested.revoked_by, f"REVOKE {requested.decision_id}", requested.reason)
+    return system.replace("_", " ")
+
+
+def _person_line(person: str, what: str, reason: str) -> str:
+    return printable(f"{person} said {what}{f': {_cut(reason)}' if reason else ''}")
+
+
+def _proposal(proposal: Proposal) -> str:
+    cited = ", ".join(f"#{reference.sequence_number}" for reference in proposal.based_on_events)
+    rests = f", resting on {cited}" if cited else ", resting on nothing"
+    contest = proposal.contest
+    competes = (
+        f", competes for {printable(contest.conflict_key)} until {format_time(contest.closes_at)}" if proposal.HasField("contest") else ""
+    )
+    return f"{proposal.action_type} {format_struct(proposal.params)}, risk {proposal.risk:g}{rests}{competes}"
+
+
+def _execution(execution: Execution) -> str:
+    parts = [f"attempt {execution.attempt} {enum_name(ExecutionStatus, execution.status)}"]
+    if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
+        parts.append(f"leased until {format_time(execution.lease_until)}")
+    if execution.reason_code and execution.reason_code != execution.error.code:
+        parts.append(execution.reason_code)
+    if execution.error.code:
+        parts.append(f"{execution.error.code} {execution.error.message}".strip())
+    if execution.result.fields:
+        parts.append(format_struct(execution.result))
+    if execution.completed_steps:
+        parts.append(f"done: {', '.join(execution.completed_steps)}")
+    if execution.will_retry:
+        parts.append("another attempt follows")
+    return printable(", ".join(parts))
+
+
+def _observation(observation: Observation) -> str:
+    fields = ", ".join(f"{key} = {format_value(value)}" for key, value in sorted(observation.extracted_fields.items()))
+    tier = f", trust tier {int(observation.trust_tier)}" if observation.trust_tier else ""
+    return printable(f"{fields}, read through {observation.source_tool or 'no tool'}{tier}")
+
+
+def _tool_call(call: ToolCall) -> str:
+    summary = f" {_cut(call.arguments_summary)}" if call.arguments_summary else ""
+    return printable(f"{call.tool_name}{summary} ({call.execution_id})")
+
+
+def _tool_result(result: ToolResult) -> str:
+    content = f"failed: {result.error_code}" if result.is_error else _cut(result.result_summary) or short_digest(result.content_hash)
+    return printable(f"{result.tool_name}: {content} ({result.execution_id})")
+
+
+def _diagnostic(diagnostic: AgentDiagnostic) -> str:
+    match diagnostic.WhichOneof("detail"):
+        case "fact_collection":
+            detail = "; ".join(requirement_line(row) for row in diagnostic.fact_collection.fact_requirements)
+        case "late_execution":
+            detail = f"by {diagnostic.late_execution.executor_id}: {_execution(diagnostic.late_execution.execution)}"
+        case "shadow_difference":
+            difference = diagnostic.shadow_difference
+            shadow = f"{difference.policy_id} {difference.policy_version}"
+            detail = f"{shadow} would say {shadow_verdict_line(difference.shadowed)}; it was {shadow_verdict_line(difference.decided)}"
+        case "llm_invocation":
+            detail = f"{diagnostic.llm_invocation.llm_model}, {diagnostic.llm_invocation.token_count} tokens"
+        case "graph_transition":
+            detail = f"to {diagnostic.graph_transition.graph_node}"
+        case _:
+            detail = format_struct(diagnostic.attributes) if diagnostic.attributes.fields else ""
+    return printable(f"{diagnostic.kind}: {detail}" if detail else diagnostic.kind)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_LENGTH_MAX else text[:TEXT_LENGTH_MAX] + "…"

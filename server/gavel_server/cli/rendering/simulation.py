@@ -1,0 +1,100 @@
+"""The decisions that a candidate rule set would change, for `gavel replay --rules` and `gavel rules simulate`.
+
+The decisions arrive one by one. For programs each is printed at once as a line of JSON; for people the first ones are a table at
+the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final
+
+from gavel_server.cli.connection import command_error
+from gavel_server.cli.errors import CommandError
+from gavel_server.cli.rendering.progress import Passes
+
+if TYPE_CHECKING:
+    from gavel.v1.rule_set_service_pb2 import ChangedDecision, SimulateRuleSetResponse, SimulationSummary
+    from gavel_rules.language.rule_set import CompiledRuleSet
+
+# The rows of the table; --json lists all changed decisions.
+CHANGES_SHOWN_MAX: Final = 1_000
+
+
+async def print_simulation(responses: AsyncGenerator[SimulateRuleSetResponse, None], candidate: CompiledRuleSet, as_json: bool) -> None:
+    """Print the decisions that the candidate would change and their number by transition, and show progress on a terminal.
+
+    Raises CommandError if the responses end before the summary.
+    """
+    from gavel_server.cli.rendering import output
+
+    changed: list[ChangedDecision] = []
+    summary: SimulationSummary | None = None
+    with Passes() as passes:
+        async with aclosing(responses):
+            async for response in responses:
+                if response.HasField("progress"):
+                    passes.show(response.progress)
+                    continue
+                if as_json:
+                    output.print_json(response, one_line=True)
+                if response.HasField("summary"):
+                    summary = response.summary
+                elif not as_json and len(changed) < CHANGES_SHOWN_MAX:
+                    changed.append(response.changed)
+    if summary is None:
+        raise CommandError("the response ended before its summary, so the list may be incomplete; try again")
+    if not as_json:
+        _print_table(changed)
+        _print_summary(summary, candidate, len(changed))
+
+
+async def simulate_on_server(
+    server: str, bus: str, file: str, document: str, from_sequence_number: int, to_sequence_number: int
+) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+    """Let a server replay its log with a candidate rule set. Raises CommandError."""
+    from gavel_client import GavelClient, GavelError
+
+    try:
+        async with GavelClient(server, bus=bus) as client:
+            async for response in client.simulate_rule_set(
+                document, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number
+            ):
+                yield response
+    except GavelError as error:
+        raise command_error(error, server, bus, file) from error
+
+
+def _print_table(changed: list[ChangedDecision]) -> None:
+    from gavel_server.cli.rendering import output
+    from gavel_server.cli.rendering.events import format_struct, outcome_line
+
+    output.print_table(
+        ("#", "action", "recorded", "would be"),
+        (
+            (
+                str(change.sequence_number),
+                f"{change.recorded.action_type} {format_struct(change.recorded.params)}",
+                outcome_line(change.recorded),
+                outcome_line(change.simulated),
+            )
+            for change in changed
+        ),
+    )
+
+
+def _print_summary(summary: SimulationSummary, candidate: CompiledRuleSet, shown: int) -> None:
+    from gavel_server.cli.rendering import output
+
+    if summary.changed > shown:
+        output.print_note(f"gavel: {summary.changed - shown} more would change; --json lists all of them")
+    name = f"{candidate.policy_id} version {candidate.version}"
+    output.print_line(f"{name} would change {summary.changed} of {summary.decisions} decisions")
+    if summary.decisions and not summary.replaced:
+        output.print_note(
+            f"gavel: no version of {candidate.policy_id} was in force for any of them, so the candidate was added to the rule sets that "
+            "were; check that its name is right"
+        )
+    for transition, count in sorted(summary.transitions.items()):
+        output.print_line(f"  {transition}: {count}")

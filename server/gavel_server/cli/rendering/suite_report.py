@@ -1,0 +1,215 @@
+"""The report of `gavel rules test`: text for people, JUnit XML for continuous integration, JSON for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from gavel.v1.execution_pb2 import ExecutionStatus
+from gavel_rules.authoring.suites.coverage import Coverage
+from gavel_rules.authoring.suites.runner import CaseResult
+from gavel_rules.text import printable
+
+from gavel_server.cli.rendering.events import enum_name, format_value, verdict_line
+from gavel_server.cli.rendering.lint_report import invalid_json
+from gavel_server.cli.rule_files import InvalidFile
+
+
+class SuiteRun(NamedTuple):
+    """The results of one suite."""
+
+    file: str
+    rule_set_file: str
+    results: tuple[CaseResult, ...]
+
+    @property
+    def failures(self) -> list[CaseResult]:
+        """The cases whose result differs from the expected one."""
+        return [result for result in self.results if not result.passed]
+
+
+class TestRun(NamedTuple):
+    """The results of one run of the command."""
+
+    suites: tuple[SuiteRun, ...]
+    invalid: tuple[InvalidFile, ...]
+    coverage: dict[str, Coverage]  # by the rule set's file
+
+    @property
+    def cases(self) -> int:
+        """The number of cases."""
+        return sum(len(suite.results) for suite in self.suites)
+
+    @property
+    def failures(self) -> int:
+        """The number of failed cases."""
+        return sum(len(suite.failures) for suite in self.suites)
+
+
+def failure_lines(result: CaseResult, file: str) -> list[str]:
+    """Return the lines on a failed case: its place, the differences, the decision and its consequences."""
+    head = f"{file}:{result.line}:{result.column}: failed: {printable(result.case.name)}"
+    differences = [f"  {one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences]
+    return [head, *differences, f"  decided: {verdict_line(result.decision)}", *(f"  {line}" for line in consequence_lines(result))]
+
+
+def consequence_lines(result: CaseResult) -> Iterator[str]:
+    """Yield the consequences of the report of a case's execution, if it has one."""
+    consequences = result.consequences
+    if consequences is None:
+        return
+    yield f"carried out: {enum_name(ExecutionStatus, consequences.report.execution.status)}"
+    for fact in consequences.facts:
+        yield f"derived: {fact.key} = {format_value(fact.value)}"
+    for rule_id in consequences.failed:
+        yield f"derivation {rule_id} gives no fact: its expression errs, or gives no string, number or boolean"
+    if consequences.decision is not None:
+        yield f"decided then: {verdict_line(consequences.decision)}"
+
+
+def explanation_lines(result: CaseResult) -> Iterator[str]:
+    """Yield every rule of a failed case's action, by descending priority, with the parts of its condition and their values.
+
+    Yield nothing if the decision is as expected and only its consequences differ.
+    """
+    if not result.decision_differs:
+        return
+    if not result.explanations:
+        yield "  no rule was evaluated: the params do not fit the action's schema"
+    for rule in result.explanations:
+        whole = rule.terms[0].value
+        yield f"  rule {rule.rule_id}: {'matches' if rule.matched else 'does not match' if whole == 'false' else 'fails'}"
+        for term in rule.terms:
+            yield f"      {printable(term.expression)}  is  {printable(term.value)}"
+
+
+def coverage_lines(file: str, coverage: Coverage, *, full: bool) -> Iterator[str]:
+    """Yield the coverage of a rule set and its gaps; with `full`, also every rule and every part of its condition."""
+    rules, branches = coverage.rule_ratio(), coverage.branch_ratio()
+    consequences = coverage.consequence_ratio()
+    after = f", derivations and compensations {consequences.covered} of {consequences.total} ({consequences.percent} %)"
+    yield (
+        f"{file}: rules {rules.covered} of {rules.total} ({rules.percent} %), "
+        f"outcomes of conditions {branches.covered} of {branches.total} ({branches.percent} %)" + (after if consequences.total else "")
+    )
+    for rule in coverage.rules():
+        missing = [
+            f"  {rule.rule_id}: {printable(branch.expression)} was never {outcome}"
+            for branch in rule.branches
+            for outcome, count in (("true", branch.true), ("false", branch.false))
+            if not count
+        ]
+        if full:
+            yield f"  {rule.rule_id}: matched {rule.matched}, decided {rule.decided}"
+            yield from (f"      true {branch.true:>4}, false {branch.false:>4}  {printable(branch.expression)}" for branch in rule.branches)
+        if not rule.decided:
+            yield f"  {rule.rule_id} never decided"
+        yield from missing
+    for one in coverage.consequences():
+        if full:
+            yield f"  {one.name}: made {one.made}, failed {one.failed}"
+        if not one.made:
+            yield f"  {one.name}: no case has a report that triggers it"
+
+
+def as_json(run: TestRun) -> dict[str, Any]:
+    """Return a run as JSON values."""
+    return {
+        "cases": run.cases,
+        "failures": run.failures,
+        "suites": [
+            {"file": suite.file, "rule_set_file": suite.rule_set_file, "cases": [_case(result) for result in suite.results]}
+            for suite in run.suites
+        ],
+        "invalid": invalid_json(run.invalid),
+        "coverage": [_coverage(file, coverage) for file, coverage in run.coverage.items()],
+    }
+
+
+def as_junit(run: TestRun) -> str:
+    """Return a run as JUnit XML: a suite per file, an error per mistake in an invalid file."""
+    root = ElementTree.Element("testsuites", name="gavel rules test")
+    for suite in run.suites:
+        element = _suite(root, suite.file, len(suite.results), failures=len(suite.failures))
+        for result in suite.results:
+            case = _testcase(element, suite.file, result.case.name, result.line)
+            if not result.passed:
+                text = [*failure_lines(result, suite.file), *explanation_lines(result)]
+                message = "; ".join(f"{one.what}: expected {one.expected}, found {one.found}" for one in result.differences)
+                ElementTree.SubElement(case, "failure", message=printable(message)).text = "\n".join(text)
+    for one in run.invalid:
+        element = _suite(root, one.file, len(one.messages), errors=len(one.messages))
+        for problem in one.messages:
+            case = _testcase(element, one.file, f"{problem.code} at {problem.line}:{problem.column}", problem.line)
+            ElementTree.SubElement(case, "error", message=printable(problem.message)).text = printable(problem.format(one.file))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(root: ElementTree.Element, name: str, tests: int, *, failures: int = 0, errors: int = 0) -> ElementTree.Element:
+    return ElementTree.SubElement(
+        root, "testsuite", name=printable(name), tests=str(tests), failures=str(failures), errors=str(errors), skipped="0"
+    )
+
+
+def _testcase(suite: ElementTree.Element, file: str, name: str, line: int) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname=printable(file), name=printable(name), file=printable(file), line=str(line))
+
+
+def _case(result: CaseResult) -> dict[str, Any]:
+    from gavel.v1.decision_pb2 import Outcome
+
+    return {
+        "name": result.case.name,
+        "line": result.line,
+        "column": result.column,
+        "action": result.action,
+        "passed": result.passed,
+        "outcome": enum_name(Outcome, result.decision.outcome),
+        "reason_code": result.decision.reason_code,
+        "rule_id": result.decision.rule_id,
+        "differences": [difference._asdict() for difference in result.differences],
+        "consequences": list(consequence_lines(result)),
+    }
+
+
+def _coverage(file: str, coverage: Coverage) -> dict[str, Any]:
+    return {
+        "rule_set_file": file,
+        "rules_percent": coverage.rule_ratio().percent,
+        "conditions_percent": coverage.branch_ratio().percent,
+        "consequences_percent": coverage.consequence_ratio().percent,
+        "rules": [
+            {
+                "action": rule.action,
+                "rule_id": rule.rule_id,
+                "matched": rule.matched,
+                "decided": rule.decided,
+                "conditions": [branch._asdict() for branch in rule.branches],
+            }
+            for rule in coverage.rules()
+        ],
+        "consequences": [one._asdict() for one in coverage.consequences()],
+    }
+
+
+def summary(run: TestRun) -> str:
+    """Return the run's counts as one line."""
+    counts = [_counted(len(run.suites), "suite"), _counted(run.cases, "case")]
+    verdict = f"{run.failures} failed" if run.failures else "all passed" if run.cases else "nothing was tested"
+    broken = f", {_counted(len(run.invalid), 'file')} not valid" if run.invalid else ""
+    return f"{', '.join(counts)}: {verdict}{broken}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def below(run: TestRun, percent_min: int) -> Sequence[str]:
+    """Return the rule sets whose rules, conditions or consequences are covered less than `percent_min`."""
+    return [
+        file
+        for file, coverage in run.coverage.items()
+        if min(coverage.rule_ratio().percent, coverage.branch_ratio().percent, coverage.consequence_ratio().percent) < percent_min
+    ]

@@ -1,0 +1,167 @@
+"""Rule sets and their test suites as files: found under folders, read, and checked.
+
+A suite has a name like `*_test.yaml`, `*_test.yml` or `*_test.json`. An invalid file is a value here, not an exception, so that a
+command goes on with the next file and one run reports every mistake.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gavel_rules.authoring.lint import lint_rule_set
+from gavel_rules.authoring.suites.case_bus import CaseBusError
+from gavel_rules.authoring.suites.reader import read_suite
+from gavel_rules.authoring.suites.runner import check_suite
+from gavel_rules.authoring.suites.suite import SUITE_SUFFIXES, Suite
+from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, DocumentMessage, compile_rule_set
+
+from gavel_server.cli.documents import STANDARD_INPUT, read_document, read_rule_set
+from gavel_server.cli.errors import InvalidInputError
+from gavel_server.cli.rendering import output
+
+DOCUMENT_SUFFIXES: Final = (".yaml", ".yml", ".json")
+# A rule set has at least one of these keys at its top.
+_TOP_KEYS: Final = frozenset(["gavel", "rule_set"])
+_TOP_KEY_LINE: Final = re.compile(r"""^["']?(?:gavel|rule_set)["']?[ \t]*:""", re.MULTILINE)
+
+
+class InvalidFile(NamedTuple):
+    """A file that is not valid, with every mistake in it."""
+
+    file: str
+    messages: tuple[DocumentMessage, ...]
+
+
+class SuiteFile(NamedTuple):
+    """A suite, and the rule set that it tests."""
+
+    file: str
+    suite: Suite
+    rule_set_file: str
+    rule_set: CompiledRuleSet
+
+
+class FileCheck(NamedTuple):
+    """The result of checking one file. `digest`, `summary` and `rule_set` are set only if nothing is invalid."""
+
+    file: str
+    invalid: tuple[InvalidFile, ...]
+    warnings: tuple[DocumentMessage, ...] = ()
+    digest: str = ""
+    summary: str = ""
+    rule_set: CompiledRuleSet | None = None  # None for a suite
+
+
+def is_suite(name: str) -> bool:
+    """Whether a file is a test suite, by its name."""
+    return name.endswith(SUITE_SUFFIXES)
+
+
+def find_files(paths: Iterable[str], *, suites_only: bool = False) -> list[str]:
+    """Return the files that the paths name, in order, each once: a file itself, and every rule set and suite below a folder.
+
+    Below a folder, YAML and JSON that is not a suite counts as a rule set if it has a key `gavel` or `rule_set` at its top. The
+    number of other such files (workflows, schemas, a server's data) is noted on stderr. Hidden folders are skipped.
+
+    Raises InvalidInputError for an empty path, for a file that is not a suite with `suites_only`, and for a folder without a document.
+    """
+    suffixes = SUITE_SUFFIXES if suites_only else DOCUMENT_SUFFIXES
+    files: dict[str, None] = {}
+    for path in paths:
+        if not path:
+            raise InvalidInputError("an empty path names no file; name a file, or . for everything below this folder")
+        if suites_only and not is_suite(path) and Path(path).is_file():
+            raise InvalidInputError(f"{path} does not have the name of a test suite; suites are named *{SUITE_SUFFIXES[0]}")
+        if path == STANDARD_INPUT or not Path(path).is_dir():
+            files[path] = None
+            continue
+        candidates = (file for file in sorted(Path(path).rglob("*")) if file.name.endswith(suffixes) and file.is_file())
+        below = [file for file in candidates if not _is_hidden(file, Path(path))]
+        documents = [str(file) for file in below if is_suite(file.name) or _is_rule_set(file)]
+        if len(documents) < len(below):
+            output.print_note(f"gavel: skipped {len(below) - len(documents)} of {len(below)} files below {path}: they have no key `gavel`")
+        if not documents:
+            kind = "suite" if suites_only else "rule set"
+            raise InvalidInputError(f"there is no {kind} ({', '.join('*' + name for name in suffixes)}) below {path}")
+        files.update(dict.fromkeys(documents))
+    return list(files)
+
+
+def _is_hidden(file: Path, below: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(below).parts)
+
+
+def _is_rule_set(file: Path) -> bool:
+    """Whether a file has a rule set's key at its top. An unreadable one counts, so that reading it reports the reason."""
+    try:
+        text = read_document(str(file))
+        document = json.loads(text) if text.lstrip().startswith("{") else None
+    except (InvalidInputError, ValueError, RecursionError):
+        return True
+    if isinstance(document, dict):
+        return not _TOP_KEYS.isdisjoint(document)
+    return _TOP_KEY_LINE.search(text) is not None
+
+
+def load_rule_set(file: str) -> CompiledRuleSet | InvalidFile:
+    """Return the rule set of a file. Raises InvalidInputError if it cannot be read."""
+    try:
+        return compile_rule_set(read_rule_set(file))
+    except DocumentError as error:
+        return InvalidFile(file, error.messages)
+
+
+def load_suite(file: str, rule_sets: dict[str, CompiledRuleSet | InvalidFile]) -> SuiteFile | list[InvalidFile]:
+    """Return the suite of a file with its rule set, or what is invalid in either.
+
+    `rule_sets` caches rule sets by file. Raises InvalidInputError if the suite cannot be read.
+    """
+    try:
+        suite = read_suite(read_document(file))
+    except DocumentError as error:
+        return [InvalidFile(file, error.messages)]
+    folder = Path() if file == STANDARD_INPUT else Path(file).parent
+    rule_set_file = str(folder / suite.tests)
+    if rule_set_file not in rule_sets:
+        try:
+            rule_sets[rule_set_file] = load_rule_set(rule_set_file)
+        except InvalidInputError as error:
+            place = suite.source.locate(("tests",))
+            message = DocumentMessage(*place, "no-rule-set", str(error), "give the rule set's path relative to the suite's folder")
+            return [InvalidFile(file, (message,))]
+    rule_set = rule_sets[rule_set_file]
+    if isinstance(rule_set, InvalidFile):
+        return [rule_set]
+    try:
+        check_suite(suite, rule_set)
+    except DocumentError as error:
+        return [InvalidFile(file, error.messages)]
+    except CaseBusError as error:
+        return [InvalidFile(rule_set_file, (DocumentMessage(1, 1, "not-deployable", str(error)),))]
+    return SuiteFile(file, suite, rule_set_file, rule_set)
+
+
+def check_file(file: str) -> FileCheck:
+    """Check a rule set, or a suite against its rule set. Raises InvalidInputError if the file cannot be read."""
+    if is_suite(file):
+        suite_file = load_suite(file, {})
+        if not isinstance(suite_file, SuiteFile):
+            return FileCheck(file, tuple(suite_file))
+        return FileCheck(file, (), summary=f"{len(suite_file.suite.cases)} cases of {suite_file.rule_set_file}, valid")
+    rule_set = load_rule_set(file)
+    if isinstance(rule_set, InvalidFile):
+        return FileCheck(file, (rule_set,))
+    summary = f"{rule_set.policy_id} version {rule_set.version} is valid, {rule_set.digest}"
+    warnings = tuple(sorted((*rule_set.warnings, *lint_rule_set(rule_set))))
+    return FileCheck(file, (), warnings, rule_set.digest, summary, rule_set)
+
+
+def mistake_lines(invalid: Iterable[InvalidFile]) -> Iterator[str]:
+    """Yield a line for every mistake; a file that is given twice counts once."""
+    for one in dict.fromkeys(invalid):
+        for message in one.messages:
+            yield message.format(one.file)

@@ -1,0 +1,1 @@
+"""Compilation of untrusted rule set documents in a child process."""

@@ -1,0 +1,1 @@
+"""Reads and proves a whole log."""

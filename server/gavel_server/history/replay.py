@@ -1,0 +1,183 @@
+"""Replays a log: reads it page by page and feeds the passes of the core. `gavel replay` and ReplayService share this module.
+
+`verify` first proves the integrity of the whole log, before it compiles any rule set (`Integrity`), then recomputes every decision
+and derived fact (`Recomputation`). `impact` runs the same first pass, then decides past proposals under a candidate rule set. Both
+yield messages of the contract, progress first and the result last, and let other tasks run after each page. Nothing here writes or
+repairs. A log that cannot be read raises LogUnavailableError, which is no verdict on its contents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from gavel.v1 import decision_pb2, replay_service_pb2
+from gavel.v1.decision_pb2 import Engine, Outcome
+from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict, VerifyReplayResponse
+from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress, SimulateRuleSetResponse, SimulationSummary
+from gavel_rules.authoring.simulate import Simulation
+from gavel_rules.language.rule_set import CompiledRuleSet
+from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError
+
+from gavel_server.compile.precompiler import Precompiler
+from gavel_server.errors import GavelServerError
+from gavel_server.log import EventLog, LogCorruptError, Record
+from gavel_server.log.chunk_size import ChunkSize
+from gavel_server.process.turns import Turns
+
+# Events read at once, and those checked before other tasks get their turn: some milliseconds of work.
+PAGE_EVENTS_MAX: Final = 128
+SLICE_EVENTS: Final = 16
+
+_OUTCOME_PREFIX: Final = "OUTCOME_"
+
+
+class ReplayRangeError(GavelServerError):
+    """The requested range is not in the log; the message names the range that is."""
+
+
+async def verify(
+    log: EventLog,
+    *,
+    engine: Engine.ValueType = decision_pb2.ENGINE_UNSPECIFIED,
+    from_sequence_number: int = 0,
+    to_sequence_number: int = 0,
+) -> AsyncGenerator[VerifyReplayResponse, None]:
+    """Recompute the log up to `to_sequence_number` (0: its head now) and compare from `from_sequence_number` (0: the start).
+
+    Yields progress, which counts up once per pass, and last the verdict. Raises ReplayRangeError, LogUnavailableError.
+    """
+    try:
+        head, last = await _range(log, from_sequence_number, to_sequence_number)
+        integrity = Integrity(log.bus)
+        async for number in _pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
+            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+        precompiler = Precompiler(documents=True)
+        recomputation = Recomputation(
+            log.bus,
+            engine=engine or decision_pb2.ENGINE_RETE,
+            compare_from=max(from_sequence_number, 1),
+            compiled=precompiler.compile_document,
+        )
+        feed = recomputation.feed
+        before = partial(precompiler.before, recomputation.state)
+        async for number in _pages(log, last, lambda record: feed(record.sequence_number, record.envelope), before):
+            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+        recomputation.finish(at_head=last == head)
+    except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
+        yield VerifyReplayResponse(verdict=verdict_of(error))
+        return
+    events, decisions = recomputation.events, recomputation.decisions
+    yield VerifyReplayResponse(
+        verdict=ReplayVerdict(
+            proved=True,
+            status=replay_service_pb2.REPLAY_STATUS_PROVED,
+            events=events,
+            decisions=decisions,
+            derived_facts=recomputation.derived_facts,
+            message=f"proved: {events} events, {decisions} decisions recomputed equal",
+        )
+    )
+
+
+async def impact(
+    log: EventLog, candidate: CompiledRuleSet, *, from_sequence_number: int = 0, to_sequence_number: int = 0
+) -> AsyncGenerator[SimulateRuleSetResponse, None]:
+    """Decide the log's proposals under `candidate`, everything else as it was; list the first decisions that would change.
+
+    Yields progress, which counts up once per pass, changed decisions, and last a summary. Raises ReplayRangeError,
+    LogUnavailableError, and the errors that `verdict_of` explains, because a damaged log allows no forecast.
+    """
+    _, last = await _range(log, from_sequence_number, to_sequence_number)
+    integrity = Integrity(log.bus)
+    async for number in _pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
+        yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+    simulation = Simulation(log.bus, candidate)
+    decisions = replaced = 0
+    changed: list[ChangedDecision] = []
+    transitions: Counter[str] = Counter()
+
+    def feed(record: Record) -> None:
+        nonlocal decisions, replaced
+        before = simulation.decisions, simulation.replaced
+        change = simulation.feed(record.sequence_number, record.envelope)
+        if record.sequence_number >= from_sequence_number:
+            decisions += simulation.decisions - before[0]
+            replaced += simulation.replaced - before[1]
+            if change is not None:
+                changed.append(
+                    ChangedDecision(recorded=change.recorded, simulated=change.simulated, sequence_number=change.sequence_number)
+                )
+                transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
+
+    async for number in _pages(log, last, feed, partial(Precompiler().before, simulation.state)):
+        for change in changed:
+            yield SimulateRuleSetResponse(changed=change)
+        changed.clear()
+        yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
+    summary = SimulationSummary(decisions=decisions, changed=transitions.total(), transitions=transitions, replaced=replaced)
+    yield SimulateRuleSetResponse(summary=summary)
+
+
+def verdict_of(error: DamagedError | DivergedError | VersionNotImplementedError | LogCorruptError) -> ReplayVerdict:
+    """Return the verdict on a log that could not be proved."""
+    match error:
+        case DivergedError():
+            status: ReplayStatus.ValueType = replay_service_pb2.REPLAY_STATUS_DIVERGED
+            divergence = error.divergence
+        case DamagedError():
+            status, divergence = replay_service_pb2.REPLAY_STATUS_DAMAGED, error.divergence
+        case VersionNotImplementedError():
+            status = replay_service_pb2.REPLAY_STATUS_VERSION_NOT_IMPLEMENTED
+            divergence = Divergence(sequence_number=error.sequence_number, kind="version-not-implemented", message=str(error))
+        case LogCorruptError():
+            status = replay_service_pb2.REPLAY_STATUS_DAMAGED
+            divergence = Divergence(kind="log-corrupt", message=str(error))
+    return ReplayVerdict(status=status, divergence=divergence, message=f"{_VERDICT_WORDS[status]}: {divergence.message}")
+
+
+def transition(recorded: Outcome.ValueType, simulated: Outcome.ValueType) -> str:
+    """Return the change of an outcome, e.g. "APPROVED->REJECTED"."""
+    return "->".join(Outcome.Name(outcome).removeprefix(_OUTCOME_PREFIX) for outcome in (recorded, simulated))
+
+
+_VERDICT_WORDS: Final = {
+    replay_service_pb2.REPLAY_STATUS_DIVERGED: "diverged",
+    replay_service_pb2.REPLAY_STATUS_DAMAGED: "damaged",
+    replay_service_pb2.REPLAY_STATUS_VERSION_NOT_IMPLEMENTED: "arbiter version not implemented",
+}
+
+
+async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: int) -> tuple[int, int]:
+    """Return the log's head and the last number to read."""
+    head = (await log.head()).sequence_number
+    last = to_sequence_number or head
+    if not 0 <= from_sequence_number <= last <= head:
+        raise ReplayRangeError(f"cannot replay from {from_sequence_number} to {last}: the log of bus {log.bus} holds events 1 to {head}")
+    return head, last
+
+
+async def _pages(
+    log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None]] | None = None
+) -> AsyncGenerator[int, None]:
+    """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
+    number = 0
+    size = ChunkSize(PAGE_EVENTS_MAX)
+    turns = Turns(SLICE_EVENTS)
+    while number < last:
+        records = await log.read(number + 1, last, size.events)
+        if not records:
+            message = f"event {number + 1} is missing; the log ends before its head"
+            raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
+        for record in records:
+            if before is not None:
+                await before(record.envelope)
+            feed(record)
+            await turns.spend(1)
+        size.learn(records)
+        number = records[-1].sequence_number
+        yield number
+        await asyncio.sleep(0)

@@ -1,0 +1,1 @@
+"""Intake: validation of requests, and their conversion into commands of the core."""

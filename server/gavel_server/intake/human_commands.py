@@ -1,0 +1,58 @@
+"""Commands of people: verdicts on reviews and revocations of approvals.
+
+Each becomes a FACT by `system` (human_input: who, what, why). Only the form of the request is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gavel.v1 import fact_pb2
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import Fact, ReviewResolved, RevocationRequested
+from gavel_rules.commands import ResolveReview, RevokeDecision
+from gavel_rules.events.ids import is_uuid, uuid_problem
+from gavel_rules.limits import PERSON_LENGTH_MAX
+from gavel_rules.values import text_problem
+
+from gavel_server.errors import invalid
+from gavel_server.intake.event_ids import new_event_id
+
+_VERDICTS: Final = frozenset({fact_pb2.REVIEW_VERDICT_APPROVE, fact_pb2.REVIEW_VERDICT_REJECT})
+
+
+def resolution(request: ResolveReviewRequest) -> ResolveReview:
+    """Return the command for a verdict on a review. Raises ServiceError with every violation."""
+    violations = list(_violations(request.decision_id, ("reviewer", request.reviewer), request.reason, request.event_id))
+    if request.verdict not in _VERDICTS:
+        violations.append(("verdict", "is not APPROVE or REJECT"))
+    if violations:
+        raise invalid(violations)
+    resolved = ReviewResolved(decision_id=request.decision_id, verdict=request.verdict, reviewer=request.reviewer, reason=request.reason)
+    return ResolveReview(Envelope(event_id=request.event_id or new_event_id(), fact=Fact(review_resolved=resolved)))
+
+
+def revocation(request: RevokeDecisionRequest) -> RevokeDecision:
+    """Return the command for a revocation. Raises ServiceError with every violation."""
+    violations = list(_violations(request.decision_id, ("revoked_by", request.revoked_by), request.reason, request.event_id))
+    if violations:
+        raise invalid(violations)
+    requested = RevocationRequested(decision_id=request.decision_id, revoked_by=request.revoked_by, reason=request.reason)
+    return RevokeDecision(Envelope(event_id=request.event_id or new_event_id(), fact=Fact(revocation_requested=requested)))
+
+
+def _violations(decision_id: str, person: tuple[str, str], reason: str, event_id: str) -> Iterator[tuple[str, str]]:
+    if not is_uuid(decision_id):
+        yield "decision_id", "is not a UUID in canonical form"
+    field, name = person
+    if not 1 <= len(name) <= PERSON_LENGTH_MAX or not name.strip():
+        yield field, f"is required: the person's name, 1 to {PERSON_LENGTH_MAX} characters"
+    for text_field, text in (person, ("reason", reason)):
+        problem = text_problem(text)
+        if problem:
+            yield text_field, problem
+    problem = uuid_problem(event_id) if event_id else ""
+    if problem:
+        yield "event_id", problem

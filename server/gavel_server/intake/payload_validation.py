@@ -1,0 +1,229 @@
+"""Validation of payloads, one function per category. Each reports all violations; the envelope has passed its own validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from gavel.v1 import execution_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import ExecutionStatus
+from gavel.v1.fact_pb2 import ObservedFrom
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_rules import limits
+from gavel_rules.derivation import is_derived
+from gavel_rules.events.ids import is_uuid
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.values import INTEGER_MAX, problems, struct_problems, text_problem, value_problems
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gavel_server.intake.envelope_validation import SET_BY_SERVER, Violations
+from gavel_server.intake.formats import EVENT_NAME, EXECUTION_ID, NAME, REASON_CODE, is_dotted_name, is_time
+
+_REPORTABLE: Final = frozenset(ExecutionStatus.values()) - {
+    execution_pb2.EXECUTION_STATUS_UNSPECIFIED,
+    execution_pb2.EXECUTION_STATUS_STARTED,
+}
+_CHANNELS: Final = frozenset(ObservedFrom.values())
+
+
+def payload_violations(envelope: Envelope, payload: str) -> Violations:
+    """Return the violations of a payload other than a proposal; `payload` names it."""
+    found: Violations = []
+    _CHECKS[payload](envelope, found)
+    return found
+
+
+def proposal_violations(proposal: ProposalView) -> Violations:
+    """Return the violations of a proposal."""
+    found: Violations = []
+    path = "envelope.proposal"
+    action_type = proposal.action_type
+    if len(action_type) > limits.ACTION_TYPE_LENGTH_MAX or not is_dotted_name(action_type):
+        found.append((f"{path}.action_type", 'is not a dotted name of at most 128 characters, e.g. "refund.create"'))
+    found.extend(problems(proposal.params, "envelope.proposal.params"))
+    problem = text_problem(proposal.expected_outcome)
+    if problem:
+        found.append((f"{path}.expected_outcome", problem))
+    if not 0.0 <= proposal.cost <= INTEGER_MAX:
+        found.append((f"{path}.cost", "is not between 0 and 2^53"))
+    if not 0.0 <= proposal.risk <= 1.0:
+        found.append((f"{path}.risk", "is not between 0 and 1"))
+    if not 0.0 <= proposal.confidence <= 1.0:
+        found.append((f"{path}.confidence", "is not between 0 and 1"))
+    if not 0 < proposal.max_fact_age_ms <= INTEGER_MAX:
+        found.append((f"{path}.max_fact_age_ms", "is required: milliseconds, from 1 to 2^53"))
+    if proposal.required_facts:  # mostly empty, and iterating an empty repeated field still raises StopIteration
+        if len(proposal.required_facts) > limits.REQUIRED_FACTS_MAX:
+            found.append((f"{path}.required_facts", f"are more than {limits.REQUIRED_FACTS_MAX}"))
+        else:
+            for index, key in enumerate(proposal.required_facts):
+                _check_key(key, f"{path}.required_facts[{index}]", found)
+    citations = proposal.citations
+    if len(citations) > limits.BASED_ON_EVENTS_MAX:
+        found.append((f"{path}.based_on_events", f"are more than {limits.BASED_ON_EVENTS_MAX}"))
+        citations = []
+    for index, (sequence_number, event_id) in enumerate(citations):
+        if not is_uuid(event_id):
+            found.append((f"{path}.based_on_events[{index}].event_id", "is not a UUID in canonical form"))
+        if sequence_number < 1:
+            found.append((f"{path}.based_on_events[{index}].sequence_number", "is not at least 1"))
+    if proposal.projection_version is not None and proposal.projection_version < 0:
+        found.append((f"{path}.projection_version", "is negative"))
+    if proposal.competes:
+        found.append((f"{path}.contest", SET_BY_SERVER))
+    return found
+
+
+def _check_fact(envelope: Envelope, found: Violations) -> None:
+    fact = envelope.fact
+    path = "envelope.fact"
+    _check_key(fact.key, f"{path}.key", found)
+    if not fact.HasField("value") or fact.value.WhichOneof("kind") is None:
+        found.append((f"{path}.value", "is required; null retracts the key"))
+    else:
+        found.extend(value_problems(fact.value, f"{path}.value"))
+    if fact.observed_from not in _CHANNELS:
+        found.append((f"{path}.observed_from", f"{fact.observed_from} is unknown"))
+    if not 0 <= fact.max_age_ms <= INTEGER_MAX:
+        found.append((f"{path}.max_age_ms", "is not from 0 to 2^53"))
+    if is_derived(fact):
+        for field, value in (
+            ("decision_id", fact.decision_id),
+            ("execution_id", fact.execution_id),
+            ("derivation_rule_id", fact.derivation_rule_id),
+        ):
+            if not NAME.match(value):
+                found.append((f"{path}.{field}", "is required for a derived fact"))
+        if not envelope.event_id:
+            found.append(("envelope.event_id", "is required for a derived fact"))
+
+
+def _check_observation(envelope: Envelope, found: Violations) -> None:
+    observation = envelope.observation
+    path = "envelope.observation"
+    if not NAME.match(observation.source_tool):
+        found.append((f"{path}.source_tool", "is required: 1 to 128 printable ASCII characters"))
+    if not 0.0 <= observation.confidence <= 1.0:
+        found.append((f"{path}.confidence", "is not between 0 and 1"))
+    if not 1 <= len(observation.extracted_fields) <= limits.EXTRACTED_FIELDS_MAX:
+        found.append((f"{path}.extracted_fields", f"are not 1 to {limits.EXTRACTED_FIELDS_MAX}"))
+    else:
+        for key in sorted(observation.extracted_fields):
+            _check_key(key, f"{path}.extracted_fields", found)
+            found.extend(value_problems(observation.extracted_fields[key], f"{path}.extracted_fields.{key}"))
+    if observation.evidence_ref and not is_uuid(observation.evidence_ref):
+        found.append((f"{path}.evidence_ref", "is not a UUID in canonical form"))
+    for field, sent in (("trust_tier", observation.trust_tier), ("evidence_recorded_at", observation.HasField("evidence_recorded_at"))):
+        if sent:
+            found.append((f"{path}.{field}", SET_BY_SERVER))
+    _check_texts(observation, path, found, skip=("extracted_fields",))
+
+
+def _check_tool_call(envelope: Envelope, found: Violations) -> None:
+    call = envelope.tool_call
+    path = "envelope.tool_call"
+    _check_tool(call, path, found)
+    _check_texts(call, path, found)
+
+
+def _check_tool_result(envelope: Envelope, found: Violations) -> None:
+    result = envelope.tool_result
+    path = "envelope.tool_result"
+    _check_tool(result, path, found)
+    if not result.is_error and not result.content_hash:
+        found.append((f"{path}.content_hash", "is required unless is_error"))
+    if result.reproducible:
+        for field, value in (("query_ref", result.query_ref), ("snapshot_ref", result.snapshot_ref)):
+            if not value:
+                found.append((f"{path}.{field}", "is required for a reproducible result"))
+    if result.duration_ms < 0:
+        found.append((f"{path}.duration_ms", "is negative"))
+    _check_texts(result, path, found)
+
+
+def _check_tool(event: ToolCall | ToolResult, path: str, found: Violations) -> None:
+    """Check what a tool call and its result have in common."""
+    if not NAME.match(event.tool_name):
+        found.append((f"{path}.tool_name", "is required: 1 to 128 printable ASCII characters"))
+    if event.execution_id and not EXECUTION_ID.match(event.execution_id):
+        found.append((f"{path}.execution_id", 'is not "exec_" and 12 hex digits'))
+
+
+def _check_diagnostic(envelope: Envelope, found: Violations) -> None:
+    diagnostic = envelope.agent_diagnostic
+    path = "envelope.agent_diagnostic"
+    if not EVENT_NAME.match(diagnostic.kind):
+        found.append((f"{path}.kind", "is required: PascalCase of at most 128 characters"))
+    found.extend(struct_problems(diagnostic.attributes, f"{path}.attributes"))
+    detail = diagnostic.WhichOneof("detail")
+    if detail is not None:
+        _check_texts(getattr(diagnostic, detail), f"{path}.{detail}", found)
+
+
+def _check_execution(envelope: Envelope, found: Violations) -> None:
+    execution = envelope.execution
+    path = "envelope.execution"
+    if not is_uuid(execution.decision_id):
+        found.append((f"{path}.decision_id", "is required: the approved decision's UUID"))
+    if not EXECUTION_ID.match(execution.execution_id):
+        found.append((f"{path}.execution_id", 'is required: "exec_" and 12 hex digits, from BeginExecution'))
+    if execution.status not in _REPORTABLE:
+        found.append((f"{path}.status", "is not SUCCESS, FAILED, PARTIAL, TIMEOUT or ABORTED"))
+    if execution.attempt < 0:
+        found.append((f"{path}.attempt", "is negative"))
+    if not REASON_CODE.match(execution.reason_code):
+        found.append((f"{path}.reason_code", "is not UPPER_SNAKE_CASE of at most 128 characters"))
+    found.extend(struct_problems(execution.result, f"{path}.result"))
+    if len(execution.completed_steps) > limits.COMPLETED_STEPS_MAX:
+        found.append((f"{path}.completed_steps", f"are more than {limits.COMPLETED_STEPS_MAX}"))
+        skip: tuple[str, ...] = ("result", "completed_steps")
+    else:
+        skip = ("result",)
+    for field, sent in (("will_retry", execution.will_retry), ("lease_until", execution.HasField("lease_until"))):
+        if sent:
+            found.append((f"{path}.{field}", SET_BY_SERVER))
+    _check_texts(execution, path, found, skip=skip)
+    _check_texts(execution.error, f"{path}.error", found)
+
+
+def _check_key(key: str, field: str, found: Violations) -> None:
+    if len(key) > limits.FACT_KEY_LENGTH_MAX or not is_dotted_name(key):
+        found.append((field, 'is not a dotted fact key of at most 256 characters, e.g. "order.status"'))
+
+
+def _check_texts(message: Message, path: str, found: Violations, skip: Sequence[str] = ()) -> None:
+    """Check a message's own strings, floats and times, except those of the fields `skip`, until there are VIOLATIONS_MAX violations."""
+    for field, value in message.ListFields():
+        if field.name in skip:
+            continue
+        items = [value] if isinstance(value, str | float | Timestamp) else [item for item in _items(value) if isinstance(item, str)]
+        for item in items:
+            if len(found) >= limits.VIOLATIONS_MAX:
+                return
+            if isinstance(item, Timestamp):
+                if not is_time(item):
+                    found.append((f"{path}.{field.name}", "is not a time between 1970 and 9999"))
+            elif isinstance(item, float):
+                if not -INTEGER_MAX <= item <= INTEGER_MAX:
+                    found.append((f"{path}.{field.name}", "is not a finite number within 2^53"))
+            else:
+                problem = text_problem(item)
+                if problem:
+                    found.append((f"{path}.{field.name}", problem))
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the items of a repeated field, else []. Not every container of protobuf has __iter__."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, bytes) else []
+
+
+_CHECKS: Final[Mapping[str, Callable[[Envelope, Violations], None]]] = {
+    "fact": _check_fact,
+    "observation": _check_observation,
+    "tool_call": _check_tool_call,
+    "tool_result": _check_tool_result,
+    "agent_diagnostic": _check_diagnostic,
+    "execution": _check_execution,
+}

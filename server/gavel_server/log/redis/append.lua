@@ -1,0 +1,98 @@
+-- One append to one bus's log: compare the head, then write everything or nothing.
+--
+-- A Redis script runs alone but is not undone when one of its commands fails. Everything that could fail is therefore checked before
+-- the first write. Out of memory, a full disk and a read-only replica make Redis refuse the first write, never a later one.
+-- Needs Redis 6.2 or Valkey. All keys have the bus as hash tag, so that a cluster keeps them on one node.
+--
+-- KEYS  1 log  2 head  3 work:decisions  4 work:executions  5 ids of the batch's day
+--       6… ids of the earlier days of the idempotency window, only if there are ids to check
+-- ARGV  1 expected sequence number  2 expected chain hash  3 fence  4 genesis hash  5 format version
+--       6 seconds to keep ids  7 one letter per entry: d or x for its work queue, - for none  8 count of ids to check
+--       9 the chain hashes of all entries, one after the other
+--       then the envelopes; then for each entry event_id, value; then the ids to check
+-- Reply {'OK'}, {'MOVED', number, hash}, {'FENCED', fence}, {'TAKEN', id, value, …}, {'FORMAT', version} or {'CORRUPT', why}
+
+local call, byte = redis.call, string.byte
+local FIXED_ARGUMENTS = 9
+local HASH_BYTES = 32
+-- Far below the 8000 values that Lua can unpack at once.
+local CHUNK = 2000
+local DECISIONS, EXECUTIONS = byte('d'), byte('x')
+
+local log_key, head_key, ids_key = KEYS[1], KEYS[2], KEYS[5]
+local number, flags, hashes = tonumber(ARGV[1]), ARGV[7], ARGV[9]
+local entries = #flags
+local first_id = FIXED_ARGUMENTS + entries + 1
+local first_check = first_id + 2 * entries
+local last_check = first_check + tonumber(ARGV[8]) - 1
+
+local head = call('HMGET', head_key, 'sequence_number', 'chain_hash', 'count', 'format_version', 'fence')
+local head_number, head_hash, count = head[1] or '0', head[2] or ARGV[4], tonumber(head[3] or '0')
+if head[4] and head[4] ~= ARGV[5] then return {'FORMAT', head[4]} end
+if head_number ~= ARGV[1] or head_hash ~= ARGV[2] then return {'MOVED', head_number, head_hash} end
+if (head[5] or '0') ~= ARGV[3] then return {'FENCED', head[5] or '0'} end
+
+if not count then return {'CORRUPT', 'the count in the head is not a number'} end
+local stored = call('XLEN', log_key)
+if stored ~= count then
+  return {'CORRUPT', 'the head counts ' .. count .. ' entries, the stream holds ' .. stored}
+end
+
+local taken = {'TAKEN'}
+for key = 5, #KEYS do
+  for first = first_check, last_check, CHUNK do
+    local last = math.min(first + CHUNK - 1, last_check)
+    local values = call('HMGET', KEYS[key], unpack(ARGV, first, last))
+    for index = 1, last - first + 1 do
+      if values[index] then
+        taken[#taken + 1] = ARGV[first + index - 1]
+        taken[#taken + 1] = values[index]
+      end
+    end
+  end
+end
+if #taken > 1 then return taken end
+
+-- A stream takes only ids beyond its last one: a queue that does not belong to this log would fail the script half way.
+local function unusable(queue)
+  local kind = call('TYPE', queue).ok
+  if kind == 'none' then return nil end
+  if kind ~= 'stream' then return queue .. ' is a ' .. kind .. ', not a stream' end
+  local info = call('XINFO', 'STREAM', queue)
+  for index = 1, #info, 2 do
+    if info[index] == 'last-generated-id' then
+      if tonumber(string.match(info[index + 1], '^%d+')) > number then
+        return queue .. ' has entry ' .. info[index + 1] .. ', the head of the log is ' .. head_number
+      end
+      return nil
+    end
+  end
+end
+
+local ids_kind = call('TYPE', ids_key).ok
+local why = ids_kind ~= 'none' and ids_kind ~= 'hash' and (ids_key .. ' is a ' .. ids_kind .. ', not a hash') or nil
+if not why and string.find(flags, 'd', 1, true) then why = unusable(KEYS[3]) end
+if not why and string.find(flags, 'x', 1, true) then why = unusable(KEYS[4]) end
+if why then return {'CORRUPT', why} end
+
+local hash
+for index = 1, entries do
+  local id = string.format('%d-0', number + index)
+  local envelope = ARGV[FIXED_ARGUMENTS + index]
+  hash = string.sub(hashes, (index - 1) * HASH_BYTES + 1, index * HASH_BYTES)
+  call('XADD', log_key, id, 'e', envelope, 'h', hash)
+  local flag = byte(flags, index)
+  if flag == DECISIONS then
+    call('XADD', KEYS[3], id, 'e', envelope, 'h', hash)
+  elseif flag == EXECUTIONS then
+    call('XADD', KEYS[4], id, 'e', envelope, 'h', hash)
+  end
+end
+
+for first = first_id, first_check - 1, CHUNK do
+  call('HSET', ids_key, unpack(ARGV, first, math.min(first + CHUNK - 1, first_check - 1)))
+end
+call('EXPIRE', ids_key, ARGV[6])
+call('HSET', head_key, 'sequence_number', string.format('%d', number + entries), 'chain_hash', hash,
+  'count', string.format('%d', count + entries), 'format_version', ARGV[5])
+return {'OK'}

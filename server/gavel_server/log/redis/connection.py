@@ -1,0 +1,315 @@
+"""Connections to one Redis that send each command at most once.
+
+A client library that retries may apply an append twice, or hide that its outcome is unknown. This module uses redis-py for URLs,
+TLS, authentication and parsing (hiredis), and leaves out its command layer, which retries. Replies are what hiredis parses from
+RESP 2: bytes, integers, lists and None. Errors name the URL with user and password masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from gavel_server.log.protocol import LogUnavailableError, LogUnreachableError, LogVolatileError, OutcomeUnknownError
+from gavel_server.log.redis.durability import COMMANDS, volatility
+from gavel_server.log.redis.replies import reason
+from gavel_server.log.redis.resp import Command, pack
+
+# The oldest Redis that can hold a log.
+REDIS_VERSION_MIN: Final = (6, 2)
+TIMEOUT_MS_DEFAULT: Final = 5000
+
+# Of one server, shared by its buses. Appends that Redis reads at once share a sync of its file.
+APPEND_CONNECTIONS_MAX: Final = 64
+READ_CONNECTIONS_MAX: Final = 16
+
+# A probe that is not answered within this time is sent again, on a new connection, and fails after so many tries.
+PROBE_SECONDS: Final = 1.5
+PROBE_TRIES: Final = 3
+# After a silence, how long an earlier call may go on waiting once a probe is answered: answers may arrive together.
+STALE_GRACE_SECONDS: Final = 0.5
+
+# Large enough to read a batch's reply, or a page of history, in few system calls.
+SOCKET_READ_BYTES: Final = 256 * 1024
+# What a lost connection raises; RuntimeError is uvloop's for a transport that the other side has closed.
+_LOST: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+# Options of the URL that would change the form of replies or the timeout of calls.
+_FIXED_OPTIONS: Final = ("protocol", "decode_responses", "socket_timeout", "timeout", "retry_on_timeout", "health_check_interval")
+
+
+class Link:
+    """What the pools of connections to one Redis know of the way to it.
+
+    After a silence of the network, connections may be dead without a sign, and a call on one of them would wait for its whole timeout.
+    Probes notice a silence early. As soon as a probe is answered again, calls that were sent before it and are not answered soon
+    are ended, and connections from that time are not used again.
+    """
+
+    def __init__(self) -> None:
+        self.is_silent = False
+        # Idle connections that answered last before this moment, by the loop's clock, are closed instead of used.
+        self.trusted_since = 0.0
+        self._waits: dict[asyncio.Timeout, float] = {}
+
+    @contextmanager
+    def waiting(self, scope: asyncio.Timeout) -> Iterator[None]:
+        """Note that a call waits for Redis in `scope`."""
+        self._waits[scope] = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            del self._waits[scope]
+
+    def note_answer(self, sent_at: float) -> None:
+        """Note that a probe that was sent at `sent_at` has been answered."""
+        if self.is_silent:
+            self.is_silent = False
+            self.trusted_since = sent_at
+            asyncio.get_running_loop().call_later(STALE_GRACE_SECONDS, self._end_waits, sent_at)
+
+    def _end_waits(self, sent_at: float) -> None:
+        now = asyncio.get_running_loop().time()
+        for scope, began_at in self._waits.items():
+            if began_at < sent_at and not scope.expired():
+                scope.reschedule(now)
+
+
+class ConnectionPool:
+    """Up to `connections_max` connections to the Redis at `url`; a call waits for a free one.
+
+    `timeout_ms` bounds each of waiting, connecting and the call itself. `link` is shared by the pools of one Redis. `check` judges the
+    replies of a new connection to `greeting`: it returns why the connection may not be used, or "". Raises ValueError for an invalid URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout_ms: int,
+        connections_max: int,
+        link: Link | None = None,
+        greeting: Sequence[Command] = (),
+        check: Callable[[list[Any]], str] = lambda _: "",
+    ) -> None:
+        self.address = mask_url(url)
+        self._link = link or Link()
+        self._greeting = greeting
+        self._check = check
+        self._timeout_seconds = timeout_ms / 1000
+        self._new_connection = _connection_factory(url, self.address, self._timeout_seconds)
+        self._connections_max = connections_max
+        self._free = asyncio.Semaphore(connections_max)
+        # Each with the time of its last answer.
+        self._idle: list[tuple[AbstractConnection, float]] = []
+        self._closed = False
+
+    async def read(self, *commands: Command, extra_ms: int = 0) -> list[Any]:
+        """Send commands that do no harm if they run and their replies are lost; return all replies, error replies as exceptions.
+
+        `extra_ms` extends the timeout, for a command that itself waits. Raises LogUnavailableError if Redis cannot be reached or
+        does not answer in time.
+        """
+        replies, failure = await self._exchange(commands, self._timeout_seconds + extra_ms / 1000)
+        if failure:
+            raise LogUnreachableError(failure)
+        return replies
+
+    async def write(self, *commands: Command, extra_ms: int = 0) -> list[Any]:
+        """Send commands of which the first changes data; return its reply and those of the other replies that arrived.
+
+        Raises LogUnavailableError if nothing was sent, OutcomeUnknownError if no reply arrived.
+        """
+        replies, failure = await self._exchange(commands, self._timeout_seconds + extra_ms / 1000)
+        if not replies:
+            raise OutcomeUnknownError(failure)
+        return replies
+
+    async def probe(self, *commands: Command) -> list[Any]:
+        """Send commands like `read`, without waiting for a silent connection: after PROBE_SECONDS they are sent on a new one.
+
+        Raises LogUnavailableError after PROBE_TRIES, or at once while the link is silent.
+        """
+        failure = ""
+        for _ in range(1 if self._link.is_silent else PROBE_TRIES):
+            sent_at = asyncio.get_running_loop().time()
+            try:
+                replies, failure = await self._exchange(commands, PROBE_SECONDS)
+            except LogUnavailableError:
+                self._link.is_silent = True
+                raise
+            if not failure:
+                self._link.note_answer(sent_at)
+                return replies
+            self._link.is_silent = True
+        raise LogUnreachableError(failure)
+
+    async def close(self) -> None:
+        """Close the connections; those in use close after their call. Later calls raise LogUnavailableError."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop()[0].disconnect(nowait=True)
+
+    async def _exchange(self, commands: Sequence[Command], seconds: float) -> tuple[list[Any], str]:
+        """Return the replies that arrived and, if some are missing, the reason."""
+        replies: list[Any] = []
+        await self._acquire()
+        try:
+            connection = await self._connected(min(seconds, self._timeout_seconds))
+            try:
+                await self._send(connection, commands, replies, seconds)
+            except _LOST as error:
+                await connection.disconnect(nowait=True)
+                return replies, f"no answer from Redis at {self.address}: {_describe(error, seconds)}"
+            except BaseException:
+                # Cancelled between request and reply: the next reply on this connection would answer the wrong call.
+                await connection.disconnect(nowait=True)
+                raise
+            if self._closed:
+                await connection.disconnect(nowait=True)
+            else:
+                self._idle.append((connection, asyncio.get_running_loop().time()))
+            return replies, ""
+        finally:
+            self._free.release()
+
+    async def _send(self, connection: AbstractConnection, commands: Sequence[Command], replies: list[Any], seconds: float) -> None:
+        """Send commands and append their replies to `replies`."""
+        packed = b"".join(map(pack, commands))
+        async with asyncio.timeout(seconds) as scope:
+            with self._link.waiting(scope):
+                await connection.send_packed_command(packed, check_health=False)
+                while len(replies) < len(commands):
+                    replies.append(await _reply(connection))
+
+    async def _acquire(self) -> None:
+        """Take a connection's place, to be released. Raises LogUnavailableError if none becomes free in time."""
+        if not self._free.locked():
+            await self._free.acquire()  # at once
+            return
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                await self._free.acquire()
+        except TimeoutError:
+            message = f"all {self._connections_max} connections to Redis at {self.address} wait for its answers"
+            raise LogUnreachableError(message) from None
+
+    async def _connected(self, seconds: float) -> AbstractConnection:
+        if self._closed:
+            raise LogUnavailableError(f"the connection to Redis at {self.address} was closed")
+        while self._idle:
+            connection, answered_at = self._idle.pop()
+            if answered_at >= self._link.trusted_since and await _is_usable(connection):
+                return connection
+            await connection.disconnect(nowait=True)
+        connection = self._new_connection()
+        replies: list[Any] = []
+        try:
+            async with asyncio.timeout(seconds) as scope:
+                with self._link.waiting(scope):
+                    await cast("Callable[[], Awaitable[None]]", connection.connect)()
+            if self._greeting:
+                await self._send(connection, self._greeting, replies, seconds)
+        except _LOST as error:
+            await connection.disconnect(nowait=True)
+            # redis-py wraps a refused password in an error of the connection.
+            is_refused = isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
+            kind = LogUnavailableError if is_refused else LogUnreachableError
+            raise kind(f"cannot connect to Redis at {self.address}: {_describe(error, seconds)}") from None
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        problem = self._check(replies)
+        if problem:
+            await connection.disconnect(nowait=True)
+            raise LogVolatileError(f"Redis at {self.address}: {problem}")
+        return connection
+
+
+class Connections:
+    """The connections that the logs in one Redis share. Appends have their own, so that they never wait for reads, and so has the watch.
+
+    Unless `accept_volatile`, a connection is used for appends only if the Redis at its end keeps acknowledged events: after a failover it
+    may be another one, with other settings. Raises ValueError for an invalid URL.
+    """
+
+    def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
+        self.timeout_ms = timeout_ms
+        link = Link()
+        checks: tuple[Sequence[Command], Callable[[list[Any]], str]] = ((), lambda _: "") if accept_volatile else (COMMANDS, volatility)
+        self.appends = ConnectionPool(url, timeout_ms, APPEND_CONNECTIONS_MAX, link, *checks)
+        self.reads = ConnectionPool(url, timeout_ms, READ_CONNECTIONS_MAX, link)
+        self.watch = ConnectionPool(url, timeout_ms, 1, link)
+
+    async def close(self) -> None:
+        """Close the connections. Later calls raise LogUnavailableError."""
+        await self.watch.close()
+        await self.appends.close()
+        await self.reads.close()
+
+
+def check_url(url: str) -> str:
+    """Return the URL if it is a valid URL of a Redis. Raises ValueError, with the password masked."""
+    _connection_factory(url, mask_url(url), 0.0)
+    return url
+
+
+def mask_url(url: str) -> str:
+    """Return the URL without user and password, for logs and messages."""
+    without_user = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&][^=&]*(?:password|username)=)[^&]*", r"\1***", without_user)
+
+
+def _connection_factory(url: str, address: str, timeout_seconds: float) -> Callable[[], AbstractConnection]:
+    example = "use redis://host:6379/0, rediss://… or unix:///path/redis.sock"
+    try:
+        where = urlsplit(url)
+        if where.scheme != "unix" and not re.fullmatch(r"/?[0-9]*/?", where.path):
+            raise ValueError(url)  # redis-py would take database 0
+        options: dict[str, Any] = dict(parse_url(url))
+        unusable = sorted(name for name in options if name in _FIXED_OPTIONS)
+        if unusable:
+            raise TypeError(f"the URL may not set the option {unusable[0]}")
+        kind = cast("Callable[..., AbstractConnection]", options.pop("connection_class", Connection))
+        options.update(
+            protocol=2, socket_timeout=None, socket_connect_timeout=timeout_seconds, socket_read_size=SOCKET_READ_BYTES, driver_info=None
+        )
+        kind(**options)  # fails here for an unknown option, not at the first call
+    except TypeError as error:
+        raise ValueError(f"the Redis URL {address} has an option that is unknown or not allowed: {error}; {example}") from None
+    except (ValueError, RedisError):
+        # The library's message may quote part of the password.
+        raise ValueError(f"the Redis URL {address} is malformed; {example}, and percent-encode special characters") from None
+    return lambda: kind(**options)
+
+
+async def _is_usable(connection: AbstractConnection) -> bool:
+    """Return whether an idle connection is still open and carries no reply to another call: both make it readable."""
+    try:
+        return not await cast("Callable[[], Awaitable[bool]]", connection.can_read)()
+    except _LOST:
+        return False
+
+
+async def _reply(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response(disconnect_on_error=False)
+    except ResponseError as error:
+        return error
+    except RedisConnectionError as error:
+        # redis-py raises some error replies (LOADING, NOAUTH, too many clients) as lost connections; only a reply has a code.
+        if getattr(error, "status_code", None):
+            return error
+        raise
+
+
+def _describe(error: Exception, seconds: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no reply within {seconds:g} s"
+    return reason(error) if str(error) else type(error).__name__

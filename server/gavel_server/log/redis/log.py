@@ -1,0 +1,417 @@
+"""The log in Redis: one stream per bus, written by the Lua script `append.lua`, which compares the head and appends all or nothing.
+
+`gavel_rules.redis_keys` names the keys of a bus and describes their contents.
+
+An append whose reply was lost may still wait in a socket that Redis has not read. After such an append `head` therefore raises the
+fence, a counter in Redis. The script refuses an append that carries an older fence, so the lost append can no longer arrive, and the
+head that the same transaction reads is final. Nothing here retries an append whose outcome is unknown, trims the log, or
+acknowledges work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gavel_rules.events.hash_chain import genesis_hash
+from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.redis_keys import event_ids_key, head_key, log_key, work_key
+
+from gavel_server.log.entries import Entry, Head, Record, check_sequence
+from gavel_server.log.protocol import (
+    DAY_MS,
+    READ_LIMIT,
+    ConsumerGroup,
+    EventIdTakenError,
+    HeadMovedError,
+    IdEntry,
+    LogCorruptError,
+    LogUnavailableError,
+    LogUnreachableError,
+    NotReplicatedError,
+    describe,
+    empty_head,
+    window_days,
+)
+from gavel_server.log.redis.connection import REDIS_VERSION_MIN, TIMEOUT_MS_DEFAULT, Connections
+from gavel_server.log.redis.durability import COMMANDS, judge
+from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
+from gavel_server.log.redis.resp import Argument, Command, flags_and_arguments
+from gavel_server.log.redis.script import Script
+
+FORMAT_VERSION: Final = 1
+# An append fails after this many refusals in a row because of other servers' fences: Redis then loses reply after reply.
+FENCED_MAX: Final = 5
+
+# Refusals of a Redis that starts, fails over or is busy.
+_PASSING_REFUSALS: Final = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED", "MISCONF")
+
+GROUP_OF_QUEUE: Final = {"decisions": "executors", "executions": "fdr"}
+
+_APPEND: Final = Script("append.lua")
+_HEAD: Final = Script("head.lua")
+# Parts of the error replies that only a key of the log with the wrong type or contents causes.
+_DAMAGES: Final = ("WRONGTYPE", "equal or smaller than the target stream", "hash value is not an integer")
+
+
+class RedisLog:
+    """The log of one bus in a Redis (6.2 or later) or Valkey. Create it with `connect`, or with `RedisLogs.open` on shared connections.
+
+    Use it from one event loop.
+    """
+
+    def __init__(
+        self, connections: Connections, bus: str, idempotency_window_ms: int, acknowledge_replicas: int, *, owns_connections: bool
+    ) -> None:
+        timeout_ms = connections.timeout_ms
+        self.bus = bus
+        self._connections = connections
+        self._owns_connections = owns_connections
+        self._appends = connections.appends
+        self._reads = connections.reads
+        self.idempotency_window_ms = idempotency_window_ms
+        self._acknowledge_replicas = acknowledge_replicas
+        self._genesis = genesis_hash(bus)
+        self._log_key, self._head_key = log_key(bus), head_key(bus)
+        self._work_keys = {queue: work_key(bus, queue) for queue in GROUP_OF_QUEUE}
+        # Sent after each append on the same connection: WAIT covers only the writes of its own connection.
+        self._wait_ms = timeout_ms if acknowledge_replicas else 0
+        self._wait_for_replicas: tuple[Command, ...] = (("WAIT", acknowledge_replicas, timeout_ms),) if acknowledge_replicas else ()
+        self._confirmed = 0  # the last event that enough replicas are known to have
+        self._confirming: asyncio.Future[None] | None = None
+        self._fence = 0
+        # Appends without a reply so far, and how many of them a later `head` has settled.
+        self._doubts = 0
+        self._doubts_settled = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        bus: str,
+        *,
+        idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT,
+        acknowledge_replicas: int = 0,
+        timeout_ms: int = TIMEOUT_MS_DEFAULT,
+    ) -> RedisLog:
+        """Connect to the Redis at `url` (redis://, rediss:// or unix://) and check that it can hold the log of `bus`.
+
+        `close` closes the connections.
+        Raises ValueError for an invalid URL or bus name, LogUnavailableError, LogCorruptError.
+        """
+        connections = Connections(url, timeout_ms)
+        try:
+            return await cls.open(
+                connections,
+                bus,
+                idempotency_window_ms=idempotency_window_ms,
+                acknowledge_replicas=acknowledge_replicas,
+                owns_connections=True,
+            )
+        except BaseException:
+            await connections.close()
+            raise
+
+    @classmethod
+    async def open(
+        cls,
+        connections: Connections,
+        bus: str,
+        *,
+        idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT,
+        acknowledge_replicas: int = 0,
+        owns_connections: bool = False,
+    ) -> RedisLog:
+        """Return the log of `bus` in the Redis of `connections`, after checking that it can hold it.
+
+        `idempotency_window_ms` holds until the caller sets the attribute of that name to the bus's recorded window.
+        `acknowledge_replicas` replicas must confirm each append within the timeout of the connections (GAVEL_ACK=replicas:N).
+        Raises ValueError for an invalid bus name, LogUnavailableError, LogCorruptError.
+        """
+        if not re.fullmatch(BUS, bus):
+            raise ValueError(f"bus {bus!r} is not a name of 1 to 63 lower-case letters, digits and hyphens")
+        log = cls(connections, bus, idempotency_window_ms, acknowledge_replicas, owns_connections=owns_connections)
+        await log._check_version()
+        await log.head()
+        return log
+
+    async def head(self) -> Head:
+        """See EventLog. If an append is in doubt, raise the fence."""
+        doubts = self._doubts
+        in_doubt = doubts != self._doubts_settled
+        (reply,) = await _HEAD.run(self._reads.read, (2, self._log_key, self._head_key, "raise" if in_doubt else ""))
+        fence, fields, *stream = self._answers([reply])[0]
+        if isinstance(fields, Exception):
+            raise LogCorruptError(f"{self._head_key} is not a hash: {reason(fields)}")
+        if isinstance(fence, Exception):
+            raise self._error_of(fence)
+        head = self._checked_head(fields, stream)
+        self._fence = _number(fence or 0, f"{self._head_key} fence")
+        self._doubts_settled = doubts
+        return head
+
+    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
+        """See EventLog. One round trip."""
+        check_sequence(expected, entries)
+        keys, arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys)
+        for _ in range(FENCED_MAX):
+            (status, *details), *waited = await self._run_append((len(keys), *keys, *expected, self._fence, *arguments))
+            if status != b"FENCED":
+                break
+            # Another server has raised the fence. Redis refused this append, so sending it again is safe.
+            self._fence = _number(details[0], f"{self._head_key} fence")
+        if status != b"OK":
+            raise self._refusal(expected, status, details)
+        self._check_replicas(entries[-1].sequence_number, waited)
+
+    def is_confirmed(self, sequence_number: int) -> bool:
+        """See EventLog."""
+        return not self._acknowledge_replicas or sequence_number <= self._confirmed
+
+    async def confirm(self, sequence_number: int) -> None:
+        """See EventLog. Callers share one WAIT."""
+        for _ in range(2):  # the WAIT under way may have begun before the event
+            if self.is_confirmed(sequence_number):
+                return
+            if self._confirming is None:
+                self._confirming = asyncio.ensure_future(self._confirm_head())
+                self._confirming.add_done_callback(self._end_confirmation)
+            await asyncio.shield(self._confirming)
+        if not self.is_confirmed(sequence_number):
+            raise LogUnavailableError(f"Redis at {self._reads.address} does not hold event {sequence_number} of bus {self.bus} any more")
+
+    async def _confirm_head(self) -> None:
+        """Wait until the replicas have the head. WAIT covers the writes of its own connection, so a small write precedes it."""
+        replies = await self._appends.read(
+            ("MULTI",),
+            ("HINCRBY", self._head_key, "confirmations", 1),
+            ("HGET", self._head_key, "sequence_number"),
+            ("EXEC",),
+            *self._wait_for_replicas,
+            extra_ms=self._wait_ms,
+        )
+        written, number = self._answers(replies[:4])[3]
+        self._answers([written])
+        self._check_replicas(_number(number, f"{self._head_key} sequence_number"), replies[4:])
+
+    def _end_confirmation(self, ended: asyncio.Future[None]) -> None:
+        self._confirming = None
+        if not ended.cancelled():
+            ended.exception()  # its callers have it, unless all of them have gone
+
+    async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
+        """See EventLog."""
+        first = max(from_sequence_number, 1)
+        if to_sequence_number < first or limit < 1:
+            return []
+        (rows,) = self._answers(await self._reads.read(("XRANGE", self._log_key, f"{first}-0", f"{to_sequence_number}-0", "COUNT", limit)))
+        records = [self._record(row) for row in rows]
+        if records and records[-1].sequence_number - records[0].sequence_number != len(records) - 1:
+            missing = next(number for number, record in enumerate(records, records[0].sequence_number) if record.sequence_number != number)
+            raise LogCorruptError(f"event {missing} is missing from {self._log_key}; restore it from an archive or a backup")
+        return records
+
+    async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
+        """See EventLog."""
+        found: dict[int, Record] = {}
+        for numbers in chunks([number for number in sequence_numbers if number > 0]):
+            replies = await self._reads.read(*(("XRANGE", self._log_key, f"{number}-0", f"{number}-0") for number in numbers))
+            for rows in self._answers(replies):
+                found.update((record.sequence_number, record) for record in map(self._record, rows))
+        return found
+
+    async def find(self, event_ids: Sequence[str], now_ms: int) -> dict[str, IdEntry]:
+        """See EventLog."""
+        found: dict[str, IdEntry] = {}
+        days = [event_ids_key(self.bus, day) for day in window_days(now_ms, self.idempotency_window_ms)]
+        for ids in chunks(event_ids):
+            for values in self._answers(await self._reads.read(*(("HMGET", day, *ids) for day in days))):
+                found.update((event_id, _id_entry(value)) for event_id, value in zip(ids, values, strict=True) if value is not None)
+        return found
+
+    async def time_ms(self) -> int:
+        """Return the clock of Redis."""
+        (reply,) = self._answers(await self._reads.read(("TIME",)))
+        seconds, microseconds = map(int, reply)
+        return seconds * 1000 + microseconds // 1000
+
+    async def durability(self) -> list[str]:
+        """See EventLog. A setting that cannot be read counts as not durable."""
+        return judge(await self._reads.read(*COMMANDS))
+
+    async def consumers(self) -> list[ConsumerGroup]:
+        """See EventLog.
+
+        Redis before version 7, and any Redis after entries were deleted, does not know a group's lag. The lag is then the number of
+        entries in the queue minus the group's pending ones, which includes entries that are acknowledged and not trimmed yet.
+        """
+        groups: list[ConsumerGroup] = []
+        for queue, key in self._work_keys.items():
+            stream, rows = await self._reads.read(("XINFO", "STREAM", key), ("XINFO", "GROUPS", key))
+            if isinstance(rows, Exception) and "no such key" in str(rows):
+                continue
+            stream, rows = self._answers([stream, rows])
+            queue_info = pairs(stream)
+            for group in map(pairs, rows):
+                name, pending = group[b"name"].decode(), int(group[b"pending"])
+                lag = group.get(b"lag")
+                if group[b"last-delivered-id"] == queue_info[b"last-generated-id"]:
+                    lag = 0
+                elif lag is None:
+                    lag = max(int(queue_info[b"length"]) - pending, 0)
+                groups.append(ConsumerGroup(name, queue, int(lag), pending, int(group[b"consumers"])))
+        return groups
+
+    async def ensure_groups(self) -> None:
+        """See EventLog. A group starts at the first entry of its queue. Nothing is written if all groups exist."""
+        for queue, group in GROUP_OF_QUEUE.items():
+            key = self._work_keys[queue]
+            (groups,) = await self._reads.read(("XINFO", "GROUPS", key))
+            if not isinstance(groups, Exception) and group.encode() in (pairs(one)[b"name"] for one in groups):
+                continue
+            (reply,) = await self._reads.read(("XGROUP", "CREATE", key, group, "0", "MKSTREAM"))
+            if isinstance(reply, Exception) and not reason(reply).startswith("BUSYGROUP"):
+                self._answers([reply])
+
+    async def close(self) -> None:
+        """Close the connections, unless other logs share them."""
+        if self._owns_connections:
+            await self._connections.close()
+
+    async def _check_version(self) -> None:
+        (reply,) = self._answers(await self._reads.read(("INFO", "server")))
+        version = info_fields(reply).get("redis_version", "0")
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < REDIS_VERSION_MIN:
+            raise LogUnavailableError(f"Redis at {self._reads.address} is version {version}; Gavel needs 6.2 or later, or Valkey")
+
+    def _answers(self, replies: list[Any]) -> list[Any]:
+        """Return the replies. Raises LogUnavailableError or LogCorruptError if one is an error."""
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise self._error_of(reply)
+        return replies
+
+    def _error_of(self, reply: Exception) -> LogCorruptError | LogUnavailableError:
+        text = reason(reply)
+        if any(damage in text for damage in _DAMAGES):
+            return LogCorruptError(f"bus {self.bus}: a key of the log has the wrong type or contents: {text}")
+        if "OOM command not allowed" in text:
+            remedy = "give it more memory (maxmemory; redis_memory_mib of the embedded one)"
+            return LogUnavailableError(f"Redis at {self._reads.address} is full, so nothing is written: {remedy}. It answers: {text}")
+        kind = LogUnreachableError if text.startswith(_PASSING_REFUSALS) else LogUnavailableError
+        return kind(f"Redis at {self._reads.address} refuses: {text}")
+
+    def _head_of(self, fields: list[bytes | None]) -> Head:
+        number, chain_hash = fields[0], fields[1]
+        if number is None or chain_hash is None:
+            return empty_head(self.bus)
+        return Head(_number(number, f"{self._head_key} sequence_number"), chain_hash)
+
+    def _checked_head(self, fields: list[bytes | None], stream: list[Any]) -> Head:
+        """Return the head if the stream agrees with it; `stream` is its length, last id and last hash, or an error."""
+        count, version = fields[2], fields[3]
+        if version is not None and version != b"%d" % FORMAT_VERSION:
+            raise self._other_format(version)
+        head = self._head_of(fields)
+        length, last_id, last_hash, first_id = self._answers(stream)
+        expected_length = _number(count or b"0", f"{self._head_key} count")
+        first_number = int(first_id.partition(b"-")[0]) if first_id else 1
+        wrong = None
+        if last_id != b"%d-0" % head.sequence_number:
+            wrong = f"the last id of the stream is {last_id.decode()}"
+        elif length != expected_length:
+            wrong = f"the head counts {expected_length} entries, the stream holds {length}"
+        elif length and length != head.sequence_number - first_number + 1:
+            wrong = f"the stream holds {length} entries from {first_number} to {head.sequence_number}: some are missing"
+        elif last_hash is not None and last_hash != head.chain_hash:
+            wrong = f"the last entry of the stream has chain hash {last_hash.hex()[:8]}…"
+        if wrong:
+            raise LogCorruptError(
+                f"{self._head_key} is {describe(head)}, but {wrong} in {self._log_key}; restore both from one backup or replica"
+            )
+        return head
+
+    def _append_arguments(
+        self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]
+    ) -> tuple[list[Argument], ...]:
+        """Return the script's arguments before the expected head (keys) and after it (flags, hashes, entries, ids, ids to check)."""
+        day = recorded_at_ms // DAY_MS
+        keys: list[Argument] = [self._log_key, self._head_key, *self._work_keys.values(), event_ids_key(self.bus, day)]
+        if idempotency_keys:
+            window = window_days(recorded_at_ms, self.idempotency_window_ms)
+            keys += [event_ids_key(self.bus, earlier) for earlier in window if earlier != day]
+        flags, hashes, of_entries = flags_and_arguments(entries)
+        # An event_id written at the end of its day stays known until one day after the window.
+        ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
+        return keys, [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes, *of_entries, *idempotency_keys]
+
+    async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:
+        """Return the script's reply and, if sent and received, that of WAIT."""
+        try:
+            replies = await _APPEND.run(self._appends.write, body, self._wait_for_replicas, self._wait_ms)
+        except LogUnavailableError:
+            raise
+        except BaseException:
+            self._doubts += 1  # no reply, or the wait for it was cancelled
+            raise
+        # The script can fail only before or at its first write: after an error reply nothing was written.
+        self._answers(replies[:1])
+        return replies
+
+    def _check_replicas(self, sequence_number: int, waited: list[Any]) -> None:
+        """Raise NotReplicatedError if too few replicas confirmed the events. `waited` holds the reply of WAIT, if it arrived."""
+        if not self._acknowledge_replicas:
+            return
+        what = f"events up to {sequence_number} are in the log, but"
+        if not waited:
+            raise NotReplicatedError(f"{what} Redis at {self._reads.address} did not report whether replicas have them")
+        if isinstance(waited[0], Exception):
+            raise NotReplicatedError(f"{what} Redis at {self._reads.address} refuses to wait for replicas: {reason(waited[0])}")
+        if waited[0] < self._acknowledge_replicas:
+            raise NotReplicatedError(
+                f"{what} only {waited[0]} of {self._acknowledge_replicas} replicas confirmed within {self._wait_ms} ms"
+            )
+        self._confirmed = max(self._confirmed, sequence_number)
+
+    def _refusal(self, expected: Head, status: bytes, details: list[bytes]) -> Exception:
+        if status == b"MOVED":
+            return HeadMovedError(expected, Head(_number(details[0], f"{self._head_key} sequence_number"), details[1]))
+        if status == b"TAKEN":
+            taken = pairs(details)
+            return EventIdTakenError({event_id.decode(): _id_entry(value) for event_id, value in taken.items()})
+        if status == b"FORMAT":
+            return self._other_format(details[0])
+        if status == b"CORRUPT":
+            return LogCorruptError(f"bus {self.bus}: {details[0].decode()}; nothing was appended")
+        return LogUnavailableError(f"Redis at {self._reads.address} lost the replies to {FENCED_MAX} servers in a row; try again")
+
+    def _other_format(self, version: bytes) -> LogUnavailableError:
+        found = version.decode(errors="replace")
+        return LogUnavailableError(
+            f"the log of bus {self.bus} has format {found}, but this build knows {FORMAT_VERSION}; use the build that wrote it"
+        )
+
+    def _record(self, row: Any) -> Record:
+        try:
+            number, rest = row[0].split(b"-")
+            name_e, envelope, name_h, chain_hash = row[1]
+            if rest == b"0" and name_e == b"e" and name_h == b"h":
+                return Record(int(number), envelope, chain_hash)
+        except (TypeError, ValueError, IndexError, AttributeError):
+            pass  # reported below, with the entry
+        raise LogCorruptError(f"entry {row[0]!r} of {self._log_key} is not <number>-0 with fields e and h")
+
+
+def _id_entry(value: bytes) -> IdEntry:
+    """Return an entry of the index. What the server cannot have written counts as event 0, which no log has."""
+    match = re.fullmatch(rb"(\d{1,18})(?::(\d{1,18}))?", value)
+    return IdEntry(0, 0) if match is None else IdEntry(int(match[1]), int(match[2] or 0))
+
+
+def _number(value: bytes | int, name: str) -> int:
+    """Return a number that Redis holds under a name. Raises LogCorruptError."""
+    if isinstance(value, int) or re.fullmatch(rb"\d{1,18}", value):
+        return int(value)
+    raise LogCorruptError(f"{name} is {value[:40]!r}, not a number; restore the keys of the log from one backup or replica")

@@ -1,0 +1,84 @@
+"""All logs in one Redis, over shared connections: which of them have grown, whether a bus has one, and the log of each bus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.redis_keys import head_key, log_key
+
+from gavel_server.log.protocol import LogUnavailableError
+from gavel_server.log.redis.connection import TIMEOUT_MS_DEFAULT, Connections
+from gavel_server.log.redis.log import RedisLog
+from gavel_server.log.redis.replies import chunks, reason
+from gavel_server.log.redis.resp import Command
+
+
+class RedisLogs:
+    """All logs in the Redis at `url`. The watch over them has a connection of its own, so that it never waits for other reads.
+
+    Unless `accept_volatile`, nothing is appended to a Redis that may lose acknowledged events.
+    """
+
+    def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
+        self._connections = Connections(url, timeout_ms, accept_volatile=accept_volatile)
+        self._watch = self._connections.watch
+        self._known: dict[str, int] = {}
+        self._commands: list[_GrowthCommand] = []  # for `_known`
+
+    async def grown(self, known: Mapping[str, int]) -> set[str]:
+        """Return the buses whose logs hold events beyond the given sequence numbers. One command for LOOKUPS_MAX buses.
+
+        If Redis answers a command with an error, all its buses are returned. Raises LogUnavailableError.
+        """
+        if known != self._known:
+            self._known = dict(known)
+            self._commands = [_growth_command(buses, known) for buses in chunks(list(known))]
+        found: set[str] = set()
+        for bus_of_key, command in self._commands:
+            (reply,) = await self._watch.probe(command)
+            if isinstance(reply, Exception):
+                # One key that is not a stream fails the command for all: each log then reports its own fault.
+                found.update(bus_of_key.values())
+            elif reply is not None:
+                found.update(bus_of_key[key] for key, _ in reply)
+        return found
+
+    async def ping(self) -> None:
+        """Return if Redis answers. Raises LogUnreachableError."""
+        await self._watch.probe(("PING",))
+
+    async def exists(self, bus: str) -> bool:
+        """Return whether Redis holds a log of this bus. Creates nothing. Raises LogUnavailableError.
+
+        A head without a stream is a log that has lost its events. A fence alone is the trace of an append that never arrived.
+        """
+        reads = self._connections.reads
+        for reply in await reads.read(("EXISTS", log_key(bus)), ("HEXISTS", head_key(bus), "sequence_number")):
+            if isinstance(reply, Exception):
+                raise LogUnavailableError(f"Redis at {reads.address} refuses: {reason(reply)}")
+            if reply:
+                return True
+        return False
+
+    async def open(
+        self, bus: str, *, idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT, acknowledge_replicas: int = 0
+    ) -> RedisLog:
+        """Return the log of `bus`, over the shared connections. See RedisLog.open."""
+        return await RedisLog.open(
+            self._connections, bus, idempotency_window_ms=idempotency_window_ms, acknowledge_replicas=acknowledge_replicas
+        )
+
+    async def close(self) -> None:
+        """Close the connections of all logs."""
+        await self._connections.close()
+
+
+# The buses by key, and an XREAD of these keys.
+_GrowthCommand = tuple[dict[bytes, str], Command]
+
+
+def _growth_command(buses: Sequence[str], known: Mapping[str, int]) -> _GrowthCommand:
+    keys = [log_key(bus) for bus in buses]
+    ids = [f"{known[bus]}-0" for bus in buses]
+    return {key.encode(): bus for bus, key in zip(buses, keys, strict=True)}, ("XREAD", "COUNT", 1, "STREAMS", *keys, *ids)

@@ -1,0 +1,1 @@
+"""The process itself: clock, logging, metrics, sockets and build information."""

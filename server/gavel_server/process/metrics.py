@@ -1,0 +1,75 @@
+"""Prometheus metrics of a server, served on the address given by `--metrics`. They never hold payloads.
+
+`gavel_decision_alarms` counts decisions on which the two engines disagreed, decisions whose rules failed, and proposals that could
+not be judged when their contest closed. None of these should ever happen, none approves anything, and each needs an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.events.kinds import AGENT_DIAGNOSTIC, DECISION
+from gavel_rules.reason_codes import ALARMING
+from prometheus_client import Counter, Gauge, start_http_server
+
+EVENTS: Final = Counter("gavel_events", "Events that this server has committed.", ["bus"])
+HEAD: Final = Gauge("gavel_head_sequence_number", "The last committed event that this server knows.", ["bus"])
+WRITABLE: Final = Gauge("gavel_writable", "1 if this server accepts writes to the bus, else 0.", ["bus"])
+WAITING_CALLERS: Final = Gauge("gavel_waiting_callers", "Callers of this server who wait for contests to close.", ["bus"])
+OPEN_CONTESTS: Final = Gauge("gavel_open_contests", "Contests that wait for their windows to close.", ["bus"])
+COMMANDS_DROPPED: Final = Counter("gavel_commands_dropped", "Queued commands that were not decided because their caller had gone.", ["bus"])
+DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])
+SHADOW_DIFFERENCES: Final = Counter(
+    "gavel_shadow_differences", "Decisions that a shadow would have made otherwise, by its rule set.", ["bus", "policy_id"]
+)
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+def serve(listen: str) -> None:
+    """Serve /metrics on HOST:PORT from a thread. Raises OSError if the address is not available."""
+    host, _, port = listen.rpartition(":")
+    start_http_server(int(port), addr=host.strip("[]"))
+
+
+def remove_gauges(bus: str) -> None:
+    """Forget the gauges of a bus that this server no longer has in memory."""
+    for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS):
+        with suppress(KeyError):  # a bus that was in memory for less than a round has none
+            gauge.remove(bus)
+
+
+def set_gauges(bus: str, head: int, writable: bool, waiting_callers: int, open_contests: int) -> None:
+    """Set the gauges of a bus."""
+    HEAD.labels(bus).set(head)
+    WRITABLE.labels(bus).set(writable)
+    WAITING_CALLERS.labels(bus).set(waiting_callers)
+    OPEN_CONTESTS.labels(bus).set(open_contests)
+
+
+def count_committed(bus: str, count: int, alarm_candidates: Iterable[Envelope]) -> None:
+    """Count a committed batch of `count` events and the alarms among its decisions.
+
+    `alarm_candidates` are the batch's diagnostics and its decisions that approve nothing.
+    """
+    for envelope in alarm_candidates:
+        category = envelope.event_category
+        if category == AGENT_DIAGNOSTIC and envelope.agent_diagnostic.WhichOneof("detail") == "shadow_difference":
+            SHADOW_DIFFERENCES.labels(bus, envelope.agent_diagnostic.shadow_difference.policy_id).inc()
+        elif category == DECISION and envelope.decision.reason_code in ALARMING:
+            decision = envelope.decision
+            DECISION_ALARMS.labels(bus, decision.reason_code).inc()
+            _LOG.error(
+                "decision.alarm",
+                bus=bus,
+                reason_code=decision.reason_code,
+                decision_id=decision.decision_id,
+                sequence_number=envelope.sequence_number,
+                rule_id=decision.rule_id,
+                rule_sets=[f"{reference.policy_id}@{reference.version}" for reference in decision.active_rule_sets],
+            )
+    EVENTS.labels(bus).inc(count)

@@ -1,0 +1,37 @@
+"""Turns of the event loop for other tasks within long work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+# How long work may hold the loop before other tasks run, if no single step of it takes longer.
+TURN_SECONDS: Final = 0.005
+
+
+class Turns:
+    """Lets other tasks run after every `units` of work, whatever a unit is: bytes, items; and after every TURN_SECONDS of it."""
+
+    def __init__(self, units: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._units = units
+        self._clock = clock
+        self._spent = 0
+        self._began = clock()
+
+    def is_over(self, units: int) -> bool:
+        """Account for work that is done. Return whether other tasks should run now."""
+        self._spent += units
+        return self._spent >= self._units or self._clock() - self._began >= TURN_SECONDS
+
+    async def end(self) -> None:
+        """Let other tasks run, and begin another turn."""
+        await asyncio.sleep(0)
+        self._spent = 0
+        self._began = self._clock()
+
+    async def spend(self, units: int) -> None:
+        """Account for work that is done. Other tasks may run before this returns."""
+        if self.is_over(units):
+            await self.end()

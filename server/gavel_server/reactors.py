@@ -1,0 +1,87 @@
+"""The fact derivation reactors that run inside the server (`--no-fdr` leaves them to `gavel fdr`).
+
+Each is a client of the server like any other, with no access to the buses. The server only wakes it after a recorded execution, which
+spares the reactor a blocking read of its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gavel_client.consumers.fact_derivation import FactDerivationReactor
+from gavel_client.consumers.work_queue import connection_pool
+from gavel_client.rpc.client import GavelClient
+from gavel_client.supervision import Supervisor
+from redis.asyncio import ConnectionPool
+
+TASK: Final = "fact derivation"
+# To Redis, shared by the reactors of all buses. They wait for the server, not for Redis, so each needs one for a moment only.
+CONNECTIONS_MAX: Final = 16
+
+
+class Reactors:
+    """One reactor for each open bus, with its work queue in the Redis at `redis_url`. Set `target`, the server's address, first."""
+
+    def __init__(self, redis_url: str, supervisor: Supervisor) -> None:
+        self._redis_url = redis_url
+        self._supervisor = supervisor
+        self.target = ""
+        self._running: dict[str, tuple[_Reactor, asyncio.Task[None]]] = {}
+        self._connections = connection_pool(redis_url, CONNECTIONS_MAX)
+
+    def start(self, bus: str) -> Callable[[], None]:
+        """Start the reactor of a bus; return the function to call after each recorded execution."""
+        reactor = _Reactor(self.target, bus, self._redis_url, self._connections)
+        self._running[bus] = reactor, self._supervisor.start(TASK, reactor.run, bus=bus, problem=reactor.problem)
+        return reactor.wakeup.set
+
+    async def stop_bus(self, bus: str) -> None:
+        """Stop the reactor of a bus, if there is one, after its current work."""
+        running = self._running.pop(bus, None)
+        if running is not None:
+            reactor, task = running
+            reactor.stop(task)
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Stop the reactors after their current work."""
+        await asyncio.gather(*map(self.stop_bus, list(self._running)))
+        await self._connections.disconnect()
+
+
+class _Reactor:
+    """The reactor of one bus, which may be run again after a failure."""
+
+    def __init__(self, target: str, bus: str, redis_url: str, connections: ConnectionPool) -> None:
+        self.wakeup = asyncio.Event()
+        self._target = target
+        self._bus = bus
+        self._redis_url = redis_url
+        self._connections = connections
+        self._current: FactDerivationReactor | None = None
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Derive facts until `stop`."""
+        if self._stopping:
+            return
+        async with GavelClient(self._target, bus=self._bus) as client:
+            self._current = FactDerivationReactor(client, self._redis_url, wakeup=self.wakeup, connections=self._connections)
+            try:
+                await self._current.run()
+            finally:
+                self._current = None
+
+    def problem(self) -> str:
+        """The reason why the reactor cannot work now, or ""."""
+        return self._current.problem if self._current is not None else ""
+
+    def stop(self, task: asyncio.Task[None]) -> None:
+        """Let the reactor end after its current work; end the pause before it runs again."""
+        self._stopping = True
+        if self._current is not None:
+            self._current.stop()
+        else:
+            task.cancel()

@@ -1,0 +1,1 @@
+"""What every RPC shares on every transport: the interceptor, the call's context, errors, framing and streaming."""

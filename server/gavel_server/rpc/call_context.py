@@ -1,0 +1,139 @@
+"""The context of a call: which method, over which transport, by whom, with which metadata, until when.
+
+Both transports give the same context for the same call (ADR 0031); the names follow gRPC. Metadata is the caller's own: gRPC's keys are
+left out. A context is built for each call of the hot path, so its parts are decoded when a method first reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import unquote
+
+import grpc
+
+from gavel_server.bus.request import Cancellation
+from gavel_server.fairness.callers import address_of
+
+Transport = Literal["grpc.aio", "native"]
+Metadata = tuple[tuple[str, str | bytes], ...]
+"""Sorted by key; values of one key in the caller's order. Values are text, or bytes where the key ends in "-bin"."""
+
+# The front writes the caller's address into a forwarded call under this key. Trusted on the private socket only; no caller can set it.
+PEER_KEY: Final = "gavel-peer"
+# The peer of a caller on a unix socket, which has no address of its own.
+UNIX_PEER: Final = "unix:"
+# A caller's own metadata: the request is refused if its bus has another incarnation.
+BUS_INCARNATION_KEY: Final = "gavel-bus-incarnation"
+_GRPC_KEYS: Final = frozenset({"user-agent", "te", "content-type", PEER_KEY})
+
+
+class Caller(NamedTuple):
+    """A transport's description of a caller. `deadline_seconds` is on the clock of `time.monotonic`; None: the call has no deadline."""
+
+    transport: Transport
+    peer: str
+    metadata: Metadata
+    deadline_seconds: float | None
+
+
+class CallContext:
+    """The context of one call, for interceptor and methods."""
+
+    __slots__ = ("_caller", "_decode", "_peer", "_send_headers", "cancellation", "method")
+
+    def __init__(
+        self,
+        method: str,
+        decode: Callable[[], Caller],
+        send_headers: Callable[[], Awaitable[None]] | None = None,
+        peer: str | None = None,
+    ) -> None:
+        """`method` is "gavel.v1.EventService/GetEvent" or the like; `decode` is called once, when the caller is first read.
+
+        `peer` is the caller's address, if it is known without decoding.
+        """
+        self._peer: Final = peer
+        self.method: Final = method
+        self._decode: Final = decode
+        self._send_headers: Final = send_headers
+        self._caller: Caller | None = None
+        # The transport cancels it when the caller has gone.
+        self.cancellation: Final = Cancellation()
+
+    @property
+    def transport(self) -> Transport:
+        """How the caller reached the server; a call that the front forwards is "native"."""
+        return self._decoded().transport
+
+    @property
+    def peer(self) -> str:
+        """The caller's address: "HOST:PORT", "[IPV6]:PORT", or "unix:"."""
+        return self._decoded().peer if self._peer is None else self._peer
+
+    @property
+    def caller(self) -> str:
+        """The key under which limits count the calls of an address (`fairness/callers`); `peer` is that of the connection."""
+        return address_of(self.peer)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The caller's own metadata."""
+        return self._decoded().metadata
+
+    @property
+    def bus_incarnation(self) -> str:
+        """The incarnation of the bus that the caller knows, or "": the event_id of the bus's first event."""
+        for key, value in self._decoded().metadata:
+            if key == BUS_INCARNATION_KEY:
+                return str(value)
+        return ""
+
+    def remaining_ms(self) -> int | None:
+        """Return how long the caller still waits, in milliseconds and at least 0; None: the call has no deadline."""
+        deadline_seconds = self._decoded().deadline_seconds
+        return None if deadline_seconds is None else max(0, int((deadline_seconds - time.monotonic()) * 1000))
+
+    async def send_headers(self) -> None:
+        """Send the response headers now, before the first message. Does nothing where the transport sends no headers by themselves."""
+        if self._send_headers is not None:
+            await self._send_headers()
+
+    def _decoded(self) -> Caller:
+        if self._caller is None:
+            self._caller = self._decode()
+        return self._caller
+
+
+def own_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Metadata:
+    """Return a caller's own metadata: without the keys of gRPC and of the front, sorted by key."""
+    return tuple(sorted((pair for pair in pairs if pair[0] not in _GRPC_KEYS and not pair[0].startswith("grpc-")), key=_key))
+
+
+def grpc_call_context(method: str, call: grpc.aio.ServicerContext[Any, Any], *, behind_front: bool) -> CallContext:
+    """Return the context of a call that arrived over grpc.aio.
+
+    `behind_front`: the server listens on its private socket alone, so PEER_KEY comes from the front, or from the server's own clients.
+    """
+
+    def decode() -> Caller:
+        pairs: list[tuple[str, str | bytes]] = [(key, value) for key, value in call.invocation_metadata() or ()]
+        remaining = call.time_remaining()
+        deadline_seconds = None if remaining is None else time.monotonic() + remaining
+        forwarded = [str(value) for key, value in pairs if key == PEER_KEY] if behind_front else []
+        if forwarded:
+            return Caller("native", forwarded[0], own_metadata(pairs), deadline_seconds)
+        return Caller("grpc.aio", _address_of(call.peer()), own_metadata(pairs), deadline_seconds)
+
+    return CallContext(method, decode, lambda: call.send_initial_metadata(()))
+
+
+def _address_of(name: str) -> str:
+    """Return gRPC's name of a peer as an address: "ipv4:127.0.0.1:80", "ipv6:%5B::1%5D:80", "unix:" or "unix:PATH"."""
+    family, _, address = name.partition(":")
+    return UNIX_PEER if family == "unix" else unquote(address)
+
+
+def _key(pair: tuple[str, str | bytes]) -> str:
+    return pair[0]

@@ -1,0 +1,67 @@
+"""Decoding of requests: the limits of the method hold before protobuf makes objects of the bytes.
+
+Unknown fields, such as those of a later contract, are discarded at every depth: what is stored, compared and hashed is what this contract
+knows (docs/contract.md).
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar, cast
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError, Message
+
+from gavel_server.errors import ServiceError, invalid
+from gavel_server.rpc.limits import UNCOUNTED_BYTES_MAX, RequestLimit, request_limit
+from gavel_server.rpc.wire import count_fields, count_items, layout_of
+
+_Request = TypeVar("_Request", bound=Message)
+
+# The field that holds the items of a batch.
+_ITEMS: Final = "envelopes"
+
+
+class RequestDecoder(Generic[_Request]):
+    """Decodes the requests of one method."""
+
+    def __init__(self, method: str, request_class: type[_Request]) -> None:
+        """`method` is "gavel.v1.EventService/GetEvent" or the like."""
+        limit = request_limit(method)
+        self._limit: Final[RequestLimit] = limit
+        self._from_bytes: Final = request_class.FromString
+        self._discard_unknown: Final = request_class.DiscardUnknownFields
+        self._layout: Final = layout_of(cast(Descriptor, request_class.DESCRIPTOR))
+        self._items_number: Final = request_class.DESCRIPTOR.fields_by_name[_ITEMS].number if limit.items_max else 0
+        self._unchecked_bytes_max: Final = min(limit.bytes_max, UNCOUNTED_BYTES_MAX)
+
+    def decode(self, data: bytes) -> _Request:
+        """Return a request without unknown fields. Raises ServiceError INVALID_REQUEST."""
+        if len(data) > self._unchecked_bytes_max:
+            error = self.limit_error(data)
+            if error is not None:
+                raise error
+        try:
+            request = self._from_bytes(data)
+        except DecodeError as error:
+            raise _malformed(error) from error
+        self._discard_unknown(request)
+        return request
+
+    def limit_error(self, data: bytes) -> ServiceError | None:
+        """Return the error of a request that exceeds a limit of the method. Raises ServiceError if the bytes are not a message."""
+        bytes_max, fields_max, items_max = self._limit
+        if len(data) > bytes_max:
+            return invalid([("request", f"is larger than {bytes_max} bytes")])
+        try:
+            if items_max and count_items(data, self._items_number, items_max) > items_max:
+                return invalid([(_ITEMS, f"are more than {items_max}")])
+            # A field takes two bytes or more.
+            if len(data) > 2 * fields_max and count_fields(data, self._layout, fields_max) > fields_max:
+                return invalid([("request", f"holds more than {fields_max} fields and list items")])
+        except ValueError as error:
+            raise _malformed(error) from error
+        return None
+
+
+def _malformed(error: Exception) -> ServiceError:
+    return invalid([("request", f"is not a message of the contract: {error}")])

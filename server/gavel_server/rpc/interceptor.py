@@ -1,0 +1,236 @@
+"""The one place that every RPC passes, on every transport (ADR 0031): our services, health and reflection.
+
+The interceptor gives a method the call's context, and turns any exception of the method into a status of the error table; `refusals` counts
+and logs it. Methods raise and never touch a status. Bytes that are not a request are INVALID_ARGUMENT here; gRPC's own decoding would
+answer UNKNOWN. The interceptor decides nothing about the caller: identity, quotas and tracing belong here once they exist.
+
+Over grpc.aio it receives requests and sends the answers of streams itself, each within a time. gRPC's own handlers wait for ever, and
+do not answer a call that ends without a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from inspect import isasyncgenfunction, iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import grpc
+from gavel.v1 import error_pb2
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from gavel_server.errors import ServiceError, abort, invalid
+from gavel_server.rpc.call_context import CallContext, grpc_call_context
+from gavel_server.rpc.decoding import RequestDecoder
+from gavel_server.rpc.encoded import Encoded
+from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
+from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, call
+from gavel_server.rpc.refusals import refuse
+from gavel_server.rpc.streaming import stream_answers
+
+_GrpcContext = grpc.aio.ServicerContext[Any, Any]
+if TYPE_CHECKING:  # grpc's class takes no parameters at run time
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class HandlerRegistry(Protocol):
+    """What handlers are registered with: a grpc.aio server, or a listener, which keeps them for the next server."""
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler], /) -> None:
+        """Serve the methods of these handlers."""
+
+
+class Interceptor:
+    """Registers services with a grpc.aio server so that every call passes here, and wraps plain methods for the native front's link."""
+
+    def __init__(self, *, behind_front: bool = False) -> None:
+        """`behind_front`: the grpc.aio server listens on its private socket alone, and callers reach the native front."""
+        self._behind_front: Final = behind_front
+        self._closing: Final = asyncio.Event()
+
+    def intercept(self, service: ServiceDescriptor, methods: Mapping[str, PlainMethod]) -> dict[str, Method]:
+        """Return a service's plain methods, by name, as methods that never raise."""
+        return {name: _intercept(f"{service.full_name}/{name}", method) for name, method in methods.items()}
+
+    def register_methods(self, server: HandlerRegistry, service: ServiceDescriptor, methods: Mapping[str, Method]) -> None:
+        """Serve intercepted plain methods over grpc.aio. A method with a stream of requests answers each request by itself."""
+        handlers = {
+            name: (self._plain_stream if service.methods_by_name[name].client_streaming else self._plain_unary)(
+                f"{service.full_name}/{name}", method
+            )
+            for name, method in methods.items()
+        }
+        _add(server, service, handlers)
+
+    def register(self, server: HandlerRegistry, service: ServiceDescriptor, servicer: object) -> None:
+        """Serve one of our servicers: an async method for each method of the service, which takes the request and a CallContext.
+
+        Raises AttributeError if the servicer lacks a method.
+        """
+        handlers = {method.name: self._handler(method, getattr(servicer, method.name)) for method in service.methods}
+        _add(server, service, handlers)
+
+    def register_library(self, server: HandlerRegistry, service: ServiceDescriptor, servicer: object) -> None:
+        """Serve a servicer of gRPC's own libraries, whose methods take gRPC's context and may use it to end a call.
+
+        A method that the library does not implement is not served.
+        """
+        behaviours = {method.name: getattr(servicer, method.name) for method in service.methods}
+        handlers = {
+            name: self._library_handler(service.methods_by_name[name], behaviour)
+            for name, behaviour in behaviours.items()
+            if iscoroutinefunction(behaviour) or isasyncgenfunction(behaviour)
+        }
+        _add(server, service, handlers)
+
+    def close_streams(self) -> None:
+        """Let streams of requests end: no further request is read, and those under way are answered."""
+        self._closing.set()
+
+    def _context(self, method: str, context: _GrpcContext) -> CallContext:
+        return grpc_call_context(method, context, behind_front=self._behind_front)
+
+    def _plain_unary(self, name: str, method: Method) -> _Handler:
+        async def behaviour(_: object, context: _GrpcContext) -> bytes:
+            result = await call(method, await _request(name, context), self._context(name, context))
+            if isinstance(result, ServiceError):
+                await abort(context, result)
+            return result
+
+        return grpc.stream_unary_rpc_method_handler(behaviour)
+
+    def _plain_stream(self, name: str, method: Method) -> _Handler:
+        async def behaviour(requests: AsyncIterator[bytes], context: _GrpcContext) -> None:
+            call_context = self._context(name, context)
+
+            async def answer(data: bytes) -> bytes | Status:
+                result = await call(method, data, call_context)
+                return result.status() if isinstance(result, ServiceError) else result
+
+            async with _errors(name, context), aclosing(stream_answers(requests, answer, self._closing)) as answers:
+                async for item in answers:
+                    if isinstance(item, Status):
+                        await context.abort_with_status(rpc_status.to_status(item))
+                    await _write(context, item)
+
+        return grpc.stream_stream_rpc_method_handler(behaviour)
+
+    def _handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> _Handler:
+        """Return the handler of a servicer's method: one request, and one answer or an async generator of answers."""
+        name, decode, encode = _name(method), _decoder(method), _encoder(method)
+        assert not method.client_streaming  # noqa: S101  # the one stream of requests, StreamProposals, is a plain method
+
+        async def unary(_: object, context: _GrpcContext) -> Any:
+            data = await _request(name, context)
+            async with _errors(name, context):
+                return await behaviour(decode(data), self._context(name, context))
+
+        async def stream(_: object, context: _GrpcContext) -> None:
+            data = await _request(name, context)
+            async with _errors(name, context), aclosing(behaviour(decode(data), self._context(name, context))) as responses:
+                async for response in responses:
+                    await _write(context, response)
+
+        if method.server_streaming:
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=encode)
+        return grpc.stream_unary_rpc_method_handler(unary, response_serializer=encode)
+
+    def _library_handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> _Handler:
+        """Return the handler of a library's method. It is a generator of answers, or a coroutine that returns or writes them."""
+        name, decode, encode = _name(method), _decoder(method), _encoder(method)
+        is_generator = isasyncgenfunction(behaviour)
+
+        async def decoded(stream: AsyncIterator[bytes]) -> AsyncGenerator[Message, None]:
+            async for data in stream:
+                yield decode(data)
+
+        async def library(requests: AsyncIterator[bytes], context: _GrpcContext) -> Any:
+            data = b"" if method.client_streaming else await _request(name, context)
+            async with _errors(name, context):
+                request = decoded(requests) if method.client_streaming else decode(data)
+                if not is_generator:
+                    return await behaviour(request, context)
+                async for response in behaviour(request, context):
+                    await _write(context, response)
+            return None
+
+        shape: Callable[..., Any] = (
+            grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
+        )
+        handler: _Handler = shape(library, response_serializer=encode)
+        return handler
+
+
+def _intercept(name: str, method: PlainMethod) -> Method:
+    def intercepted(data: bytes, context: CallContext, answer: Answer) -> None:
+        def respond(result: bytes | Exception) -> None:
+            answer(refuse(name, result) if isinstance(result, Exception) else result)
+
+        try:
+            method(data, context, respond)
+        except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
+            respond(error)
+
+    return intercepted
+
+
+async def _request(name: str, context: _GrpcContext) -> bytes:
+    """Return the request of a call that has one, or end the call if none arrives."""
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS_MAX):
+            data = await context.read()
+    except TimeoutError:
+        message = f"no request arrived within {REQUEST_SECONDS_MAX} s"
+        return await abort(context, refuse(name, ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)))
+    if data is grpc.aio.EOF:
+        return await abort(context, refuse(name, invalid([("request", "is missing: the call ended without a message")])))
+    return cast(bytes, data)
+
+
+async def _write(context: _GrpcContext, response: Any) -> None:
+    """Send a response of a stream. Raises ServiceError QUEUE_FULL if the caller reads nothing for STALL_SECONDS_MAX."""
+    try:
+        async with asyncio.timeout(STALL_SECONDS_MAX):
+            await context.write(response)
+    except TimeoutError:
+        message = f"the answers were not read for {STALL_SECONDS_MAX} s"
+        raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message) from None
+
+
+@asynccontextmanager
+async def _errors(name: str, context: _GrpcContext) -> AsyncIterator[None]:
+    """End the call with a status of the error table if the block raises."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
+        await abort(context, refuse(name, error))
+
+
+def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
+    return RequestDecoder(_name(method), GetMessageClass(method.input_type)).decode
+
+
+def _encoder(method: MethodDescriptor) -> Callable[[Any], bytes]:
+    """Return the function that encodes a response, unless the method has encoded it."""
+    serialize: Callable[[Any], bytes] = GetMessageClass(method.output_type).SerializeToString
+    return lambda response: response.content if isinstance(response, Encoded) else serialize(response)
+
+
+def _name(method: MethodDescriptor) -> str:
+    return f"{method.containing_service.full_name}/{method.name}"
+
+
+def _add(server: HandlerRegistry, service: ServiceDescriptor, handlers: Mapping[str, _Handler]) -> None:
+    """Register handlers as generic ones.
+
+    grpc.aio keeps a future for each "registered" method and waits for all of them at every call; generic methods are found by name. The
+    difference is small (docs/decisions/0010-hot-path.md).
+    """
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, dict(handlers)),))

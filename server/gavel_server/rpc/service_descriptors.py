@@ -1,0 +1,32 @@
+"""The services of the server, as the contract describes them: for the interceptor, reflection and health."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gavel.v1 import (
+    arbitration_service_pb2,
+    event_service_pb2,
+    execution_service_pb2,
+    projection_service_pb2,
+    replay_service_pb2,
+    rule_set_service_pb2,
+    tool_service_pb2,
+)
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+ARBITRATION: Final[ServiceDescriptor] = arbitration_service_pb2.DESCRIPTOR.services_by_name["ArbitrationService"]
+EVENT: Final[ServiceDescriptor] = event_service_pb2.DESCRIPTOR.services_by_name["EventService"]
+EXECUTION: Final[ServiceDescriptor] = execution_service_pb2.DESCRIPTOR.services_by_name["ExecutionService"]
+RULE_SET: Final[ServiceDescriptor] = rule_set_service_pb2.DESCRIPTOR.services_by_name["RuleSetService"]
+PROJECTION: Final[ServiceDescriptor] = projection_service_pb2.DESCRIPTOR.services_by_name["ProjectionService"]
+REPLAY: Final[ServiceDescriptor] = replay_service_pb2.DESCRIPTOR.services_by_name["ReplayService"]
+TOOL: Final[ServiceDescriptor] = tool_service_pb2.DESCRIPTOR.services_by_name["ToolService"]
+SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, TOOL)
+
+HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
+REFLECTION: Final[Any] = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+# The services that reflection lists.
+NAMES: Final[tuple[str, ...]] = tuple(service.full_name for service in (*SERVICES, HEALTH, REFLECTION))

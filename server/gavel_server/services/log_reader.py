@@ -1,0 +1,136 @@
+"""Reads the log for callers: in chunks without a gap, filtered before events are decoded.
+
+There is no index by subject or trace. A filter by either reads the log from end to end, at a few microseconds for each event that does not
+pass. An event is returned as the log's own bytes followed by its chain hash; its payload is never parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Final, NamedTuple
+
+from gavel.v1 import error_pb2
+from gavel.v1.common_pb2 import EventCategory
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import GetEventResponse, GetTraceResponse, ListEventsResponse, SubscribeEventsResponse
+from gavel_rules.codec.fields import Field
+from gavel_rules.codec.responses import with_chain_hash
+from gavel_rules.limits import CATEGORIES_MAX
+from google.protobuf.message import DecodeError
+
+from gavel_server.bus.request import CommittedAnswer
+from gavel_server.errors import ServiceError
+from gavel_server.log import EventLog, LogCorruptError, Record
+from gavel_server.log.chunk_size import ChunkSize
+from gavel_server.services.partial_envelope import PartialEnvelope
+
+# Events per read at most, however small they are. A chunk is held in memory whole, and other tasks wait while it is filtered.
+CHUNK_EVENTS_MAX: Final = 128
+
+# The field of each response that holds an event.
+LISTED: Final = Field(ListEventsResponse, "envelopes")
+TRACED: Final = Field(GetTraceResponse, "envelopes")
+FOLLOWED: Final = Field(SubscribeEventsResponse, "envelope")
+FOUND: Final = Field(GetEventResponse, "envelope")
+
+
+class SelectedEvent(NamedTuple):
+    """An event that a caller gets: the fields of its envelope that PartialEnvelope has, and its bytes with the chain hash."""
+
+    envelope: Envelope
+    content: bytes
+
+
+class Filter(NamedTuple):
+    """Selects events for a caller; an empty field selects all."""
+
+    categories: frozenset[int] = frozenset()
+    subject: str = ""
+    subject_prefix: str = ""
+    trace_id: str = ""
+
+    @property
+    def selects_all(self) -> bool:
+        """Whether every event passes."""
+        return self == Filter()
+
+    def select(self, records: Iterable[Record]) -> Iterator[SelectedEvent]:
+        """Yield the events that pass all fields, in order. Raises LogCorruptError."""
+        needles = [text.encode() for text in (self.subject, self.subject_prefix, self.trace_id) if text]
+        for record in records:
+            # The bytes hold subject and trace as they are, so most envelopes are ruled out without decoding.
+            if all(needle in record.envelope for needle in needles):
+                try:
+                    envelope = PartialEnvelope.FromString(record.envelope)
+                except DecodeError as error:
+                    raise _undecodable(record) from error
+                if self._passes(envelope):
+                    yield SelectedEvent(envelope, with_chain_hash(record.envelope, record.chain_hash))
+
+    def _passes(self, envelope: Envelope) -> bool:
+        return (
+            (not self.categories or envelope.event_category in self.categories)
+            and (not self.subject or envelope.subject == self.subject)
+            and envelope.subject.startswith(self.subject_prefix)
+            and (not self.trace_id or envelope.trace_id == self.trace_id)
+        )
+
+
+async def read_chunks(log: EventLog, first: int, last: int, turn: asyncio.Semaphore | None = None) -> AsyncGenerator[list[Record], None]:
+    """Yield the events from `first` to `last` in chunks, without a gap. Each chunk is read while holding `turn`, if it is given.
+
+    Raises ServiceError: EVENT_NOT_FOUND if the log begins after `first`, LOG_REGRESSED if it ends before `last`; and the errors of
+    EventLog.read.
+    """
+    number = first
+    size = ChunkSize(CHUNK_EVENTS_MAX)
+    while number <= last:
+        async with turn or nullcontext():
+            records = await log.read(number, last, size.events)
+        if not records:
+            raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"event {number} of bus {log.bus} was in the log and is missing now")
+        if records[0].sequence_number != number:
+            message = f"bus {log.bus} holds no events before {records[0].sequence_number}; read from that number"
+            raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
+        size.learn(records)
+        number = records[-1].sequence_number + 1
+        yield records
+
+
+def envelope_of(record: Record) -> Envelope:
+    """Return a record's envelope with its chain hash. Raises LogCorruptError."""
+    try:
+        envelope = Envelope.FromString(record.envelope)
+    except DecodeError as error:
+        raise _undecodable(record) from error
+    envelope.chain_hash = record.chain_hash
+    return envelope
+
+
+def committed_envelope(completed: CommittedAnswer) -> Envelope:
+    """Return the committed event that answers a command, with its chain hash."""
+    if completed.record is None:
+        raise TypeError(f"a command was answered with {type(completed.answer).__name__}, which is not an event of the log")
+    return envelope_of(completed.record)
+
+
+def category_violations(categories: Sequence[int]) -> list[tuple[str, str]]:
+    """Return the violations of a request's categories."""
+    if len(categories) > CATEGORIES_MAX:
+        return [("categories", f"are more than {CATEGORIES_MAX}")]
+    return [
+        (f"categories[{index}]", "is not a category of events")
+        for index, category in enumerate(categories)
+        if category == 0 or category not in EventCategory.values()
+    ]
+
+
+def range_violations(**numbers: int) -> list[tuple[str, str]]:
+    """Return a violation for each negative sequence number, given by field name."""
+    return [(name, "is negative") for name, number in numbers.items() if number < 0]
+
+
+def _undecodable(record: Record) -> LogCorruptError:
+    return LogCorruptError(f"event {record.sequence_number} cannot be decoded; run gavel replay to examine the log")

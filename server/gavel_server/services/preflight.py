@@ -1,0 +1,151 @@
+"""Preflight and BatchPreflight: complete and validate the proposals, gather what they cite, and ask the core.
+
+Nothing is recorded; the decision is made by `gavel_rules.preflight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gavel.v1 import error_pb2
+from gavel.v1.arbitration_service_pb2 import (
+    BatchPreflightRequest,
+    BatchPreflightResponse,
+    PreflightRequest,
+    PreflightResponse,
+    PreflightResult,
+)
+from gavel.v1.decision_pb2 import Decision
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import Fault
+from gavel_rules.events.citation import CitedEvent
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.preflight import actions_with, explain, preflight
+
+from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.bus.trace_owners import foreign_trace, producer_name
+from gavel_server.compile.compiler import Compiler
+from gavel_server.errors import ServiceError, of_fault
+from gavel_server.intake.admission import admit_proposal
+from gavel_server.process.turns import Turns
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.decoding import RequestDecoder
+from gavel_server.rpc.refusals import refuse
+from gavel_server.rpc.service_descriptors import ARBITRATION
+from gavel_server.services.batches import check_batch
+
+_SINGLE: Final = RequestDecoder(f"{ARBITRATION.full_name}/Preflight", PreflightRequest)
+_BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchPreflightRequest)
+# Proposals that are admitted or decided before other tasks get a turn, unless the time for that is up (`Turns`).
+SLICE_PROPOSALS: Final = 16
+
+
+class Preflight:
+    """The preflight methods of ArbitrationService: coroutines from the request's bytes to the response's."""
+
+    def __init__(self, buses: BusRegistry, compiler: Compiler) -> None:
+        self._buses = buses
+        self._compiler = compiler
+
+    async def preflight(self, data: bytes, context: CallContext) -> bytes:
+        """Answer a PreflightRequest with the decision that the proposal would get now. Raises ServiceError, LogError."""
+        request = _SINGLE.decode(data)
+        sequencer = await self._sequencer(request.bus, context)
+        override = (
+            await self._compiler.compile(request.rule_set_override, context.peer, "rule_set_override")
+            if request.rule_set_override
+            else None
+        )
+        envelope = request.envelope
+        proposal = await _admit(sequencer, envelope, request.bus, len(data))
+        citations = await _citations(sequencer, [proposal])
+        state = await sequencer.confirmed_state()
+        actions = None if override is None else actions_with(state, override, envelope.proposal.action_type)
+        if isinstance(actions, Fault):
+            raise of_fault(actions)
+        response = PreflightResponse(evaluated_at_sequence_number=state.head)
+        now_ms = sequencer.now_ms()
+        response.decision.CopyFrom(_decision(preflight(state, proposal, citations, now_ms, actions)))
+        if request.explain:
+            response.explanations.extend(explain(state, proposal, now_ms, actions))
+        return response.SerializeToString()
+
+    async def batch_preflight(self, data: bytes, context: CallContext) -> bytes:
+        """Answer a BatchPreflightRequest; each proposal as if it were the only one. Raises ServiceError, LogError."""
+        request = _BATCH.decode(data)
+        check_batch(len(request.envelopes))
+        sequencer = await self._sequencer(request.bus, context)
+        proposals: list[ProposalView | ServiceError] = []
+        turns = Turns(SLICE_PROPOSALS)
+        for envelope in request.envelopes:
+            await turns.spend(1)
+            try:
+                proposals.append(await _admit(sequencer, envelope, request.bus, len(data)))
+            except ServiceError as error:
+                proposals.append(refuse(context.method, error))
+        citations = await _citations(sequencer, [proposal for proposal in proposals if isinstance(proposal, ProposalView)])
+        state = await sequencer.confirmed_state()
+        now_ms = sequencer.now_ms()
+        response = BatchPreflightResponse()
+        for proposal in proposals:
+            if isinstance(proposal, ServiceError):
+                response.results.append(PreflightResult(error=proposal.status()))
+                continue
+            if turns.is_over(1):
+                # The bus goes on meanwhile: each decision has the state_version that it was made on.
+                await turns.end()
+                state = await sequencer.confirmed_state()
+                now_ms = sequencer.now_ms()
+            try:
+                response.results.append(PreflightResult(decision=_decision(preflight(state, proposal, citations, now_ms))))
+            except Exception as error:  # noqa: BLE001  # a bug or a broken engine costs one proposal, not the others of its batch
+                response.results.append(PreflightResult(error=refuse(context.method, error).status()))
+        return response.SerializeToString()
+
+    async def _sequencer(self, bus: str, context: CallContext) -> Sequencer:
+        return await self._buses.existing(bus, context.bus_incarnation)
+
+
+async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes: int) -> ProposalView:
+    """Complete and validate a proposal, and give it the trace of its cause. Raises ServiceError."""
+    command, _ = admit_proposal(envelope, bus or BUS_DEFAULT, size_bytes)
+    proposal = command.proposal
+    causation_id = proposal.causation_id
+    if not causation_id:
+        return _check_trace(sequencer, proposal, "")
+    cause = await sequencer.recent_events.find_location(causation_id, sequencer.now_ms())
+    if cause is None:
+        message = f"causation_id {causation_id} names no event of bus {sequencer.bus} within the idempotency window"
+        raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
+    return _check_trace(sequencer, proposal if proposal.trace_id else proposal.with_trace(cause.trace_id), cause.trace_id)
+
+
+def _check_trace(sequencer: Sequencer, proposal: ProposalView, cause_trace_id: str) -> ProposalView:
+    """Return a proposal that may be in its trace. Raises ServiceError PRODUCER_NOT_ALLOWED."""
+    owner = sequencer.replica.trace_owners.owner(proposal.trace_id, sequencer.now_ms())
+    if owner and owner != producer_name(proposal.producer_type, proposal.producer_id) and cause_trace_id != proposal.trace_id:
+        raise foreign_trace(proposal.trace_id)
+    return proposal
+
+
+async def _citations(sequencer: Sequencer, proposals: Sequence[ProposalView]) -> dict[int, CitedEvent]:
+    """Return the events that the proposals cite, by sequence number: from memory, or from the log if memory has dropped them.
+
+    If a proposal cites an event that this server has not read yet, it first reads on, as it does before it decides. The result is a copy,
+    since memory drops events while the caller waits for the state.
+    """
+    recent_events = sequencer.recent_events
+    cited = [number for proposal in proposals for number, _ in proposal.citations]
+    if max([*cited, *(proposal.projection_version or 0 for proposal in proposals)], default=0) > sequencer.head.sequence_number:
+        await sequencer.read_on()
+    remembered = {number: recent_events.citable[number] for number in cited if number in recent_events.citable}
+    dropped = [number for number in cited if number not in remembered]
+    return {**remembered, **await recent_events.read_citable(dropped)} if dropped else remembered
+
+
+def _decision(outcome: Decision | Fault) -> Decision:
+    if isinstance(outcome, Fault):
+        raise of_fault(outcome)
+    return outcome

@@ -1,0 +1,68 @@
+"""Digests of projections (`projection_digest`): computed in slices, one at a time, and remembered until the bus moves.
+
+A digest describes the state at one head. Events that are committed while it is computed start it again. A bus that never rests for as
+long as its digest takes gets none, since writes do not wait for a read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from gavel.v1 import error_pb2
+from gavel_rules.state.digest import digest_parts, digest_text
+
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.errors import ServiceError
+from gavel_server.fairness.work_slots import digest_slots
+from gavel_server.log import Head
+from gavel_server.process.turns import Turns
+
+# The text of a state that is hashed before other tasks run.
+SLICE_BYTES: Final = 32 * 1024
+# How often events may start a digest again.
+DIGEST_TRIES_MAX: Final = 5
+DIGEST_RETRY_AFTER_MS: Final = 1_000
+
+
+class ProjectionDigests:
+    """The digests of the buses of this server."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Head, str]] = {}
+        self._slots = digest_slots()
+
+    async def read(self, sequencer: Sequencer, caller: str) -> str:
+        """Return the digest of the state as it is at the return. Raises ServiceError QUEUE_FULL."""
+        await sequencer.settled()
+        known = self._find(sequencer)
+        if known:
+            return known
+        async with self._slots.occupy(caller):
+            for _ in range(DIGEST_TRIES_MAX):
+                if self._find(sequencer) or await self._compute(sequencer):
+                    break
+        await sequencer.settled()
+        known = self._find(sequencer)
+        if not known:
+            message = f"bus {sequencer.bus} moves on faster than the digest of its projection is computed; read it when the bus is quieter"
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=DIGEST_RETRY_AFTER_MS)
+        return known
+
+    def _find(self, sequencer: Sequencer) -> str:
+        head, digest = self._known.get(sequencer.bus, (None, ""))
+        return digest if head == sequencer.head else ""
+
+    async def _compute(self, sequencer: Sequencer) -> bool:
+        """Compute the digest of the present state; return False if events moved the state meanwhile."""
+        state = await sequencer.settled()
+        head = sequencer.head
+        text = hashlib.sha256()
+        turns = Turns(SLICE_BYTES)
+        for part in digest_parts(state.store):
+            text.update(part.encode())
+            await turns.spend(len(part) or SLICE_BYTES)
+            if (await sequencer.settled()) is not state or sequencer.head != head:
+                return False
+        self._known[sequencer.bus] = head, digest_text(text)
+        return True

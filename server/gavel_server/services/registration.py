@@ -1,0 +1,41 @@
+"""Registers every service of the contract with a grpc.aio server, behind the interceptor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gavel_client.supervision import Supervisor
+
+from gavel_server.bus.registry import BusRegistry
+from gavel_server.compile.compiler import Compiler
+from gavel_server.fairness.work_slots import replay_slots
+from gavel_server.rpc import service_descriptors
+from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
+from gavel_server.rpc.plain_methods import Method
+from gavel_server.services.arbitration import Arbitration
+from gavel_server.services.event import EventServicer
+from gavel_server.services.execution import ExecutionServicer
+from gavel_server.services.projection import ProjectionServicer
+from gavel_server.services.replay import ReplayServicer
+from gavel_server.services.rule_set import RuleSetServicer
+from gavel_server.services.tool import ToolServicer
+
+
+def register_services(
+    server: HandlerRegistry, interceptor: Interceptor, buses: BusRegistry, supervisor: Supervisor | None = None
+) -> Mapping[str, Method]:
+    """Serve all services on some buses. Return the methods of ArbitrationService by name, for the native front.
+
+    `supervisor` runs the background tasks that GetStatus shows; default: none.
+    """
+    compiler = Compiler()
+    slots = replay_slots()
+    methods = interceptor.intercept(service_descriptors.ARBITRATION, Arbitration(buses, compiler).methods)
+    interceptor.register_methods(server, service_descriptors.ARBITRATION, methods)
+    interceptor.register(server, service_descriptors.EVENT, EventServicer(buses))
+    interceptor.register(server, service_descriptors.EXECUTION, ExecutionServicer(buses))
+    interceptor.register(server, service_descriptors.RULE_SET, RuleSetServicer(buses, compiler, slots))
+    interceptor.register(server, service_descriptors.PROJECTION, ProjectionServicer(buses, supervisor or Supervisor()))
+    interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
+    interceptor.register(server, service_descriptors.TOOL, ToolServicer())
+    return methods

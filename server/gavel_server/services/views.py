@@ -1,0 +1,116 @@
+"""The contract's view of the state: from State to projection messages (constitution §10).
+
+Pure functions without a clock: the same state gives the same messages on every replica. A fact whose value is null is shown: with it, its
+source says that the key has no value. Lists are read from the state when a function is called, and their messages are built one by one,
+from records that never change. A subject's own view is in `subject_projection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gavel.v1 import fact_pb2, projection_service_pb2
+from gavel.v1.projection_service_pb2 import (
+    PendingDecision,
+    PendingReview,
+)
+from gavel.v1.rule_set_service_pb2 import RuleSet
+from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.state.records import LiveDecision, Review
+from gavel_rules.state.state import State
+
+
+def pending_decisions(state: State, after: int) -> Iterator[PendingDecision]:
+    """Yield the live decisions after a sequence number, oldest first."""
+    return (pending_decision(live) for live in state.pending_decisions() if live.sequence_number > after)
+
+
+def pending_decision(live: LiveDecision) -> PendingDecision:
+    """Return a live decision."""
+    envelope = live.stored_decision.read()
+    decision, bounding = envelope.decision, (live.grant or envelope).decision
+    return PendingDecision(
+        decision_id=live.decision_id,
+        sequence_number=live.sequence_number,
+        proposal_id=decision.proposal_id,
+        action_type=decision.action_type,
+        params=decision.params,
+        subject=envelope.subject,
+        trace_id=envelope.trace_id,
+        conflict_key=live.conflict_key,
+        phase=live.phase,  # type: ignore[arg-type]  # the state's phases are PendingPhase's numbers
+        valid_until=bounding.valid_until if bounding.HasField("valid_until") else None,
+        last_sequence_number=live.last_sequence_number,
+        compensates_decision_id=decision.compensates_decision_id,
+    )
+
+
+def pending_reviews(state: State, after: int) -> Iterator[PendingReview]:
+    """Yield the open reviews after a sequence number, oldest first."""
+    reviews = [(review, _compensates(state, review)) for review in state.pending_reviews() if review.sequence_number > after]
+    return (_review(review, compensates) for review, compensates in reviews)
+
+
+def rule_sets(state: State, after: tuple[str, int] | None = None) -> Iterator[RuleSet]:
+    """Yield the deployed rule set versions after (policy_id, version), sorted by both."""
+    return (rule_set(state, *key) for key in sorted(state.rule_sets) if after is None or key > after)
+
+
+def active_rule_sets(state: State) -> list[RuleSet]:
+    """Return the active rule sets, sorted by policy_id."""
+    return [rule_set(state, policy_id, state.active_rule_sets[policy_id].version) for policy_id in sorted(state.active_rule_sets)]
+
+
+def shadow_rule_sets(state: State) -> list[RuleSet]:
+    """Return the shadow rule sets, sorted by policy_id."""
+    return [rule_set(state, policy_id, state.shadows[policy_id].version) for policy_id in sorted(state.shadows)]
+
+
+def rule_set(state: State, policy_id: str, version: int) -> RuleSet:
+    """Return a deployed version."""
+    deployed = state.rule_sets[policy_id, version]
+    answer = RuleSet(
+        policy_id=policy_id,
+        version=version,
+        digest=deployed.digest,
+        deployed_at_sequence_number=deployed.sequence_number,
+        action_types=deployed.action_types,
+    )
+    set_timestamp(answer.deployed_at, deployed.recorded_at_ms)
+    active = state.active_rule_sets.get(policy_id)
+    shadow = state.shadows.get(policy_id)
+    if active is not None and active.version == version:
+        answer.mode = fact_pb2.ACTIVATION_MODE_ACTIVE
+        answer.activated_at_sequence_number = active.sequence_number
+        answer.previous_version = active.previous_version
+    elif shadow is not None and shadow.version == version:
+        answer.mode = fact_pb2.ACTIVATION_MODE_SHADOW
+        answer.activated_at_sequence_number = shadow.sequence_number
+        answer.previous_version = shadow.previous_version
+        answer.shadow_decisions = shadow.decisions
+        answer.shadow_differences = shadow.differences
+    return answer
+
+
+def _compensates(state: State, review: Review) -> str:
+    """Return the decision that a review's decision compensates, or ""."""
+    return state.decisions[review.approved_decision_id].compensates if review.approved_decision_id else ""
+
+
+def _review(review: Review, compensates: str) -> PendingReview:
+    decision = review.decision.decision
+    of_execution = bool(review.approved_decision_id)
+    return PendingReview(
+        decision_id=review.decision_id,
+        sequence_number=review.sequence_number,
+        kind=projection_service_pb2.REVIEW_KIND_EXECUTION if of_execution else projection_service_pb2.REVIEW_KIND_PROPOSAL,
+        proposal_id=decision.proposal_id,
+        approved_decision_id=review.approved_decision_id,
+        reason_code=decision.reason_code,
+        action_type=decision.action_type,
+        params=decision.params,
+        subject=review.decision.subject,
+        trace_id=review.decision.trace_id,
+        opened_at=review.decision.recorded_at,
+        compensates_decision_id=compensates,
+    )

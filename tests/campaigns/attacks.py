@@ -1,0 +1,318 @@
+"""Attacks of strangers and greedy callers on a server, each a coroutine: `python -m tests.campaigns.attacks HOST:PORT SECONDS SEED`.
+
+The program runs attacks at random, a few at once, and prints as JSON how often each ran and which events were accepted from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+import grpc
+from gavel.v1 import arbitration_service_pb2 as arbitration
+from gavel.v1 import common_pb2
+from gavel.v1 import event_service_pb2 as events
+from gavel.v1 import projection_service_pb2 as projection
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id
+
+from tests.e2e.world import DEPOT, proposal
+from tests.support.http2 import Http2Connection, message
+
+MIB: Final = 1024 * 1024
+AT_ONCE: Final = 3
+# An attack that has not ended by itself is abandoned.
+ATTACK_SECONDS_MAX: Final = 12.0
+SUBMIT: Final = b"/gavel.v1.ArbitrationService/SubmitProposal"
+SUBMIT_BATCH: Final = b"/gavel.v1.ArbitrationService/BatchSubmitProposals"
+PUBLISH: Final = b"/gavel.v1.EventService/PublishEvent"
+LIST: Final = b"/gavel.v1.EventService/ListEvents"
+SUBSCRIBE: Final = b"/gavel.v1.EventService/SubscribeEvents"
+PROJECTION: Final = b"/gavel.v1.ProjectionService/GetProjection"
+GZIP: Final = (b"grpc-encoding", b"gzip")
+# Requests with one category.
+LIST_CATEGORY: Final = events.ListEventsRequest(categories=[common_pb2.EVENT_CATEGORY_FACT_EVENT]).SerializeToString()
+SUBSCRIBE_CATEGORY: Final = events.SubscribeEventsRequest(categories=[common_pb2.EVENT_CATEGORY_FACT_EVENT]).SerializeToString()
+
+
+class Target(NamedTuple):
+    """The server, the choices of the campaign, and the event_ids that were accepted."""
+
+    host: str
+    port: int
+    randomness: random.Random
+    accepted: set[str]
+
+    @property
+    def address(self) -> str:
+        """The server's address."""
+        return f"{self.host}:{self.port}"
+
+
+Attack = Callable[[Target], Awaitable[None]]
+
+
+@asynccontextmanager
+async def connections(target: Target, count: int, *, window_bytes: int = 65_535) -> AsyncIterator[list[Http2Connection]]:
+    """Open connections, as many as the server lets in; close them at the end."""
+    opened: list[Http2Connection] = []
+    try:
+        for _ in range(count):
+            with suppress(OSError):
+                opened.append(await Http2Connection.open(target.host, target.port, window_bytes=window_bytes))
+        yield opened
+    finally:
+        for connection in opened:
+            await connection.close()
+
+
+async def paths_that_are_no_text(target: Target) -> None:
+    """Call methods whose names are not UTF-8, empty or very long."""
+    async with connections(target, 3) as opened:
+        for connection, path in zip(opened, (b"/\xff\xfe/\x80", b"", b"/" + b"a" * 60_000), strict=False):
+            connection.start_call(path)
+            await connection.drain()
+        await asyncio.sleep(0.5)
+
+
+async def random_bytes(target: Target) -> None:
+    """Send bytes that are not HTTP/2, or not HTTP/2 from some byte on."""
+    for _ in range(20):
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(target.host, target.port)
+            writer.write(target.randomness.randbytes(target.randomness.randrange(1, 4000)))
+            await writer.drain()
+            writer.close()
+
+
+async def compressed_bombs(target: Target) -> None:
+    """Send 16 KB that unpack to 16 MB, of each kind of request with repeated fields, on many streams."""
+    bombs = [
+        (SUBMIT_BATCH, gzip.compress(b"\x0a\x00" * (8 * MIB))),
+        (LIST, gzip.compress(LIST_CATEGORY * (16 * MIB // len(LIST_CATEGORY)))),
+        (SUBSCRIBE, gzip.compress(SUBSCRIBE_CATEGORY * (16 * MIB // len(SUBSCRIBE_CATEGORY)))),
+        (PUBLISH, gzip.compress(b"\0" * (16 * MIB))),
+    ]
+    async with connections(target, 4) as opened:
+        for connection in opened:
+            for path, bomb in bombs * 4:
+                connection.send_data(connection.start_call(path, GZIP), message(bomb, compressed=True))
+            with suppress(ConnectionError):
+                await connection.drain()
+        await asyncio.sleep(3)
+
+
+async def many_empty_fields(target: Target) -> None:
+    """Send a proposal of a megabyte of empty required facts, and batches of empty envelopes, uncompressed."""
+    facts = proposal(_cited())
+    facts.proposal.required_facts.extend([""] * (MIB // 2))
+    async with connections(target, 2) as opened:
+        for connection in opened:
+            request = arbitration.SubmitProposalRequest(envelope=facts).SerializeToString()
+            connection.send_data(connection.start_call(SUBMIT), message(request))
+            connection.send_data(connection.start_call(SUBMIT_BATCH), message(b"\x0a\x00" * (2 * MIB - 10)))
+            with suppress(ConnectionError):
+                await connection.drain()
+        await asyncio.sleep(2)
+
+
+async def unfinished_messages(target: Target) -> None:
+    """Announce large messages, send most of them, and wait."""
+    async with connections(target, 20) as opened:
+        for connection in opened:
+            for _ in range(20):
+                connection.send_data(connection.start_call(SUBMIT), message(b"x" * 60_000, length=MIB), end=False)
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await connection.drain()
+        await asyncio.sleep(4)
+
+
+async def answers_not_read(target: Target) -> None:
+    """Ask for pages and subscriptions on hundreds of streams and read none of the answers."""
+    page = events.ListEventsRequest(page_size=1000).SerializeToString()
+    subscription = events.SubscribeEventsRequest(from_sequence_number=1).SerializeToString()
+    async with connections(target, 4, window_bytes=0) as opened:
+        for connection in opened:
+            for _ in range(50):
+                connection.send_data(connection.start_call(LIST), message(page))
+                connection.send_data(connection.start_call(SUBSCRIBE), message(subscription))
+            with suppress(ConnectionError):
+                await connection.drain()
+        await asyncio.sleep(8)
+
+
+async def idle_connections(target: Target) -> None:
+    """Open more connections than the server admits, and say nothing."""
+    async with connections(target, 1100):
+        await asyncio.sleep(2)
+
+
+async def rapid_resets(target: Target) -> None:
+    """Propose and cancel at once, thousands of times."""
+    async with connections(target, 1) as opened:
+        for connection in opened:
+            with suppress(ConnectionError):
+                for _ in range(5000):
+                    request = arbitration.SubmitProposalRequest(envelope=proposal(_cited()))
+                    stream = connection.start_call(SUBMIT)
+                    connection.send_data(stream, message(request.SerializeToString()))
+                    connection.reset(stream)
+                    await connection.drain()
+
+
+async def calls_without_messages(target: Target) -> None:
+    """End calls before their message, and call methods that do not exist, with malformed metadata."""
+    odd = ((b"grpc-timeout", b"-1x"), (b"x-odd", b"\xff\xfe"), (b"x-bin-bin", b"!!"))
+    async with connections(target, 2) as opened:
+        for connection in opened:
+            for number in range(200):
+                path = (SUBMIT, b"/no.such.Service/Method", b"/grpc.health.v1.Health/Check", b"/gavel.v1.EventService/No")[number % 4]
+                connection.send_data(connection.start_call(path, odd[number % len(odd)]), b"")
+            with suppress(ConnectionError):
+                await connection.drain()
+        await asyncio.sleep(0.5)
+
+
+async def refused_batches(target: Target) -> None:
+    """Send large batches in which every item is refused."""
+    envelopes = [Envelope(event_id="not an id", subject="?" * 2000, trace_id="\u202e" * 100) for _ in range(500)]
+    await _call(target, SUBMIT_BATCH, arbitration.BatchSubmitProposalsRequest(envelopes=envelopes).SerializeToString(), 3)
+
+
+async def unknown_buses(target: Target) -> None:
+    """Read from buses that do not exist, and send them invalid writes, as fast as answers come."""
+    async with GavelClient(target.address, bus=f"nosuch-{target.randomness.randrange(1000)}") as client:
+        for _ in range(300):
+            with suppress(GavelError):
+                await client.get_status(timeout_ms=2000)
+            with suppress(GavelError):
+                await client.revoke_decision(new_event_id(), reason="none", revoked_by="nobody", timeout_ms=2000)
+
+
+async def large_events(target: Target) -> None:
+    """Record facts of 200 KB, and read whole traces of them with many callers."""
+    async with GavelClient(target.address) as client:
+        trace = f"large-{target.randomness.randrange(4)}"
+        fact = fact_envelope("parcel/large", DEPOT, key="parcel.note", value="n" * 200_000, trace_id=trace)
+        await _publish(target, client, fact)
+
+        async def read() -> None:
+            with suppress(GavelError):
+                await client.get_trace(trace, timeout_ms=8000)
+
+        await asyncio.gather(*(read() for _ in range(32)))
+
+
+async def greedy_streams(target: Target) -> None:
+    """Propose on many connections at once, as fast as answers come."""
+    async with GavelClient(target.address) as client:
+        fact = fact_envelope("parcel/greedy", DEPOT, key="parcel.status", value="ready")
+        cited = (await client.publish_event(fact, timeout_ms=5000)).envelope
+        target.accepted.add(cited.event_id)
+
+    async def propose(client: GavelClient) -> None:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            envelopes = [proposal(cited) for _ in range(25)]
+            with suppress(GavelError):
+                response = await client.batch_submit_proposals(envelopes, timeout_ms=5000)
+                for envelope, result in zip(envelopes, response.results, strict=True):
+                    if result.HasField("decision"):
+                        target.accepted.add(envelope.event_id)
+
+    clients = [GavelClient(target.address) for _ in range(8)]
+    try:
+        await asyncio.gather(*(propose(client) for client in clients for _ in range(5)))
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def large_projections(target: Target) -> None:
+    """Record many facts of one subject, and read the subject with many callers."""
+    async with GavelClient(target.address) as client:
+        facts = [
+            fact_envelope("parcel/wide", DEPOT, key=f"parcel.k{target.randomness.randrange(20_000)}", value="v" * 50) for _ in range(400)
+        ]
+        with suppress(GavelError):
+            response = await client.batch_publish_events(facts, timeout_ms=8000)
+            target.accepted.update(result.envelope.event_id for result in response.results if result.HasField("envelope"))
+    request = projection.GetProjectionRequest(subject="parcel/wide").SerializeToString()
+    await _call(target, PROJECTION, request, 16)
+
+
+ATTACKS: Final[Sequence[Attack]] = (
+    paths_that_are_no_text,
+    random_bytes,
+    compressed_bombs,
+    many_empty_fields,
+    unfinished_messages,
+    answers_not_read,
+    idle_connections,
+    rapid_resets,
+    calls_without_messages,
+    refused_batches,
+    unknown_buses,
+    large_events,
+    greedy_streams,
+    large_projections,
+)
+
+
+async def attack(host: str, port: int, seconds: float, seed: int, attacks: Sequence[Attack] = ATTACKS) -> tuple[Counter[str], set[str]]:
+    """Run attacks, a few at once, for a time. Return how often each ran, and the event_ids that were accepted."""
+    runs: Counter[str] = Counter()
+    target = Target(host, port, random.Random(seed), set())
+    end = time.monotonic() + seconds
+
+    async def go_on() -> None:
+        while time.monotonic() < end:
+            # Each attack runs equally often, in an order from the seed.
+            chosen = target.randomness.choice(
+                [one for one in attacks if runs[one.__name__] == min(runs[each.__name__] for each in attacks)]
+            )
+            runs[chosen.__name__] += 1
+            with suppress(TimeoutError, OSError, GavelError, grpc.RpcError):
+                async with asyncio.timeout(ATTACK_SECONDS_MAX):
+                    await chosen(target)
+
+    await asyncio.gather(*(go_on() for _ in range(AT_ONCE)))
+    return runs, target.accepted
+
+
+def _cited() -> Envelope:
+    """Return an event for a proposal to cite; the log has another one in its place."""
+    return Envelope(event_id=new_event_id(), sequence_number=1, subject="parcel/1")
+
+
+async def _publish(target: Target, client: GavelClient, fact: Envelope) -> None:
+    with suppress(GavelError):
+        published = await client.publish_event(fact, timeout_ms=5000)
+        target.accepted.add(published.envelope.event_id)
+
+
+async def _call(target: Target, path: bytes, request: bytes, times: int) -> None:
+    """Call a method with raw bytes, at once on one connection, and read the answers."""
+    async with grpc.aio.insecure_channel(target.address, options=[("grpc.max_receive_message_length", -1)]) as channel:
+        method: Any = channel.unary_unary(path.decode())
+        await asyncio.gather(*(method(request, timeout=10) for _ in range(times)), return_exceptions=True)
+
+
+async def main(address: str, seconds: str, seed: str) -> None:
+    """Attack, and print what was done."""
+    host, _, port = address.rpartition(":")
+    runs, accepted = await attack(host, int(port), float(seconds), int(seed))
+    print(json.dumps({"runs": runs, "accepted": sorted(accepted)}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""A well-behaved caller beside others: `python -m tests.campaigns.canary HOST:PORT SECONDS`.
+
+It publishes a fact, proposes, reads a projection and asks for health, ten rounds a second, each on a connection of its own, and prints as
+JSON its errors, the slowest one in a hundred of each call in milliseconds, and the event_ids that were accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import grpc
+from gavel_client import GavelClient, GavelError
+
+from tests.e2e.world import proposal, publish_status
+
+ROUND_SECONDS: Final = 0.1
+CALL_SECONDS_MAX: Final = 5.0
+
+
+class Canary:
+    """The calls, their times and their errors."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.errors: list[str] = []
+        self.accepted: list[str] = []
+
+    async def run(self, address: str, seconds: float) -> None:
+        """Make the calls for `seconds`."""
+        async with AsyncExitStack() as stack:
+            writer, reader = [await stack.enter_async_context(GavelClient(address)) for _ in range(2)]
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+            health: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            end, number = time.monotonic() + seconds, 0
+            while time.monotonic() < end:
+                number += 1
+                started = time.monotonic()
+                subject = f"parcel/canary-{number}"
+                fact = await self._timed("publish", publish_status(writer, [subject]))
+                if fact is not None:
+                    envelope = proposal(fact[subject])
+                    self.accepted.append(fact[subject].event_id)
+                    if await self._timed("submit", writer.submit_proposal(envelope, timeout_ms=int(CALL_SECONDS_MAX * 1000))) is not None:
+                        self.accepted.append(envelope.event_id)
+                await self._timed("projection", reader.get_projection(subject, timeout_ms=int(CALL_SECONDS_MAX * 1000)))
+                await self._timed("health", health(b"", timeout=CALL_SECONDS_MAX))
+                await asyncio.sleep(max(0.0, ROUND_SECONDS - (time.monotonic() - started)))
+
+    async def _timed(self, name: str, call: Awaitable[Any]) -> Any:
+        started = time.monotonic()
+        try:
+            return await call
+        except (GavelError, grpc.RpcError, AssertionError) as error:
+            self.errors.append(f"{name}: {str(error)[:200]}")
+            return None
+        finally:
+            self.seconds[name].append(time.monotonic() - started)
+
+    def p99_ms(self) -> dict[str, float]:
+        """Return the time that 99 of 100 calls do not exceed, by call, in milliseconds."""
+        return {name: round(1000 * sorted(times)[int(len(times) * 0.99)], 1) for name, times in self.seconds.items()}
+
+
+async def main(address: str, seconds: str) -> None:
+    """Call, and print what was seen."""
+    canary = Canary()
+    await canary.run(address, float(seconds))
+    calls = sum(map(len, canary.seconds.values()))
+    print(json.dumps({"calls": calls, "errors": canary.errors, "p99_ms": canary.p99_ms(), "accepted": canary.accepted}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

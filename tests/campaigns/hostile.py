@@ -1,0 +1,170 @@
+"""Hostile and greedy callers beside a well-behaved one: `python -m tests.campaigns.hostile --minutes 10`, or `make hostile`.
+
+A server with an embedded Redis is attacked (`attacks`) while a canary calls it (`canary`). The campaign fails if a call of the canary
+fails or its p99 exceeds 100 ms, if server and front together use more than 600 MB, if memory does not return to within 50 MB of what it
+was, if the log lacks an accepted event, if a stranger opened a bus, or if the log does not replay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import redis.asyncio
+from gavel_server.process.build import build
+from rich.console import Console
+
+from tests.e2e.ledger import Ledger
+from tests.e2e.world import Server, fronts_of, open_bus, publish_status, replay, run_servers
+
+BUS: Final = "default"
+MB: Final = 1_000_000
+PAGE_BYTES: Final = 4096
+P99_MS_MAX: Final = 100.0
+MEMORY_BYTES_MAX: Final = 600 * MB
+GROWTH_BYTES_MAX: Final = 50 * MB
+ATTACKERS: Final = 2
+# Attackers run only when nobody else needs the processor: in reality they would have machines of their own.
+NICE: Final = ("nice", "-n", "19")
+# How long memory may take to return.
+CALM_SECONDS: Final = 60.0
+
+
+@dataclass
+class Report:
+    """The observations of a campaign."""
+
+    canary: dict[str, Any] = field(default_factory=dict)
+    attacks: dict[str, int] = field(default_factory=dict)
+    memory_before: int = 0
+    memory_peak: int = 0
+    memory_after: int = 0
+    unheard: int = 0
+    events: int = 0
+    server_log_bytes: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def judge(self, *, timings: bool) -> None:
+        """Add a line to `failures` for each goal that was missed."""
+        self.expect(not self.canary["errors"], f"{len(self.canary['errors'])} calls of the canary failed: {self.canary['errors'][:3]}")
+        if timings:
+            slow = {name: value for name, value in self.canary["p99_ms"].items() if value > P99_MS_MAX}
+            self.expect(not slow, f"the canary's p99 exceeds {P99_MS_MAX:.0f} ms: {slow}")
+        self.expect(self.memory_peak <= MEMORY_BYTES_MAX, f"server and front used {self.memory_peak / MB:.0f} MB")
+        growth = self.memory_after - self.memory_before
+        self.expect(growth <= GROWTH_BYTES_MAX, f"memory is {growth / MB:.0f} MB above what it was")
+
+    def expect(self, holds: bool, problem: str) -> None:
+        """Note a problem, unless the condition holds."""
+        if not holds:
+            self.failures.append(problem)
+
+
+class Campaign:
+    """One server, its attackers and the canary."""
+
+    def __init__(self, directory: Path, front: str) -> None:
+        self.server = Server(directory, options=["--front", front], installed=True)
+        self.report = Report()
+
+    async def run(self, seconds: float, seed: int, *, timings: bool) -> Report:
+        """Attack for `seconds`; return the report."""
+        with run_servers(self.server):
+            async with self.server.client() as client:
+                await open_bus(client)
+                await publish_status(client, ["parcel/1"])
+            await self._canary(5)  # fills caches
+            self.report.memory_before = self.memory_bytes()
+            watching = asyncio.create_task(self._watch())
+            attackers = [self._program("attacks", self.server.address, seconds, seed + number, niced=True) for number in range(ATTACKERS)]
+            self.report.canary, *attacked = await asyncio.gather(self._canary(seconds), *attackers)
+            watching.cancel()
+            await self._wait_for_calm()
+            for result in attacked:
+                for name, count in result["runs"].items():
+                    self.report.attacks[name] = self.report.attacks.get(name, 0) + count
+            await self._check_log({event_id for result in (*attacked, self.report.canary) for event_id in result["accepted"]})
+            self.report.judge(timings=timings)
+        return self.report
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of server and front."""
+        process_ids = [self.server.running.pid, *fronts_of(self.server.running.pid)]
+        return sum(int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * PAGE_BYTES for process_id in process_ids)
+
+    async def _canary(self, seconds: float) -> dict[str, Any]:
+        return await self._program("canary", self.server.address, seconds)
+
+    async def _program(self, name: str, *arguments: object, niced: bool = False) -> dict[str, Any]:
+        """Run a program of this campaign and return what it prints. Raises AssertionError if it fails."""
+        command = [*(NICE if niced else ()), sys.executable, "-m", f"tests.campaigns.{name}", *map(str, arguments)]
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=64 * 1024 * 1024)
+        output, _ = await process.communicate()
+        assert process.returncode == 0, f"{name} exits with {process.returncode}"
+        result: dict[str, Any] = json.loads(output)
+        return result
+
+    async def _watch(self) -> None:
+        while True:
+            assert self.server.running.poll() is None, f"the server ended: {self.server.log()[-2000:]}"
+            self.report.memory_peak = max(self.report.memory_peak, self.memory_bytes())
+            await asyncio.sleep(0.2)
+
+    async def _wait_for_calm(self) -> None:
+        """Wait until memory is back, or for CALM_SECONDS."""
+        end = time.monotonic() + CALM_SECONDS
+        while True:
+            self.report.memory_after = self.memory_bytes()
+            if self.report.memory_after - self.report.memory_before <= GROWTH_BYTES_MAX or time.monotonic() > end:
+                return
+            await asyncio.sleep(1)
+
+    async def _check_log(self, accepted: set[str]) -> None:
+        """Check that the log holds the accepted events and little else, that it replays, and that no bus was opened."""
+        ledger = await Ledger.read(self.server.redis_url, BUS)
+        recorded = {event.event_id for payload in ("proposal", "fact") for event in ledger.of(payload) if event.trace_id != "system"}
+        self.report.events = len(ledger.events)
+        self.report.unheard = len(recorded - accepted)
+        self.report.expect(accepted <= recorded, f"{len(accepted - recorded)} accepted events are not in the log")
+        async with redis.asyncio.Redis.from_url(self.server.redis_url, protocol=2) as connection:
+            heads = [key async for key in connection.scan_iter("gavel:*:head")]
+        self.report.expect(heads == [f"gavel:{{{BUS}}}:head".encode()], f"strangers opened buses: {heads}")
+        self.report.server_log_bytes = len(self.server.log())
+        result = replay(self.server.redis_url, BUS)
+        self.report.expect(result.returncode == 0, f"gavel replay exits with {result.returncode}: {result.stdout}{result.stderr}")
+
+
+def main() -> int:
+    """Run the campaign, print what it saw, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
+    parser.add_argument("--seed", type=int, default=1, help="of every choice (default 1)")
+    parser.add_argument("--front", choices=("native", "none"), default="native", help="what speaks gRPC (default native)")
+    parser.add_argument("--no-timings", action="store_true", help="do not judge the canary's p99")
+    options = parser.parse_args()
+    print(f"the {build()} build, front {options.front}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="gavel-hostile-") as directory:
+        campaign = Campaign(Path(directory), options.front)
+        report = asyncio.run(campaign.run(options.minutes * 60, options.seed, timings=not options.no_timings))
+    console = Console(highlight=False)
+    console.print(f"attacks: {report.attacks}")
+    console.print(f"canary: {report.canary['calls']} calls, {len(report.canary['errors'])} errors, p99 in ms: {report.canary['p99_ms']}")
+    before, peak, after = (round(value / MB) for value in (report.memory_before, report.memory_peak, report.memory_after))
+    console.print(f"memory of server and front: {before} MB before, {peak} MB at most, {after} MB afterwards")
+    console.print(
+        f"log: {report.events} events, {report.unheard} without a caller that heard of them; server log {report.server_log_bytes} bytes"
+    )
+    for failure in report.failures:
+        console.print(f"FAILED: {failure}")
+    return 1 if report.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

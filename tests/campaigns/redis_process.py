@@ -1,0 +1,60 @@
+"""A Redis that a campaign starts, kills and mistreats. Its port and files stay the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio
+
+from tests.e2e.world import poll
+from tests.support.ports import free_port
+from tests.support.redis_programs import redis_programs
+
+
+class RedisProcess:
+    """One Redis on a port of this machine, with the durability that a server asks for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Start it, and return once it answers."""
+        self._launch()
+        await poll(self._answers)
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def connection(self) -> Any:
+        """Return a connection to it, an async context manager."""
+        return redis.asyncio.Redis.from_url(self.url, protocol=2, single_connection_client=True)
+
+    def _launch(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        program = next(iter(redis_programs().values()))
+        durability = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+        arguments = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._directory), *durability)
+        with (self._directory / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
+
+    async def _answers(self) -> bool | None:
+        try:
+            async with self.connection() as connection:
+                return bool(await connection.ping()) or None
+        except redis.RedisError:
+            return None

@@ -1,0 +1,143 @@
+"""Reads of a log with large events: what they read at once, and how long they keep other tasks from running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import pytest
+from gavel.v1.event_service_pb2 import (
+    TOOL_PAIR_STATE_PAIRED,
+    GetEventRequest,
+    GetTraceRequest,
+    ListEventsRequest,
+    SubscribeEventsRequest,
+)
+from gavel_server.log import EventLog, Record
+from gavel_server.log.chunk_size import CHUNK_BYTES, FIRST_EVENTS
+from gavel_server.log.memory import MemoryLog
+
+from tests.integration.services.world import Clock, Refusal, World, fact, observation, refusal, running_world, tool_call, tool_result
+
+SMALL = 100
+LARGE = 40
+# About 600 KB.
+NOTES = ["x" * 60_000] * 10
+
+
+class WatchedLog(MemoryLog):
+    """A log in memory that records the bytes of each read, and how many reads run at once."""
+
+    def __init__(self, bus: str, clock: Clock) -> None:
+        super().__init__(bus, clock)
+        self.read_bytes: list[int] = []
+        self.running = self.most = 0
+
+    async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = 1_000) -> list[Record]:
+        """Read, after a turn of the loop, as Redis would."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        records = await super().read(from_sequence_number, to_sequence_number, limit)
+        self.running -= 1
+        self.read_bytes.append(sum(len(record.envelope) for record in records))
+        return records
+
+
+@pytest.fixture
+async def watched() -> Any:
+    """A world on a log with small and then large events, and that log."""
+    logs: dict[str, WatchedLog] = {}
+
+    async def open_log(bus: str, clock: Clock) -> EventLog:
+        return logs.setdefault(bus, WatchedLog(bus, clock))
+
+    async with running_world(open_log) as world:
+        for number in range(SMALL):
+            await world.publish(fact(f"order/{number}", "order.status", "paid", trace_id="small"))
+        for number in range(LARGE):
+            await world.publish(fact(f"order/{number}", "order.notes", NOTES, trace_id="large"))
+        yield world, logs["default"]
+
+
+async def gather(calls: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Wait for calls that run at once."""
+    return await asyncio.gather(*calls)
+
+
+async def test_reads_of_large_events_are_bounded(watched: tuple[World, WatchedLog]) -> None:
+    """Once large events are met, a read asks for about a megabyte, whatever the call."""
+    world, log = watched
+    log.read_bytes.clear()
+    trace = await world.events.GetTrace(GetTraceRequest(trace_id="large"))
+    assert trace.truncated
+    assert 5 == len(trace.envelopes)
+    listed = await world.events.ListEvents(ListEventsRequest(trace_id="large", page_size=1_000))
+    assert 3 == len(listed.envelopes)
+    stream = world.events.SubscribeEvents(SubscribeEventsRequest())
+    followed: list[Any] = [await stream.read() for _ in range(1 + SMALL + LARGE)]
+    stream.cancel()
+    assert list(range(1, 2 + SMALL + LARGE)) == [item.envelope.sequence_number for item in followed]
+    # Only the first chunk that meets large events may be larger.
+    jumps = [size for size in log.read_bytes if size > CHUNK_BYTES]
+    assert len(jumps) <= 3
+    assert max(jumps) <= (LARGE + 1) * CHUNK_BYTES
+
+
+async def test_scans_wait_for_their_turn(watched: tuple[World, WatchedLog]) -> None:
+    """Many traces asked for at once by one caller are read one after the other, and all are answered."""
+    world, log = watched
+    log.most = 0
+    traces = await gather([world.events.GetTrace(GetTraceRequest(trace_id="large")) for _ in range(16)])
+    assert [5] * 16 == [len(trace.envelopes) for trace in traces]
+    assert 1 == log.most
+
+
+async def test_waiting_scans_are_refused(watched: tuple[World, WatchedLog], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more scans wait than may, the next one is RESOURCE_EXHAUSTED and names the limit; writes and other reads go on."""
+    world, log = watched
+    reading = asyncio.Event()
+    unlocked = asyncio.Event()
+    read = log.read
+
+    async def stuck(*arguments: Any) -> list[Record]:
+        reading.set()
+        await unlocked.wait()
+        return await read(*arguments)
+
+    monkeypatch.setattr(log, "read", stuck)
+    scans = [asyncio.ensure_future(world.events.GetTrace(GetTraceRequest(trace_id="small"))) for _ in range(257)]
+    await reading.wait()
+    problems: list[Refusal] = []
+    while not problems:
+        call = asyncio.ensure_future(world.events.GetTrace(GetTraceRequest(trace_id="small")))
+        done, _ = await asyncio.wait([call], timeout=0.05)
+        problems = [await refusal(call)] if done else []
+        scans.append(call)
+    assert ("QUEUE_FULL", True) == (problems[0].reason, problems[0].retry_after_ms > 0)
+    assert "2 scans of the log run on this server at once" in problems[0].message
+    recorded = await world.publish(fact("order/1", "order.status", "sent"))
+    assert recorded == (await world.events.GetEvent(GetEventRequest(sequence_number=recorded.sequence_number))).envelope
+    for scan in scans:
+        scan.cancel()
+    await asyncio.gather(*scans, return_exceptions=True)
+    unlocked.set()
+
+
+async def test_the_same_event_by_every_read(world: World) -> None:
+    """GetEvent, ListEvents, SubscribeEvents and GetTrace return the same envelopes, with chain hash and payload, of every kind."""
+    await world.publish(tool_call("one", execution_id="exec_000000000001"))
+    await world.publish(tool_result("one", execution_id="exec_000000000001"))
+    await world.publish(fact("order/1", "order.status", {"a": [1, None, "x"]}, trace_id="one"))
+    await world.publish(observation("order/1", "order.status", "paid", trace_id="one"))
+    numbers = range(2, 6)
+    found = [(await world.events.GetEvent(GetEventRequest(sequence_number=number))).envelope for number in numbers]
+    assert found == list((await world.events.ListEvents(ListEventsRequest(from_sequence_number=2))).envelopes)
+    trace = await world.events.GetTrace(GetTraceRequest(trace_id="one"))
+    assert (found, [TOOL_PAIR_STATE_PAIRED]) == (list(trace.envelopes), [pair.state for pair in trace.pairs])
+    stream = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=2))
+    followed: list[Any] = [await stream.read() for _ in numbers]
+    assert found == [item.envelope for item in followed]
+    stream.cancel()
+    assert FIRST_EVENTS > len(found)

@@ -1,0 +1,65 @@
+"""Connections to Redis that are lost at awkward moments, on the event loop that the server uses."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import uvloop
+from gavel_server.log import LogUnavailableError
+from gavel_server.log.redis.connection import ConnectionPool
+from gavel_server.log.redis.embedded import EmbeddedRedis
+from redis.asyncio.connection import UnixDomainSocketConnection
+
+TIMEOUT_MS = 5_000
+
+
+class UnreliableConnection(UnixDomainSocketConnection):
+    """A connection that is lost while it is idle, or right after it was found usable."""
+
+    def __init__(self, path: str, *, idle: bool) -> None:
+        super().__init__(path=path, protocol=2)
+        self._idle = idle
+
+    async def can_read(self) -> bool:
+        """Lose the connection before or after the check, and let the event loop close it."""
+        if self._idle:
+            await self._lose()
+        readable: bool = await super().can_read()
+        if not self._idle:
+            await self._lose()
+        return readable
+
+    async def _lose(self) -> None:
+        assert self._writer is not None
+        self._writer.transport.abort()
+        await asyncio.sleep(0.01)
+
+
+def read_twice(redis: EmbeddedRedis, *, idle: bool) -> list[object]:
+    """Read twice on uvloop; the connection of the first read is lost before the second. Return the replies or errors."""
+
+    async def main() -> list[object]:
+        pool = ConnectionPool(redis.url, TIMEOUT_MS, 1)
+        pool._new_connection = lambda: UnreliableConnection(redis.url.removeprefix("unix://"), idle=idle)  # to lose it there
+        results: list[object] = []
+        for _ in range(2):
+            results += await asyncio.gather(pool.read(("PING",)), return_exceptions=True)
+        await pool.close()
+        return results
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+async def test_connection_lost_while_idle_is_replaced(redis_server: EmbeddedRedis) -> None:
+    """A call whose idle connection was lost uses another one."""
+    assert [[b"PONG"], [b"PONG"]] == await asyncio.to_thread(read_twice, redis_server, idle=True)
+
+
+async def test_connection_lost_before_a_command_means_that_the_log_is_unavailable(redis_server: EmbeddedRedis) -> None:
+    """A call whose connection is lost between the check and the command hears that the log is unavailable."""
+    first, second = await asyncio.to_thread(read_twice, redis_server, idle=False)
+    assert first == [b"PONG"]
+    with pytest.raises(LogUnavailableError, match="no answer from Redis"):
+        raise second  # type: ignore[misc]

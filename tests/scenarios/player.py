@@ -1,0 +1,439 @@
+"""The player of scenarios: it performs each step on a layer and compares the log and the answers with what the file expects.
+
+The ids of a scenario's events are derived from their names, so all layers use the same ids. After each step, every new event of the
+log must be one of the step's own or named by its `before` or `then`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from gavel.v1 import fact_pb2
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
+from gavel.v1.common_pb2 import EventReference, Producer, ProducerType, VersionBinding
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_pb2 import Execution, ExecutionStatus
+from gavel.v1.execution_service_pb2 import BeginExecutionResponse
+from gavel.v1.fact_pb2 import Fact
+from gavel.v1.observation_pb2 import Observation
+from gavel.v1.projection_service_pb2 import PendingPhase
+from gavel.v1.proposal_pb2 import Proposal
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_rules.derivation import derive
+from gavel_rules.events.timestamps import timestamp
+from gavel_rules.values import python_to_value, value_to_python
+
+from tests.scenarios import steps
+from tests.scenarios.comparison import NamedLog, compare_appended, compare_decision
+from tests.scenarios.layers import CallError, Layer
+from tests.scenarios.reader import Scenario, patch_step
+from tests.support.driver import START_MS
+
+NAMESPACE: Final = uuid.UUID("6f1b2c9e-7a44-4a53-9f43-0d6d5c1f7a10")
+# Limit for an answer, which comes at once unless something is broken.
+ANSWER_SECONDS_MAX: Final = 100.0
+# Steps that do not fire timers themselves; a server fires them while it is idle.
+_STEPS_WITHOUT_TIMERS: Final = (steps.PreflightStep, steps.DecidedStep, steps.RepeatStep)
+
+
+class ScenarioError(AssertionError):
+    """A scenario differs from what its file expects; the message lists the place and the differences."""
+
+
+async def play(scenario: Scenario, layer: Layer) -> NamedLog:
+    """Play a scenario on a fresh bus, replay its log, and return it. Raises ScenarioError."""
+    player = await play_steps(scenario, layer, len(scenario.steps))
+    await player.finish()
+    return player.log
+
+
+async def play_steps(scenario: Scenario, layer: Layer, count: int) -> Player:
+    """Play the first `count` steps of a scenario on a fresh bus. Raises ScenarioError."""
+    player = Player(scenario, layer)
+    await player.prepare()
+    for index in range(count):
+        await player.step(index)
+    return player
+
+
+class Player:
+    """One scenario on one layer."""
+
+    def __init__(self, scenario: Scenario, layer: Layer) -> None:
+        self._scenario = scenario
+        self._layer = layer
+        self.log = NamedLog(START_MS)
+        self._requests: dict[str, tuple[steps.Step, Envelope]] = {}  # by name, for `repeat`
+        self._human_steps: dict[str, steps.ResolveStep | steps.RevokeStep] = {}  # by name, for `repeat`
+        self._contest_answers: list[tuple[str, asyncio.Future[Envelope]]] = []  # of proposals in an open contest
+        self._own: list[str] = []  # event ids of the current step, or event names if Gavel chooses the id
+        self._differences: list[str] = []  # of the current step
+        self._now_ms = START_MS
+
+    async def prepare(self) -> None:
+        """Open the bus and activate the lowest version of each rule set that is in force from the start."""
+        await self._layer.set_time(START_MS)
+        lowest: dict[str, int] = {}
+        for rule_set in self._scenario.rule_sets:
+            name, version = rule_set.compiled.policy_id, rule_set.compiled.version
+            lowest[name] = min(version, lowest.get(name, version))
+        for rule_set in self._scenario.rule_sets:
+            name, version = rule_set.compiled.policy_id, rule_set.compiled.version
+            if lowest[name] == version and name in self._scenario.in_force:
+                await self._layer.deploy(rule_set)
+                await self._layer.activate(name, version)
+        self.log.extend(await self._layer.events(0))
+
+    async def step(self, index: int) -> None:
+        """Play one step. Raises ScenarioError."""
+        step = self._scenario.steps[index]
+        self._own, self._differences = [], []
+        if step.at is not None:
+            self._now_ms = START_MS + step.at
+            await self._layer.set_time(self._now_ms)
+            if isinstance(step, _STEPS_WITHOUT_TIMERS):
+                await self._layer.tick()
+        try:
+            await self._do(step)
+        except CallError as error:
+            expected = getattr(getattr(step, "expect", None), "error", None)
+            self._compare("error", expected, error.reason)
+        else:
+            self._compare("error", getattr(getattr(step, "expect", None), "error", None), None)
+        appended = await self._layer.events(len(self.log.events))
+        self.log.extend(appended)
+        self._compare_appended(step, appended)
+        self._compare_decided(step)
+        if self._differences:
+            where = f"tests/scenarios/{self._scenario.file}:{self._scenario.lines[index]}"
+            raise ScenarioError("\n".join([f"{where}: {self._scenario.must}", *self._differences]))
+
+    async def finish(self) -> None:
+        """Compare the state after the last step, and replay the log. Raises ScenarioError."""
+        self._differences = []
+        part = self._scenario.finally_
+        for subject, expected in part.facts.items():
+            latest: dict[str, object] = {}
+            for fact in (await self._layer.projection(subject)).facts:
+                latest.setdefault(fact.key, value_to_python(fact.value))
+            self._compare(f"finally: facts of {subject}", expected, {key: latest.get(key) for key in expected})
+        if part.pending is not None:
+            pending = {
+                self.log.name(one.decision_id).removesuffix(".decision"): PendingPhase.Name(one.phase).removeprefix("PENDING_PHASE_")
+                for one in await self._layer.pending()
+            }
+            self._compare("finally: pending", part.pending, pending)
+        if part.reviews is not None:
+            reviews = [self.log.name(one.decision_id).removesuffix(".decision") for one in await self._layer.reviews()]
+            self._compare("finally: reviews", part.reviews, reviews)
+        for name, future in self._contest_answers:
+            answer = await asyncio.wait_for(future, ANSWER_SECONDS_MAX)
+            self._compare(f"the answer to {name}", f"{name}.decision", self.log.name(answer.event_id))
+        if self._differences:
+            where = f"tests/scenarios/{self._scenario.file} ({self._scenario.id})"
+            raise ScenarioError("\n".join([f"{where}: {self._scenario.must}", *self._differences]))
+        await self._layer.prove(engines_agree=not self._scenario.engines_disagree)
+
+    # Steps
+
+    async def _do(self, step: steps.AnyStep) -> None:
+        layer = self._layer
+        match step:
+            case steps.Wait():
+                await layer.tick()
+            case steps.FactStep() | steps.ObserveStep():
+                await self._publish(str(getattr(step, step.verb)), step, self._envelope(step))
+            case steps.ToolStep():
+                await self._call_tool(step)
+            case steps.ProposeStep():
+                await self._propose(step)
+            case steps.PreflightStep():
+                decision = await layer.preflight(self._proposal(step, step.preflight))
+                self._expect(step.expect, Envelope(decision=decision))
+            case steps.RepeatStep():
+                await self._repeat(step)
+            case steps.BeginStep():
+                self._check_start(step, await layer.begin(self._decision(step.of), _executor(step.by), step.lease))
+            case steps.RenewStep():
+                attempt = self.log.event(step.renew).execution
+                await layer.renew(attempt.decision_id, attempt.execution_id, _executor(step.by), step.lease)
+                self._own.append("ExecutionStarted")
+            case steps.ReportStep():
+                await self._report(step)
+            case steps.DeriveStep():
+                await self._derive(step)
+            case steps.ResolveStep() | steps.RevokeStep():
+                self._human_steps[str(getattr(step, step.verb))] = step
+                await self._resolve_or_revoke(step)
+            case steps.ActivateStep():
+                await self._activate(step)
+            case steps.DeactivateStep():
+                await layer.deactivate(step.deactivate)
+                self._own.append("RuleSetDeactivated")
+
+    def _event_id(self, name: str) -> str:
+        return str(uuid.uuid5(NAMESPACE, f"{self._scenario.id}/{name}"))
+
+    def _decision(self, name: str) -> str:
+        """Return the id of the decision with a name, or else of the first decision on the proposal with that name."""
+        event = self.log.events_by_name.get(f"{name}.decision") or self.log.event(name)
+        return event.event_id
+
+    async def _publish(self, name: str, step: steps.Step, envelope: Envelope) -> None:
+        self.log.set_name(name, envelope.event_id)
+        self._requests[name] = (step, envelope)
+        recorded = await self._layer.publish(_copy(envelope))
+        self._own.append(recorded.event_id)
+
+    def _envelope(self, step: steps.FactStep | steps.ObserveStep) -> Envelope:
+        if isinstance(step, steps.FactStep):
+            fact = Fact(key=step.key, value=python_to_value(step.value), max_age_ms=step.max_age)
+            envelope = Envelope(
+                event_id=self._event_id(step.fact), event_name=step.event_name, subject=step.subject, trace_id=step.trace, fact=fact
+            )
+            envelope.producer.CopyFrom(_producer(step.channel.upper(), step.by))
+            if step.channel == "system":
+                fact.observed_from = fact_pb2.OBSERVED_FROM_HUMAN_INPUT
+                envelope.fact.CopyFrom(fact)
+            if step.occurred_at is not None:
+                envelope.occurred_at.CopyFrom(timestamp(START_MS + step.occurred_at))
+            return envelope
+        observation = Observation(source_tool=step.calls, confidence=0.9)
+        if step.evidence is not None:
+            evidence = self.log.event(step.evidence)
+            observation.evidence_ref = evidence.event_id
+            observation.evidence_hash = evidence.tool_result.content_hash
+        for key, value in step.reads.items():
+            observation.extracted_fields[key].CopyFrom(python_to_value(value))
+        if step.observed_at is not None:
+            observation.observed_at.CopyFrom(timestamp(START_MS + step.observed_at))
+        return Envelope(
+            event_id=self._event_id(step.observe),
+            subject=step.subject,
+            trace_id=step.trace,
+            producer=_producer("AGENT", step.by),
+            observation=observation,
+        )
+
+    async def _call_tool(self, step: steps.ToolStep) -> None:
+        execution_id = f"exec_{uuid.uuid5(NAMESPACE, step.tool).hex[:12]}"
+        call = ToolCall(tool_name=step.calls, execution_id=execution_id)
+        result = ToolResult(tool_name=step.calls, execution_id=execution_id, is_error=bool(step.error_code), error_code=step.error_code)
+        if not step.error_code:
+            result.content_hash = f"sha256:{step.answer or step.tool}"
+        shared = {"subject": step.subject, "trace_id": step.trace, "producer": _producer("AGENT", step.by)}
+        call_name = f"{step.tool}.call"
+        await self._publish(call_name, step, Envelope(event_id=self._event_id(call_name), tool_call=call, **shared))  # type: ignore[arg-type]
+        await self._publish(step.tool, step, Envelope(event_id=self._event_id(step.tool), tool_result=result, **shared))  # type: ignore[arg-type]
+
+    def _proposal(self, step: steps.ProposalStep, name: str) -> Envelope:
+        proposal = Proposal(
+            action_type=step.action or self._only_action(),
+            required_facts=step.required_facts,
+            max_fact_age_ms=step.max_age,
+            cost=step.cost,
+            risk=step.risk,
+            priority=step.priority,
+            confidence=step.confidence,
+        )
+        proposal.params.CopyFrom(python_to_value(step.params).struct_value)
+        for event in map(self.log.event, step.cites):
+            proposal.based_on_events.append(EventReference(event_id=event.event_id, sequence_number=event.sequence_number))
+        if step.cites_nothing_known:
+            proposal.based_on_events.append(EventReference(event_id=self._event_id("nobody"), sequence_number=9_999))
+        if step.as_of is not None:
+            proposal.projection_version = self.log.event(step.as_of).sequence_number
+        return Envelope(
+            event_id=self._event_id(name),
+            subject=step.subject,
+            trace_id=step.trace,
+            causation_id=self.log.event(step.cause).event_id if step.cause is not None else "",
+            producer=_producer("AGENT", step.by),
+            version_binding=VersionBinding(**step.versions) if step.versions else None,
+            proposal=proposal,
+        )
+
+    def _only_action(self) -> str:
+        actions = {name for rule_set in self._scenario.rule_sets for name in rule_set.compiled.actions}
+        if len(actions) != 1:
+            raise ScenarioError(f"{self._scenario.id}: say which action is proposed: {', '.join(sorted(actions)) or 'none is known'}")
+        return actions.pop()
+
+    async def _propose(self, step: steps.ProposeStep) -> None:
+        envelope = self._proposal(step, step.propose)
+        self.log.set_name(step.propose, envelope.event_id)
+        self._requests[step.propose] = (step, envelope)
+        self._own.append(envelope.event_id)
+        if step.waits:
+            await self._enter(step.propose, envelope)
+            return
+        decided = await self._answer(envelope)
+        self.log.set_name(f"{step.propose}.decision", decided.event_id)
+        self._own.append(decided.event_id)
+        self._expect(step.expect, decided)
+
+    async def _answer(self, envelope: Envelope) -> Envelope:
+        """Submit a proposal that does not compete, and return its decision."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                return await self._layer.propose(_copy(envelope))
+        except TimeoutError:
+            raise ScenarioError(f"{self._scenario.id}: {self.log.name(envelope.event_id)} waits for a contest; say `waits: true`") from None
+
+    async def _enter(self, name: str, envelope: Envelope) -> None:
+        """Submit a proposal that competes, and return when it is in the log."""
+        answer = asyncio.ensure_future(self._layer.propose(_copy(envelope)))
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            # The log has no notification of new events.
+            while not answer.done() and not await self._is_recorded(envelope.event_id):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        if answer.done():
+            answer.result()  # raises the error if it was refused
+        self._contest_answers.append((name, answer))
+
+    async def _is_recorded(self, event_id: str) -> bool:
+        if event_id in self.log.by_id:
+            return True
+        return any(event.event_id == event_id for event in await self._layer.events(len(self.log.events)))
+
+    async def _repeat(self, step: steps.RepeatStep) -> None:
+        """Send an event again; the answer must be the first one."""
+        if step.repeat in self._human_steps:
+            repetition = patch_step(self._human_steps[step.repeat], {**step.but, "expect": step.expect.model_dump(exclude_none=True)})
+            assert isinstance(repetition, steps.ResolveStep | steps.RevokeStep)
+            await self._resolve_or_revoke(repetition, is_repetition=True)
+            return
+        first, envelope = self._requests[step.repeat]
+        again = _copy(envelope)
+        if step.but:
+            again = self._again(patch_step(first, step.but), step.repeat)
+        if step.waits:
+            await self._enter(step.repeat, again)
+            return
+        if again.HasField("proposal"):
+            decided = await self._answer(again)
+            self._compare("the answer", f"{step.repeat}.decision", self.log.name(decided.event_id))
+            self._expect(step.expect, decided)
+            return
+        recorded = await (self._layer.report(again) if again.HasField("execution") else self._layer.publish(again))
+        self._compare("the answer", step.repeat, self.log.name(recorded.event_id))
+
+    def _again(self, step: steps.Step, name: str) -> Envelope:
+        match step:
+            case steps.ProposeStep():
+                return self._proposal(step, name)
+            case steps.FactStep() | steps.ObserveStep():
+                return self._envelope(step)
+            case steps.ReportStep():
+                return self._report_envelope(step)
+        raise ScenarioError(f"{self._scenario.id}: {name} cannot be repeated with other content")
+
+    def _check_start(self, step: steps.BeginStep, answer: BeginExecutionResponse) -> None:
+        started = answer.started.attempt if answer.HasField("started") else None
+        refused = answer.refusal.reason_code if answer.HasField("refusal") else None
+        expected = step.expect
+        self._compare("started", None if expected.refused else expected.started, started)
+        self._compare("refused", expected.refused, refused)
+        if expected.retry_after is not None:
+            self._compare("retry_after", expected.retry_after, answer.refusal.retry_after_ms)
+        if started is not None:
+            self._own.append("ExecutionStarted")
+
+    def _report_envelope(self, step: steps.ReportStep) -> Envelope:
+        attempt = self.log.event(step.of).execution
+        execution = Execution(
+            decision_id=attempt.decision_id,
+            execution_id=attempt.execution_id,
+            status=ExecutionStatus.Value(f"EXECUTION_STATUS_{step.status}"),
+        )
+        if step.result:
+            execution.result.CopyFrom(python_to_value(step.result).struct_value)
+        return Envelope(event_id=self._event_id(step.report), producer=_executor(step.by), execution=execution)
+
+    async def _report(self, step: steps.ReportStep) -> None:
+        envelope = self._report_envelope(step)
+        self.log.set_name(step.report, envelope.event_id)
+        self._requests[step.report] = (step, envelope)
+        recorded = await self._layer.report(_copy(envelope))
+        self._own.append(recorded.event_id)
+        if step.expect.will_retry is not None:
+            self._compare("will_retry", step.expect.will_retry, recorded.execution.will_retry)
+
+    async def _derive(self, step: steps.DeriveStep) -> None:
+        """Derive the facts of a report as the reactor does, from its decision and that decision's rule set."""
+        report = self.log.event(step.derive)
+        decision = self.log.by_id[report.execution.decision_id]
+        digest = decision.decision.rule_set_digest
+        rule_set = next((one.compiled for one in self._scenario.rule_sets if one.compiled.digest == digest), None)
+        derived = derive(report, decision, rule_set)
+        if step.facts is not None:
+            self._compare("facts", step.facts, {one.fact.key: value_to_python(one.fact.value) for one in derived})
+        for number, fact in enumerate(derived, 1):
+            await self._publish(f"{step.derive}.fact-{number}", step, fact)
+
+    async def _resolve_or_revoke(self, step: steps.ResolveStep | steps.RevokeStep, *, is_repetition: bool = False) -> None:
+        """Resolve a review or revoke an approval: a FACT, named NAME.word, and the decision that follows."""
+        name = str(getattr(step, step.verb))
+        word = self._event_id(f"{name}.word")
+        details = {"decision_id": self._decision(step.of), "reason": step.reason, "event_id": word}
+        if isinstance(step, steps.ResolveStep):
+            verdict = fact_pb2.ReviewVerdict.Value(f"REVIEW_VERDICT_{step.verdict}")
+            decided = await self._layer.resolve(ResolveReviewRequest(verdict=verdict, reviewer=step.by, **details))
+        else:
+            decided = await self._layer.revoke(RevokeDecisionRequest(revoked_by=step.by, **details))
+        if is_repetition:
+            self._compare("the answer", name, self.log.name(decided.event_id))
+        else:
+            self.log.set_name(f"{name}.word", word)
+            self.log.set_name(name, decided.event_id)
+            self._own += [word, decided.event_id]
+        self._expect(step.expect, decided)
+
+    async def _activate(self, step: steps.ActivateStep) -> None:
+        for rule_set in self._scenario.rule_sets:
+            if (step.activate, step.version) == (rule_set.compiled.policy_id, rule_set.compiled.version):
+                await self._layer.deploy(rule_set)
+        self._own.append("RuleSetDeployed")
+        await self._layer.activate(step.activate, step.version, shadow=step.shadow)
+        self._own.append("RuleSetActivated")
+
+    # Comparison
+
+    def _compare_appended(self, step: steps.Step, appended: Sequence[Envelope]) -> None:
+        """Compare the events that Gavel appended before and after the step's own events."""
+        own = [index for index, event in enumerate(appended) if event.event_id in self._own]
+        for name in (item for item in self._own if item.isalpha()):
+            own += [index for index, event in enumerate(appended) if event.event_name == name and index not in own][-1:]
+        if isinstance(step, steps.BeginStep) and own:
+            self.log.set_name(step.begin, appended[max(own)].event_id)
+        first = min(own, default=0)
+        others = [event for index, event in enumerate(appended) if index not in own]
+        before = [event for event in appended[:first] if event in others]
+        for expected, actual, label in ((step.before, before, "before"), (step.then, others[len(before) :], "then")):
+            self._differences += compare_appended(label, expected, actual, self.log)
+
+    def _compare_decided(self, step: steps.AnyStep) -> None:
+        if isinstance(step, steps.DecidedStep):
+            self._expect(step.expect, self.log.event(f"{step.decided}.decision"))
+
+    def _expect(self, expected: steps.DecisionExpectation, decided: Envelope) -> None:
+        self._differences += compare_decision("expect", expected, decided.decision, self.log)
+
+    def _compare(self, label: str, expected: object, actual: object) -> None:
+        if expected != actual:
+            self._differences.append(f"  {label}: expected {expected!r}, got {actual!r}")
+
+
+def _copy(envelope: Envelope) -> Envelope:
+    return Envelope.FromString(envelope.SerializeToString())
+
+
+def _producer(kind: str, name: str) -> Producer:
+    return Producer(type=ProducerType.Value(f"PRODUCER_TYPE_{kind}"), id=name, version="1")
+
+
+def _executor(name: str) -> Producer:
+    return _producer("EXECUTOR", name)

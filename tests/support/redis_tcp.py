@@ -1,0 +1,67 @@
+"""A Redis on a TCP port of the loopback, as a primary or a replica. A test may stop, continue or kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import redis.asyncio
+from gavel_server.log.redis.program import find_redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+
+from tests.support.ports import free_port
+
+
+class RedisOnTcp:
+    """A running Redis."""
+
+    def __init__(self, port: int, process: asyncio.subprocess.Process) -> None:
+        self.port = port
+        self.url = f"redis://127.0.0.1:{port}/0"
+        self.process = process
+
+    def pause(self) -> None:
+        """Let it fall silent: its connections stay open."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def proceed(self) -> None:
+        """Let it go on after `pause`."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def redis_on_tcp(directory: Path, *settings: str) -> AsyncIterator[RedisOnTcp]:
+    """Run a Redis."""
+    port = free_port()
+    os.makedirs(directory, exist_ok=True)
+    program = find_redis((6, 2), directory).path
+    arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "", "--repl-diskless-sync", "yes"]
+    arguments += ["--repl-diskless-sync-delay", "0", *settings]
+    process = await asyncio.create_subprocess_exec(program, *arguments, stdout=subprocess.DEVNULL)
+    try:
+        async with redis.asyncio.Redis(port=port, retry=Retry(ConstantBackoff(0.02), 1000)) as plain:
+            await plain.ping()
+        yield RedisOnTcp(port, process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def replicated_redis(directory: Path) -> AsyncIterator[tuple[RedisOnTcp, RedisOnTcp]]:
+    """Run a primary and its replica, connected."""
+    async with (
+        redis_on_tcp(directory / "primary") as primary,
+        redis_on_tcp(directory / "replica", "--replicaof", "127.0.0.1", str(primary.port)) as replica,
+        redis.asyncio.Redis(port=primary.port) as plain,
+    ):
+        while (await plain.info("replication")).get("slave0", {}).get("state") != "online":  # noqa: ASYNC110 - Redis sets no event
+            await asyncio.sleep(0.02)
+        yield primary, replica

@@ -1,0 +1,126 @@
+"""CONFLICTING_EVIDENCE: if observations read one tool result differently, a person has to look at it (constitution §4.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gavel.v1 import decision_pb2
+from gavel.v1.decision_pb2 import Decision
+from gavel_rules import reason_codes
+from gavel_rules.limits import TRACE_LAPSE_MS
+
+from tests.support.driver import SUBJECT, Core, document
+
+REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+APPROVED = decision_pb2.OUTCOME_APPROVED
+OPTIONAL_SCORE = {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 3_600_000, "optional": True}
+
+
+@pytest.fixture
+def core() -> Core:
+    """A bus whose rules read an observed score."""
+    facts = {"status": {"key": "order.status", "type": "string", "max_age_ms": 10 * TRACE_LAPSE_MS}, "score": OPTIONAL_SCORE}
+    rules: list[dict[str, Any]] = [{"id": "fine", "when": "facts.status == 'delivered'", "effect": "approve"}]
+    return Core(document(facts, rules))
+
+
+def verdict(decision: Decision) -> tuple[int, str]:
+    """Return the outcome and the reason code."""
+    return decision.outcome, decision.reason_code
+
+
+def test_contradicting_readings_call_a_person(core: Core) -> None:
+    """Two values of one key read in one result call a person. This is no rejection and not counted; the trace is closed."""
+    status = core.fact("order.status", "delivered")
+    evidence = core.tool_result()
+    core.observe("order.score", 0.1, evidence=evidence)
+    core.observe("order.score", 0.2, evidence=evidence)
+    decision = core.decide([status])
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(decision)
+    assert (0, False, "gavel") == (decision.consecutive_rejections, decision.retry_hint.retryable, decision.policy_id)
+    assert [f"observations read different values of {SUBJECT} order.score in {evidence.event_id}"] == [
+        warning.message for warning in decision.warnings
+    ]
+    assert reason_codes.UNDER_REVIEW == core.decide([status]).reason_code
+    core.prove()
+
+
+def test_reading_of_another_trace_counts(core: Core) -> None:
+    """An observation in another trace can contradict, although it is no evidence for the decision."""
+    evidence = core.tool_result()
+    core.observe("order.score", 0.1, evidence=evidence)
+    assert 3 == core.observe("order.score", 0.2, evidence=evidence, trace_id="someone-else").observation.trust_tier
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(core.decide([core.fact("order.status", "delivered")]))
+    core.prove()
+
+
+def test_every_key_of_a_cited_result_counts(core: Core) -> None:
+    """Citing an observation requires its tool result to be free of contradictions, even about a key that no rule reads."""
+    status = core.fact("order.status", "delivered")
+    evidence = core.tool_result()
+    cited = core.observe("k.agreed", 1, evidence=evidence)
+    core.observe("k.other", 1, evidence=evidence)
+    core.observe("k.other", 2, evidence=evidence)
+    assert APPROVED == core.decide([status], trace_id="trace-2").outcome
+    core.pass_time(10_000)
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(core.decide([status, cited]))
+    core.prove()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [(0.5, 0.5, True), (1, True, False), ("a", "b", False), ({"a": 1, "b": [2]}, {"b": [2], "a": 1}, True), ([True], [1], False)],
+)
+def test_equality_of_values(core: Core, first: object, second: object, same: bool) -> None:
+    """Values are compared as JSON; a boolean differs from a number."""
+    status = core.fact("order.status", "delivered")
+    evidence = core.tool_result()
+    cited = core.observe("k.value", first, evidence=evidence)
+    core.observe("k.value", second, evidence=evidence)
+    assert (APPROVED if same else REVIEW) == core.decide([status, cited]).outcome
+    core.prove()
+
+
+def test_other_subjects_and_other_results_do_not_contradict(core: Core) -> None:
+    """One result may hold values of several subjects. Two results may differ: the later one is selected."""
+    evidence = core.tool_result()
+    core.observe("order.score", 0.1, evidence=evidence)
+    core.observe("order.score", 0.9, evidence=evidence, subject="order/2")
+    core.observe("order.score", 0.3, evidence=core.tool_result(content_hash="sha256:2"))
+    core.observe("order.score", 0.4)
+    assert APPROVED == core.decide([core.fact("order.status", "delivered")]).outcome
+    core.prove()
+
+
+def test_unused_contradictions_do_not_matter(core: Core) -> None:
+    """A contradicted result does not affect a proposal that neither cites nor selects it."""
+    evidence = core.tool_result()
+    core.observe("k.elsewhere", 1, evidence=evidence)
+    core.observe("k.elsewhere", 2, evidence=evidence)
+    assert APPROVED == core.decide([core.fact("order.status", "delivered")]).outcome
+
+
+def test_new_evidence_resolves_a_contradiction(core: Core) -> None:
+    """A later result replaces the contradicted one: another trace that rests on the later result is not stopped."""
+    status = core.fact("order.status", "delivered")
+    evidence = core.tool_result()
+    for value in (0.1, 0.2):
+        core.observe("order.score", value, evidence=evidence)
+    assert REVIEW == core.decide([status]).outcome
+    core.pass_time(1)
+    core.observe("order.score", 0.3, evidence=core.tool_result("trace-2", content_hash="sha256:2"), trace_id="trace-2")
+    assert APPROVED == core.decide([status], trace_id="trace-2").outcome
+    core.prove()
+
+
+def test_readings_lapse_with_the_trace_of_their_result(core: Core) -> None:
+    """The readings of a result take no room once the trace of the result has lapsed."""
+    evidence = core.tool_result()
+    for value in (0.1, 0.2):
+        core.observe("order.score", value, evidence=evidence)
+    assert ([evidence.event_id], [evidence.event_id]) == (list(core.state.readings), list(core.state.contradictions))
+    core.pass_time(TRACE_LAPSE_MS + 1)
+    core.fact("k.note", "x", trace_id="someone-else")
+    assert ({}, {}) == (core.state.readings, core.state.contradictions)
+    core.prove()

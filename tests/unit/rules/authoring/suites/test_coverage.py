@@ -1,0 +1,69 @@
+"""Coverage counts the rules that decided and the outcomes of the branches of conditions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gavel_rules.authoring.suites.coverage import BranchCoverage, Coverage, Ratio
+from gavel_rules.authoring.suites.reader import read_suite
+from gavel_rules.authoring.suites.runner import run_cases
+
+from tests.support.driver import RULES
+from tests.unit.rules.authoring.suites.test_runner import rule_set, suite
+
+
+def coverage_of(*cases: dict[str, Any], **changes: Any) -> Coverage:
+    """Return what these cases cover of the rule set."""
+    rules = rule_set(**changes)
+    coverage = Coverage(rules)
+    coverage.add(run_cases(read_suite(suite(*cases)), rules))
+    return coverage
+
+
+def test_rules_and_branches() -> None:
+    """A rule that matched below the deciding one is not covered; each branch counts its outcomes."""
+    coverage = coverage_of({}, {"facts": {"status": "cancelled"}}, {"facts": {"score": 0.95}}, {"facts": {"score": 0.5}})
+    cancelled, suspect, delivered = coverage.rules()
+    assert ("cancelled", 1, 1) == (cancelled.rule_id, cancelled.matched, cancelled.decided)
+    assert ("suspicious", 1, 1) == (suspect.rule_id, suspect.matched, suspect.decided)
+    assert ("delivered", 3, 2) == (delivered.rule_id, delivered.matched, delivered.decided)
+    assert (BranchCoverage("has(facts.score)", 2, 2), BranchCoverage("facts.score > 0.9", 1, 1)) == suspect.branches
+    assert (Ratio(3, 3), Ratio(8, 8)) == (coverage.rule_ratio(), coverage.branch_ratio())
+
+
+def test_cases_that_never_reach_the_rules() -> None:
+    """A rejection before the rules covers nothing."""
+    coverage = coverage_of({"facts": {"status": {"age_ms": 60_001}}}, {"params": {"amount": -1}}, {"earlier": [{}]}, {"cites": []})
+    assert (0, 0) == (coverage.rule_ratio().covered, coverage.branch_ratio().covered)
+    assert (0, 0) == (coverage.rule_ratio().percent, coverage.branch_ratio().percent)
+
+
+def test_refusals_by_the_rules() -> None:
+    """A rejection because no rule matched covers branches."""
+    coverage = coverage_of({"facts": {"status": "lost"}})
+    assert (Ratio(0, 3), Ratio(3, 8)) == (coverage.rule_ratio(), coverage.branch_ratio())
+
+
+def test_percent_is_rounded_down() -> None:
+    """100 % means all."""
+    assert (99, 100, 100) == (Ratio(999, 1000).percent, Ratio(7, 7).percent, Ratio(0, 0).percent)
+
+
+def test_branches_of_logic() -> None:
+    """The branches are the operands of &&, || and !, at any depth, each once; a condition without them is one branch."""
+    condition = '!(params.amount > 5 && (facts.status == "a" || !("note" in ["x"]))) || params.amount > 5 || true'
+    (rule,) = coverage_of({}, rules=[{"id": "one", "when": condition, "effect": "approve"}]).rules()
+    assert ["params.amount > 5", 'facts.status == "a"', '"note" in ["x"]'] == [branch.expression for branch in rule.branches]
+    whole = "(params.amount > 5 ? facts.status : 'x') == 'delivered'"
+    (rule,) = coverage_of({}, rules=[{"id": "one", "when": whole, "effect": "approve"}]).rules()
+    assert (BranchCoverage(whole, 1, 0),) == rule.branches
+
+
+def test_every_branch_is_explained() -> None:
+    """Every branch has its outcome among the terms of the explanation."""
+    rules = rule_set()
+    (result,) = run_cases(read_suite(suite({"facts": {"score": 0.5}})), rules)
+    coverage = Coverage(rules)
+    coverage.add([result])
+    assert len(RULES) == len(coverage.rules())
+    assert coverage.branch_ratio().covered * 2 == coverage.branch_ratio().total

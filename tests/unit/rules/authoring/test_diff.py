@@ -1,0 +1,151 @@
+"""Differences between two versions of a rule set: edits, and cases that the versions decide differently."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from gavel_rules.authoring.diff import CaseDecision, diff_rule_sets
+from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
+from gavel_rules.language.document.diagnostics import Messages
+from gavel_rules.language.document.source import Source
+from gavel_rules.language.rule_set import compile_rule_set
+
+from tests.unit.rules.conftest import rule_set_data
+
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"|\b\d+(?:\.\d+)?\b')
+
+
+def document(*rules: tuple[str, str, str], **changes: Any) -> dict[str, Any]:
+    """Return a document with rules of these (id, condition, effect), highest first."""
+    data = rule_set_data([condition for _, condition, _ in rules], **changes)
+    for rule, (rule_id, _, effect) in zip(data["rules"], rules, strict=True):
+        rule.update(id=rule_id, effect=effect)
+        if effect != "approve":
+            rule["reason_code"] = "BECAUSE"
+    return data
+
+
+def compared(before: dict[str, Any], after: dict[str, Any]) -> Any:
+    """Return the differences between two documents."""
+    return diff_rule_sets(compile_rule_set(json.dumps(before)), compile_rule_set(json.dumps(after)))
+
+
+BIG = ("big", "params.amount > 500", "review")
+REST = ("rest", "true", "approve")
+
+
+def test_nothing_differs() -> None:
+    """Version number, description and the layout of conditions make no difference."""
+    before = document(BIG, REST)
+    after = {**document(("big", "( params.amount>500 )  // much", "review"), REST), "version": 2, "description": "Newer."}
+    assert not compared(before, after)
+
+
+def test_a_threshold() -> None:
+    """A changed threshold is an edit with both values, and has a case between the two."""
+    diff = compared(document(BIG, REST), document(("big", "params.amount > 600", "review"), REST))
+    assert (diff.added, diff.removed, diff.changed) == ((), (), ("big",))
+    assert ("rules.big.threshold", 500, 600) in diff.edits
+    (case,) = diff.cases
+    assert 500 < case.params["amount"] <= 600
+    assert (case.before, case.after) == (CaseDecision("NEEDS_HUMAN_REVIEW", "BECAUSE", "big"), CaseDecision("APPROVED", "", "rest"))
+
+
+def test_a_threshold_of_the_context() -> None:
+    """A case lists the attributes that conditions read besides params and facts."""
+    diff = compared(
+        document(("sure", "proposal.risk < 0.5 && now.getHours() < 12", "approve")),
+        document(("sure", "proposal.risk < 0.4 && now.getHours() < 12", "approve")),
+    )
+    context = diff.cases[0].context
+    assert 0.4 <= context["proposal.risk"] < 0.5
+    assert context["now"].endswith("Z")
+
+
+def test_added_and_removed_rules() -> None:
+    """An added and a removed rule are listed, each with a case that it decides."""
+    diff = compared(document(BIG, REST), document(("urgent", "params.urgent", "reject"), REST))
+    assert (diff.added, diff.removed, diff.changed) == (("urgent",), ("big",), ())
+    assert CaseDecision("REJECTED", "BECAUSE", "urgent") in {case.after for case in diff.cases}
+    assert CaseDecision("NEEDS_HUMAN_REVIEW", "BECAUSE", "big") in {case.before for case in diff.cases}
+
+
+def test_effects_and_priorities() -> None:
+    """A changed effect and a changed order of overlapping rules change decisions without a change of conditions."""
+    diff = compared(document(BIG, REST), document(("big", BIG[1], "reject"), REST))
+    assert ("rules.big.effect", "review", "reject") in diff.edits
+    assert [case.after.outcome for case in diff.cases] == ["REJECTED"]
+    before = document(("urgent", "params.urgent", "reject"), BIG, REST)
+    after = json.loads(json.dumps(before))
+    after["rules"][0]["priority"], after["rules"][1]["priority"] = after["rules"][1]["priority"], after["rules"][0]["priority"]
+    diff = compared(before, after)
+    assert diff.changed == ("urgent", "big")
+    assert {(case.before.rule_id, case.after.rule_id) for case in diff.cases} == {("urgent", "big")}
+    assert diff.cases[0].params["urgent"] is True
+
+
+def test_declarations() -> None:
+    """Changed declarations are edits; those that rules can see have a case."""
+    before, after = document(REST), document(REST)
+    action = after["actions"]["thing.do"] = json.loads(json.dumps(after["actions"]["thing.do"]))
+    action["params"]["properties"]["amount"]["maximum"] = 1000
+    action["facts"]["status"]["max_age_ms"] = 1
+    action["facts"]["score"]["optional"] = False
+    diff = compared(before, after)
+    assert diff.edits == (
+        ("actions.thing.do.facts.score.optional", True, False),
+        ("actions.thing.do.facts.status.max_age_ms", 60_000, 1),
+        ("actions.thing.do.params.properties.amount.maximum", None, 1000),
+    )
+    reasons = {case.after.reason_code for case in diff.cases}
+    assert "NEED_MORE_FACTS" in reasons
+
+
+def test_a_fact_under_another_name() -> None:
+    """A fact with the same key is the same evidence, whatever its name."""
+    before, after = document(("open", 'facts.status == "open"', "approve")), document(("open", 'facts.state == "open"', "approve"))
+    facts = after["actions"]["thing.do"]["facts"] = dict(after["actions"]["thing.do"]["facts"])
+    facts["state"] = facts.pop("status")
+    diff = compared(before, after)
+    assert diff.changed == ("open",)
+    assert diff.cases == ()
+
+
+def test_added_and_removed_actions() -> None:
+    """An action of only one version has NO_ACTIVE_POLICY in the other."""
+    before = document(REST)
+    after = json.loads(json.dumps(before).replace("thing.do", "thing.undo"))
+    diff = compared(before, after)
+    assert {("thing.do", case.after.reason_code) for case in diff.cases if case.action == "thing.do"} == {("thing.do", "NO_ACTIVE_POLICY")}
+    assert {case.before.reason_code for case in diff.cases if case.action == "thing.undo"} == {"NO_ACTIVE_POLICY"}
+
+
+def mutations(name: str) -> Iterator[Any]:
+    """Yield a shipped document with each literal of a condition changed: both texts and the id of the rule."""
+    text = shipped_rule_set(name)
+    data: Any = Source(text, Messages()).data
+    for index, rule in enumerate(data["rules"]):
+        for literal in _LITERAL.finditer(rule["when"]):
+            mutant = json.loads(json.dumps({**data, "version": data["version"] + 1}))
+            mutant["rules"][index]["when"] = rule["when"][: literal.start()] + _mutate(literal.group()) + rule["when"][literal.end() :]
+            yield pytest.param(text, json.dumps(mutant), rule["id"], id=f"{name}-{rule['id']}-{literal.group()}")
+
+
+def _mutate(literal: str) -> str:
+    if literal.startswith('"'):
+        return f'{literal[:-2]}x"' if len(literal) > 2 else '"x"'
+    return str(int(literal) + 1) if literal.isdigit() else repr(round(float(literal) * 1.01, 6))
+
+
+@pytest.mark.parametrize(("before", "after", "rule_id"), list(mutations("refunds")))
+def test_every_changed_literal_shows(before: str, after: str, rule_id: str) -> None:
+    """For every changed literal of a shipped condition, a case shows the difference, and the engines agree on it."""
+    older, newer = compile_rule_set(before), compile_rule_set(after)
+    diff = diff_rule_sets(older, newer)
+    assert diff.changed == (rule_id,)
+    assert rule_id in {diff.cases[0].before.rule_id, diff.cases[0].after.rule_id}
+    assert "ENGINE_DISAGREEMENT" not in {decision.reason_code for case in diff.cases for decision in (case.before, case.after)}

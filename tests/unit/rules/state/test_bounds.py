@@ -1,0 +1,240 @@
+"""Bounds of the state: at a limit the oldest entries are removed if that approves nothing, else the event is rejected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gavel.v1 import common_pb2, decision_pb2, error_pb2, fact_pb2
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel_rules import reason_codes
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, PublishEvent, RuleSetPosition
+from gavel_rules.decider import handle
+from gavel_rules.limits import (
+    EXTRACTED_FIELDS_MAX,
+    READINGS_PER_RESULT_MAX,
+    RULE_SETS_PER_ACTION_MAX,
+    SHADOWS_PER_ACTION_MAX,
+    SOURCES_PER_KEY_MAX,
+    TRACE_CLOSED_ACTIONS_MAX,
+    TRACE_LAPSE_MS,
+    TRACE_TOOL_CALLS_MAX,
+    TRACE_TOOL_RESULTS_MAX,
+)
+from gavel_rules.values import python_to_value
+
+from tests.support.driver import AGENT, SUBJECT, SUCCESS, Core, compile_cached, document, fact_envelope, observation_envelope
+
+INFERENCE = common_pb2.TRUST_TIER_3_AGENT_INFERENCE
+TOOL = common_pb2.TRUST_TIER_2_TOOL_OBSERVATION
+TRACE = "trace-1"
+
+
+def call(core: Core, number: int) -> None:
+    """Publish a tool call of the trace."""
+    tool_call = ToolCall(tool_name="fraud-tool", execution_id=f"exec_{number:012x}")
+    core.publish(Envelope(subject=SUBJECT, trace_id=TRACE, producer=AGENT, tool_call=tool_call))
+
+
+def result_of(number: int, trace_id: str = TRACE) -> Envelope:
+    """Return the result of a tool call."""
+    tool_result = ToolResult(tool_name="fraud-tool", execution_id=f"exec_{number:012x}", content_hash="sha256:1")
+    return Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_result=tool_result)
+
+
+def results(core: Core, count: int) -> list[Envelope]:
+    """Publish `count` results of one call."""
+    call(core, 0)
+    return [core.publish(result_of(0)) for _ in range(count)]
+
+
+def read(core: Core, evidence: Envelope, key: str = "order.score", value: object = 0.1, **changes: Any) -> int:
+    """Publish an observation of a result, and return its tier."""
+    return core.observe(key, value, evidence=evidence, **changes).observation.trust_tier
+
+
+def publishing(core: Core, envelope: Envelope) -> PublishEvent:
+    """Return the command that publishes an event."""
+    return PublishEvent(core.admit(envelope))
+
+
+def assert_undone(core: Core, command: PublishEvent) -> None:
+    """Check that handling a command changes the state and undoing it restores it."""
+    before = core.state.digest()
+    mark = core.state.mark()
+    assert handle(core.state, command, now_ms=core.now_ms).envelopes
+    assert before != core.state.digest()
+    core.state.undo(mark)
+    assert before == core.state.digest()
+
+
+def test_the_oldest_tool_calls_are_forgotten() -> None:
+    """An observation of the result of a forgotten call is inference."""
+    core = Core(document())
+    for number in range(TRACE_TOOL_CALLS_MAX):
+        call(core, number)
+    assert TRACE_TOOL_CALLS_MAX == len(core.state.tool_calls[TRACE])
+    one_more = ToolCall(tool_name="fraud-tool", execution_id="exec_ffffffffffff")
+    assert_undone(core, publishing(core, Envelope(subject=SUBJECT, trace_id=TRACE, producer=AGENT, tool_call=one_more)))
+    call(core, TRACE_TOOL_CALLS_MAX)
+    assert len(core.state.tool_calls[TRACE]) < TRACE_TOOL_CALLS_MAX
+    oldest, latest = (core.publish(result_of(number)) for number in (0, TRACE_TOOL_CALLS_MAX))
+    assert (INFERENCE, TOOL) == (read(core, oldest), read(core, latest))
+    core.prove()
+
+
+def test_unread_results_are_forgotten_first() -> None:
+    """At the limit older unread results are removed; read results stay and still show contradictions."""
+    core = Core(document())
+    first, second, *_, last = results(core, TRACE_TOOL_RESULTS_MAX)
+    assert TOOL == read(core, first)
+    assert_undone(core, publishing(core, result_of(0)))
+    core.publish(result_of(0))
+    assert len(core.state.tool_results[TRACE]) < TRACE_TOOL_RESULTS_MAX
+    assert core.state.readings.keys() == core.state.tool_results[TRACE].keys()
+    assert (INFERENCE, TOOL) == (read(core, second), read(core, last))
+    read(core, first, value=0.9, trace_id="another")
+    assert [first.event_id] == list(core.state.contradictions)
+    core.prove()
+
+
+def test_results_that_are_read_are_not_forgotten() -> None:
+    """If all results of a trace are read, one more is rejected until the trace lapses; other traces are not affected."""
+    core = Core(document())
+    for evidence in results(core, TRACE_TOOL_RESULTS_MAX):
+        read(core, evidence, "k.note", "x")
+    fault = core.fault(publishing(core, result_of(0)))
+    assert (error_pb2.ERROR_REASON_WRONG_STATE, True) == (fault.reason, "new trace" in fault.message)
+    core.publish(result_of(0, trace_id="trace-2"))
+    core.pass_time(TRACE_LAPSE_MS + 1)
+    assert isinstance(core.run(publishing(core, result_of(0))), EventAnswer)
+    assert 1 == len(core.state.tool_results[TRACE])
+
+
+def test_the_readings_of_a_result_are_bounded() -> None:
+    """A new reading beyond the limit is rejected; a known one may be repeated and contradicted."""
+    core = Core(document())
+    (evidence,) = results(core, 1)
+    for first in range(0, READINGS_PER_RESULT_MAX, EXTRACTED_FIELDS_MAX):
+        observation = observation_envelope(f"k.n{first}", 1, evidence=evidence, evidence_hash="sha256:1")
+        for number in range(first, first + EXTRACTED_FIELDS_MAX):
+            observation.observation.extracted_fields[f"k.n{number}"].CopyFrom(python_to_value(1))
+        core.publish(observation)
+    assert READINGS_PER_RESULT_MAX == len(core.state.readings[evidence.event_id])
+    one_more = observation_envelope("k.more", 1, evidence=evidence, evidence_hash="sha256:1")
+    fault = core.fault(publishing(core, one_more))
+    assert (error_pb2.ERROR_REASON_WRONG_STATE, True) == (fault.reason, evidence.event_id in fault.message)
+    assert TOOL == read(core, evidence, "k.n0", 1)
+    assert {} == core.state.contradictions
+    read(core, evidence, "k.n0", True)
+    assert [evidence.event_id] == list(core.state.contradictions)
+    assert TOOL == read(core, core.tool_result(), "k.more", 1)
+    core.prove()
+
+
+@pytest.mark.parametrize("values", [("x" * 10_000, "x" * 9_999 + "y"), ({"a": [1, 2]}, {"a": [1, 2.5]}), (1, True), (0, False), ("1", 1)])
+def test_readings_differ_as_their_values_do(values: tuple[object, object]) -> None:
+    """Long values are stored as hashes that differ as the values do; a boolean differs from a number."""
+    core = Core(document())
+    (evidence,) = results(core, 1)
+    read(core, evidence, "k.value", values[0])
+    read(core, evidence, "k.value", values[0])
+    assert ({}, True) == (core.state.contradictions, len(str(core.state.readings[evidence.event_id])) < 200)
+    read(core, evidence, "k.value", values[1])
+    assert [evidence.event_id] == list(core.state.contradictions)
+
+
+def test_the_oldest_hopeless_notes_are_forgotten() -> None:
+    """At the limit the oldest actions closed by rules are removed; those closed by a person stay."""
+    core = Core(document())
+    status = core.fact("order.status", "delivered", subject="order/0")
+    core.fact("order.score", 0.95, subject="order/0")
+    rejected = core.decide([status], subject="order/0")
+    assert decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW == rejected.outcome
+    core.resolve(core.by_id[rejected.decision_id], fact_pb2.REVIEW_VERDICT_REJECT)
+    rejections = 0
+    while rejections < TRACE_CLOSED_ACTIONS_MAX:
+        rejections += 1
+        subject = f"order/{rejections}"
+        assert core.decide([core.fact("order.status", "cancelled", subject=subject)], subject=subject).terminal
+        if rejections % 500 == 0:
+            core.approve(f"order/{rejections}-b")  # resets the count of rejections
+    status = core.fact("order.status", "cancelled", subject="order/last")
+    before = len(core.state.closed_actions[TRACE])
+    assert core.decide([status], subject="order/last").terminal
+    assert len(core.state.closed_actions[TRACE]) < before
+    assert reason_codes.NO_FEASIBLE_PROPOSAL == core.decide([status], subject="order/0").reason_code
+    assert reason_codes.NO_FEASIBLE_PROPOSAL == core.decide([status], subject=f"order/{TRACE_CLOSED_ACTIONS_MAX}").reason_code
+    decision = core.decide([core.fact("order.status", "cancelled", subject="order/1")], subject="order/1")
+    assert ("ORDER_CANCELLED", True) == (decision.reason_code, decision.terminal)
+    core.prove()
+
+
+def test_closed_action_stores_few_fields() -> None:
+    """A closed action with long params stores only the fields that can reopen it, as the whole decision has them."""
+    core = Core(document())
+    status = core.fact("order.status", "cancelled")
+    params = {"amount": 1, "note": "n" * 60_000}
+    for trace_id, proposal_params in ((TRACE, params), ("trace-2", {"amount": 1})):
+        assert core.decide([status], params=proposal_params, trace_id=trace_id).terminal
+    (long,), (short,) = (core.state.closed_actions[trace_id].values() for trace_id in (TRACE, "trace-2"))
+    assert len(long.decision.content) < len(short.decision.content)
+    assert (short.rests_on, short.digests) == (long.rests_on, long.digests)
+    assert reason_codes.NO_FEASIBLE_PROPOSAL == core.decide([status], params=params).reason_code
+    status = core.fact("order.status", "delivered")
+    assert decision_pb2.OUTCOME_APPROVED == core.decide([status], params=params).outcome
+    core.prove()
+
+
+@pytest.mark.parametrize("tier", [1, 2, 3])
+def test_the_sources_of_a_key_are_bounded(tier: int) -> None:
+    """One source too many is rejected and replaces none; known sources and other tiers are not affected."""
+    core = Core(document())
+
+    def statement(source: str, of_tier: int = tier, key: str = "order.score") -> PublishEvent:
+        if of_tier == 1:
+            return publishing(core, fact_envelope(key, 0.1, source=source))
+        evidence = core.tool_result(tool_name=source) if of_tier == 2 else None
+        return publishing(core, observation_envelope(key, 0.1, evidence=evidence, tool=source))
+
+    for number in range(SOURCES_PER_KEY_MAX):
+        assert isinstance(core.run(statement(f"source-{number}")), EventAnswer)
+    candidates = core.state.evidence[SUBJECT]["order.score"]
+    fault = core.fault(statement("one-more"))
+    assert (error_pb2.ERROR_REASON_WRONG_STATE, True) == (fault.reason, "order.score of order/1" in fault.message)
+    assert candidates == core.state.evidence[SUBJECT]["order.score"]
+    assert isinstance(core.run(statement("source-0")), EventAnswer)
+    for other in {1, 2, 3} - {tier}:
+        assert isinstance(core.run(statement("one-more", other)), EventAnswer)
+    assert isinstance(core.run(statement("one-more", key="order.other")), EventAnswer)
+    core.prove()
+
+
+def test_derived_facts_are_never_too_many() -> None:
+    """A derived fact is accepted beyond the limit of sources: without it its decision would never end."""
+    core = Core(document())
+    for number in range(SOURCES_PER_KEY_MAX):
+        core.fact("execution.refund.create.status", "x", source=f"source-{number}")
+    core.derive(core.report(core.start(core.approve()), SUCCESS))
+    assert {} == core.state.decisions
+    core.prove()
+
+
+@pytest.mark.parametrize(("shadow", "limit"), [(False, RULE_SETS_PER_ACTION_MAX), (True, SHADOWS_PER_ACTION_MAX)])
+def test_the_rule_sets_of_an_action_are_bounded(shadow: bool, limit: int) -> None:
+    """One rule set too many is neither activated nor shadowed; another version of a known one is."""
+    core = Core()
+
+    def activating(name: str, version: int = 1, **changes: Any) -> Any:
+        text = document(rule_set=name, version=version, **changes)
+        core.run(DeployRuleSet(core.new_id(), compile_cached(text), text))
+        return ActivateRuleSet(core.new_id(), name, version, None, shadow)
+
+    for number in range(limit):
+        assert isinstance(core.run(activating(f"team-{number}")), RuleSetPosition)
+    fault = core.fault(activating("one-more"))
+    assert (error_pb2.ERROR_REASON_WRONG_STATE, True) == (fault.reason, "which is the limit" in fault.message)
+    assert isinstance(core.run(activating("team-0", 2)), RuleSetPosition)
+    assert isinstance(core.run(activating("elsewhere", action_type="refund.reverse")), RuleSetPosition)
+    core.prove()

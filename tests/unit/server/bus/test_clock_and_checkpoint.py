@@ -1,0 +1,177 @@
+"""The guards of the clock, and the checkpoint of acknowledged events."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from gavel_server.bus.checkpoint import LINE_BYTES, Checkpoint, CheckpointError
+from gavel_server.log import Head
+from gavel_server.process.clock import LAG_MS_MAX, SKEW_MS_MAX, GuardedClock
+
+NOW_MS = 1_700_000_000_000
+
+
+def clock() -> GuardedClock:
+    """A clock that stands still."""
+    return GuardedClock(lambda: NOW_MS)
+
+
+def test_clock_within_the_allowed_skew() -> None:
+    """A clock within the allowed skew has no problem."""
+    assert ("", NOW_MS) == (clock().problem(0), clock().now_ms())
+
+
+@pytest.mark.parametrize(
+    ("store_ms", "sent_ms", "received_ms", "bad"),
+    [
+        pytest.param(1_000, 1_000, 1_000, False, id="equal"),
+        pytest.param(5_000, 0, 10_000, False, id="between the two readings, however far apart"),
+        pytest.param(0, SKEW_MS_MAX, SKEW_MS_MAX + 50, False, id="behind by the limit"),
+        pytest.param(0, SKEW_MS_MAX + 1, SKEW_MS_MAX + 50, True, id="behind by more"),
+        pytest.param(SKEW_MS_MAX + 50, 0, 50, False, id="ahead by the limit"),
+        pytest.param(SKEW_MS_MAX + 51, 0, 50, True, id="ahead by more"),
+    ],
+)
+def test_skew_is_measured_against_the_store(store_ms: int, sent_ms: int, received_ms: int, bad: bool) -> None:
+    """Skew counts only as far as the two readings around the store's time prove it."""
+    guarded = clock()
+    guarded.observe(store_ms, sent_ms, received_ms)
+    assert bad == ("synchronise" in guarded.problem(0))
+
+
+def test_a_clock_recovers() -> None:
+    """The latest observation counts."""
+    guarded = clock()
+    guarded.observe(10_000, 0, 0)
+    assert guarded.problem(0)
+    guarded.observe(0, 0, 0)
+    assert "" == guarded.problem(0)
+
+
+@pytest.mark.parametrize(("ahead_ms", "bad"), [(LAG_MS_MAX, False), (LAG_MS_MAX + 1, True), (-10_000_000, False)])
+def test_a_clock_must_not_lag_behind_the_log(ahead_ms: int, bad: bool) -> None:
+    """A clock more than five seconds behind the log's last event may not date events."""
+    assert bad == bool(clock().problem(NOW_MS + ahead_ms))
+
+
+# The checkpoint
+
+
+def head(number: int) -> Head:
+    """A head."""
+    return Head(number, bytes([number]) * 32)
+
+
+async def test_a_checkpoint_survives_a_restart(tmp_path: Path) -> None:
+    """The next process loads the latest saved head of each bus."""
+    path = tmp_path / "checkpoint.json"
+    first = Checkpoint(path)
+    assert None is first.load("a")
+    await first.save({"a": head(1)})
+    await first.save({"b": head(7)})
+    await first.save({"a": head(2)})
+    second = Checkpoint(path)
+    assert [head(2), head(7), None] == [second.load(bus) for bus in ("a", "b", "c")]
+
+
+async def test_a_note_survives_without_a_sync(tmp_path: Path) -> None:
+    """What was noted is in the file at once, before any sync, as one line for each bus; an unchanged head is not written again."""
+    path = tmp_path / "checkpoint.json"
+    checkpoint = Checkpoint(path)
+    buses = ["a", "b", "long-" * 11]
+    for number in range(1, 4):
+        for bus in buses:
+            checkpoint.note(bus, head(number))
+            assert head(number) == Checkpoint(path).load(bus)
+    assert ["checkpoint.json"] == os.listdir(tmp_path)
+    assert [[bus, 3, head(3).chain_hash.hex()] for bus in buses] == [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(buses) * LINE_BYTES == path.stat().st_size
+    status = path.stat()
+    await checkpoint.save(dict.fromkeys(buses, head(3)))
+    checkpoint.note("a", head(3))
+    assert status == path.stat()
+
+
+def test_a_note_is_one_small_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note of an open checkpoint makes one system call, which writes one line."""
+    checkpoint = Checkpoint(tmp_path / "checkpoint.json")
+    checkpoint.note("a", head(1))
+    written: list[int] = []
+    pwrite = os.pwrite
+
+    def count(descriptor: int, content: bytes, offset: int) -> int:
+        written.append(len(content))
+        return pwrite(descriptor, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", count)
+    for name in ("open", "write", "fsync", "fdatasync", "rename", "replace", "stat"):
+        monkeypatch.delattr(os, name)
+    checkpoint.note("a", head(2))
+    monkeypatch.undo()
+    assert [LINE_BYTES] == written
+    assert head(2) == Checkpoint(tmp_path / "checkpoint.json").load("a")
+
+
+async def test_a_file_that_was_removed_is_written_again(tmp_path: Path) -> None:
+    """A checkpoint that somebody removes or replaces under a running server is whole again after the next save."""
+    path = tmp_path / "checkpoint.json"
+    checkpoint = Checkpoint(path)
+    await checkpoint.save({"a": head(1), "b": head(7)})
+    path.unlink()
+    await checkpoint.save({"a": head(2)})
+    path.rename(tmp_path / "elsewhere")
+    path.write_text("{}")
+    await checkpoint.save({"a": head(3)})
+    assert [head(3), head(7)] == [Checkpoint(path).load(bus) for bus in ("a", "b")]
+
+
+def test_the_form_of_earlier_builds_is_read(tmp_path: Path) -> None:
+    """A checkpoint that an earlier build wrote is read, and keeps its buses when it is written again."""
+    path = tmp_path / "checkpoint.json"
+    path.write_text(json.dumps({"a": [1, head(1).chain_hash.hex()], "b": [7, head(7).chain_hash.hex()]}))
+    checkpoint = Checkpoint(path)
+    assert [head(1), head(7)] == [checkpoint.load(bus) for bus in ("a", "b")]
+    checkpoint.note("a", head(2))
+    assert [head(2), head(7)] == [Checkpoint(path).load(bus) for bus in ("a", "b")]
+
+
+@pytest.mark.parametrize("tail", [b"[", b'["c", 1', b"\0" * LINE_BYTES, b"\0" * (LINE_BYTES - 1) + b"\n"])
+def test_a_line_that_a_power_cut_left_unfinished(tmp_path: Path, tail: bytes) -> None:
+    """The line of a new bus that never reached the disk does not hide the lines before it."""
+    path = tmp_path / "checkpoint.json"
+    Checkpoint(path).note("a", head(1))
+    with path.open("ab") as file:
+        file.write(tail)
+    checkpoint = Checkpoint(path)
+    assert head(1) == checkpoint.load("a")
+    checkpoint.note("b", head(7))
+    assert [head(1), head(7)] == [Checkpoint(path).load(bus) for bus in ("a", "b")]
+
+
+def test_a_line_edited_by_hand(tmp_path: Path) -> None:
+    """Lines that an operator shortened or removed are read, and written again in full."""
+    path = tmp_path / "checkpoint.json"
+    checkpoint = Checkpoint(path)
+    for bus in ("a", "b", "c"):
+        checkpoint.note(bus, head(1))
+    lines = [line.rstrip() for line in path.read_text().splitlines()]
+    path.write_text(f"{lines[0]}\n{lines[2]}\n")
+    edited = Checkpoint(path)
+    assert [head(1), None, head(1)] == [edited.load(bus) for bus in ("a", "b", "c")]
+    edited.note("c", head(2))
+    assert [head(1), None, head(2)] == [Checkpoint(path).load(bus) for bus in ("a", "b", "c")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "[]\n", '["a", 1]\n', '["a", 1, "xy"]\n', "7", '{"a": 1}', '{"a": [1, "xy"]}', '{"a": ["one", ""]}', '{"a": [1]}'],
+)
+def test_a_broken_checkpoint_is_an_error(tmp_path: Path, content: str) -> None:
+    """A file that is not a checkpoint stops the server with instructions; it never counts as "nothing acknowledged"."""
+    path = tmp_path / "checkpoint.json"
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match="restore it, or remove it"):
+        Checkpoint(path)

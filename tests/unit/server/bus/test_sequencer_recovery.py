@@ -1,0 +1,307 @@
+"""The sequencer after bugs, during a long outage of the store, and after events that cannot be applied. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import pytest
+from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsResponse
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import AttemptRefusal, BeginExecution, Command, SubmitProposal
+from gavel_rules.events.kinds import ARBITER_VERSION, FACT, SYSTEM_PRODUCER
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_server.bus import sequencer as sequencer_module
+from gavel_server.bus.batch import BatchDecision
+from gavel_server.bus.pending_append import UNKNOWN_ANSWER_SECONDS
+from gavel_server.bus.request import CommittedAnswer, Request
+from gavel_server.errors import ServiceError
+from gavel_server.log import Entry, LogUnavailableError, OutcomeUnknownError
+from gavel_server.services.batch_answers import BatchAnswers
+from google.rpc import code_pb2
+
+from tests.simulation.virtual_time import run_virtually
+from tests.support.driver import EXECUTOR, proposal_envelope, rechain
+from tests.support.servers import Servers, execute, reason, record_event, repeat_command, with_servers
+
+AWAY = LogUnavailableError("connection refused")
+
+
+async def _write(servers: Servers, event: Envelope) -> None:
+    """Append an event as another build might."""
+    events = await servers.events()
+    event.sequence_number = len(events) + 1
+    event.bus = events[0].bus
+    event.recorded_at.FromMilliseconds(servers.now_ms())
+    record = rechain(event.bus, [*events, event])[-1]
+    entry = Entry(record.sequence_number, record.envelope, record.chain_hash, event.event_id, "")
+    await servers.log.append(await servers.log.head(), [entry], servers.now_ms(), [])
+
+
+# A long outage of the store
+
+
+@with_servers
+async def test_callers_get_an_error_if_the_outcome_stays_unknown(servers: Servers) -> None:
+    """If an outcome stays unknown, all callers get an error, also those of commands decided on top of it."""
+    sequencer, log = await servers.start()
+    log.pause_seconds = 0.01
+    results: list[CommittedAnswer | ServiceError] = []
+    for number in range(200):
+        sequencer.submit(servers.fact(number), results.append)
+    await asyncio.sleep(0.005)
+    log.errors_before, log.head_error = [OutcomeUnknownError("lost request")], AWAY
+    await asyncio.sleep(UNKNOWN_ANSWER_SECONDS + 2)
+    assert ["LOG_UNAVAILABLE"] * 200 == [reason(result) for result in results]
+    log.head_error = None
+    await asyncio.sleep(2)
+    await record_event(sequencer, servers.fact())
+    await servers.prove()
+
+
+@pytest.mark.parametrize("was_lost", ["request", "answer"])
+def test_reads_are_served_while_the_store_is_unavailable(was_lost: str) -> None:
+    """While an outcome stays unknown the committed state can be read; afterwards repeated requests are answered from the log."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await servers.start()
+        log.pause_seconds = 0.01
+        digest = (await sequencer.settled()).digest()
+        results: list[CommittedAnswer | ServiceError] = []
+        facts = [servers.fact(number) for number in range(200)]
+        for fact in facts:
+            sequencer.submit(repeat_command(fact), results.append, fact.envelope.event_id)
+        await asyncio.sleep(0.005)
+        (log.errors_before if was_lost == "request" else log.errors_after).append(OutcomeUnknownError("lost"))
+        log.head_error = AWAY
+        assert digest == (await asyncio.wait_for(sequencer.settled(), UNKNOWN_ANSWER_SECONDS + 2)).digest()
+        assert ["LOG_UNAVAILABLE"] * 200 == [reason(result) for result in results]
+        await asyncio.sleep(60)
+        assert (digest, 1) == ((await asyncio.wait_for(sequencer.settled(), 1)).digest(), sequencer.head.sequence_number)
+        log.head_error = None
+        await asyncio.sleep(2)
+        assert await log.head() == sequencer.head
+        for fact in facts:
+            assert fact.envelope.event_id == (await record_event(sequencer, repeat_command(fact))).event_id
+        assert 201 == len(await servers.events())
+        await servers.prove()
+
+    run_virtually(main())
+
+
+@with_servers
+async def test_stop_while_the_store_is_unavailable(servers: Servers) -> None:
+    """A server that stops while an outcome is unknown answers its callers and ends."""
+    sequencer, log = await servers.start()
+    log.errors_before, log.head_error = [OutcomeUnknownError("lost request")], AWAY
+    task = asyncio.create_task(execute(sequencer, servers.fact()))
+    await asyncio.sleep(1)
+    await asyncio.wait_for(sequencer.stop(), 10)
+    assert "LOG_UNAVAILABLE" == reason(await task)
+    assert 1 == (await asyncio.wait_for(sequencer.settled(), 1)).head
+
+
+# Bugs
+
+
+class Broken:
+    """A BatchDecision that calls `broken` after each command and after the timers, when their changes are in the state."""
+
+    def __init__(self, broken: Callable[[], None], *arguments: Any) -> None:
+        self._decision = BatchDecision(*arguments)
+        self._broken = broken
+        self.mark = self._decision.mark
+
+    def emit_timers(self) -> None:
+        """Emit due timers."""
+        self._decision.emit_timers()
+        self._broken()
+
+    def decide(self, pending: Request) -> None:
+        """Decide a command."""
+        self._decision.decide(pending)
+        self._broken()
+
+
+@with_servers
+async def test_unexpected_error_of_an_append(servers: Servers) -> None:
+    """An error that no log may raise is answered INTERNAL with an id, and the bus goes on from what the log holds."""
+    sequencer, log = await servers.start()
+    for faults in (log.errors_before, log.errors_after):
+        faults.append(RuntimeError("a bug in the log"))
+        failed = await execute(sequencer, servers.fact())
+        assert "INTERNAL" == reason(failed)
+        assert re.search(r"\b[0-9a-f]{32}\b", str(failed))
+        await record_event(sequencer, servers.fact())
+    assert 4 == (await asyncio.wait_for(sequencer.settled(), 10)).head
+    await servers.prove()
+
+
+def test_failed_batch_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes of a batch that fails are undone; the next batch is decided on the log's state."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, _ = await servers.start()
+
+        def broken() -> None:
+            monkeypatch.undo()
+            raise RuntimeError("a bug in planning")
+
+        monkeypatch.setattr(sequencer_module, "BatchDecision", partial(Broken, broken))
+        assert "INTERNAL" == reason(await execute(sequencer, servers.fact()))
+        assert 1 == (await asyncio.wait_for(sequencer.settled(), 10)).head
+        await record_event(sequencer, servers.fact())
+        await servers.prove()
+
+    run_virtually(main())
+
+
+def test_failing_timer_is_retried_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timer that cannot be emitted is tried again with pauses, in which the loop serves others."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, _ = await servers.start_with_rules()
+        fact = await record_event(sequencer, servers.fact())
+        await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+        tries = 0
+
+        def broken() -> None:
+            nonlocal tries
+            tries += 1
+            if tries > 1_000:
+                monkeypatch.undo()
+            raise RuntimeError("a bug in planning")
+
+        await asyncio.sleep(9)
+        monkeypatch.setattr(sequencer_module, "BatchDecision", partial(Broken, broken))
+        await asyncio.sleep(4)
+        assert 2 < tries < 1_000
+        monkeypatch.undo()
+        await asyncio.sleep(2)
+        assert "DecisionExpired" == (await servers.events())[-1].event_name
+
+    run_virtually(main())
+
+
+class Poison:
+    """An envelope on which every check raises."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RecursionError
+
+
+@with_servers
+async def test_failed_check_affects_one_proposal(servers: Servers) -> None:
+    """A bug in the checks of one proposal is answered to its caller alone, as INTERNAL with an id."""
+    sequencer, _ = await servers.start_with_rules()
+    fact = await record_event(sequencer, servers.fact())
+    one, two = [proposal_envelope([fact], trace_id=trace_id) for trace_id in ("one", "two")]
+    responses: list[bytes] = []
+    answers = BatchAnswers("Propose", 3, responses.append)
+    sequencer.submit_all(answers.admit([one, cast(Envelope, Poison()), two], sequencer.bus, 0))
+    await asyncio.sleep(1)
+    results = BatchSubmitProposalsResponse.FromString(responses[0]).results
+    assert [code_pb2.OK, code_pb2.INTERNAL, code_pb2.OK] == [result.error.code for result in results]
+    assert re.search(r"\b[0-9a-f]{32}\b", results[1].error.message)
+
+
+# Events of other servers
+
+
+@with_servers
+async def test_upgrade_by_another_server(servers: Servers) -> None:
+    """When another build changes the arbiter_version of a bus, this one stops writing at once and serves reads."""
+    sequencer, _ = await servers.start()
+    upgrade = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="upgrade", producer=SYSTEM_PRODUCER)
+    upgrade.fact.arbiter_version_changed.arbiter_version = ARBITER_VERSION + 1
+    await _write(servers, upgrade)
+    assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await execute(sequencer, servers.fact()))
+    assert ARBITER_VERSION + 1 == (await asyncio.wait_for(sequencer.settled(), 10)).arbiter_version
+    assert 2 == len(await servers.events())
+    fact = servers.fact().envelope
+    await _write(servers, fact)
+    await asyncio.sleep(1)
+    assert ["order/1"] == list((await sequencer.settled()).evidence)
+    assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await execute(sequencer, servers.fact()))
+
+
+@with_servers
+async def test_event_that_cannot_be_applied_stops_writes(servers: Servers) -> None:
+    """A server that cannot apply an event stops writing, names the event, and serves reads."""
+    sequencer, _ = await servers.start()
+    digest = (await sequencer.settled()).digest()
+    deployed = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="t", producer=SYSTEM_PRODUCER)
+    deployed.fact.rule_set_deployed.canonical_json = "{}"
+    await _write(servers, deployed)
+    await asyncio.sleep(1)
+    refusal = await execute(sequencer, servers.fact())
+    assert "LOG_UNAVAILABLE" == reason(refusal)
+    assert "event 2" in str(refusal)
+    assert digest == (await asyncio.wait_for(sequencer.settled(), 10)).digest()
+
+
+# Timers
+
+
+@with_servers
+async def test_timer_fires_after_the_clock_is_set(servers: Servers) -> None:
+    """On an idle bus a timer is emitted soon after it is due, also if the clock is set forward."""
+    sequencer, _ = await servers.start_with_rules()
+    fact = await record_event(sequencer, servers.fact())
+    await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+    await asyncio.sleep(0.5)
+    servers.offset_ms += 10_000
+    await asyncio.sleep(2)
+    assert "DecisionExpired" == (await servers.events())[-1].event_name
+
+
+# Deciding ahead of an append
+
+
+def test_a_start_right_after_the_expiry() -> None:
+    """A start that is resolved while the expiry of its decision is being appended is EXPIRED."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await servers.start_with_rules()
+        fact = await record_event(sequencer, servers.fact())
+        approval = await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+        servers.offset_ms += 10_000
+        log.pause_seconds = 0.01
+        sequencer._pacing.limit = 1
+        commands: list[Command] = [servers.fact(), *[BeginExecution(approval.event_id, EXECUTOR, 1_000)] * 3]
+        _, *attempts = await asyncio.gather(*(execute(sequencer, command) for command in commands))
+        answers = [result.answer for result in attempts if isinstance(result, CommittedAnswer)]
+        assert ["EXPIRED"] * 3 == [answer.reason_code for answer in answers if isinstance(answer, AttemptRefusal)]
+
+    run_virtually(main())
+
+
+def test_evicted_citation_is_read_from_the_log() -> None:
+    """A cited event that a commit pushes out of memory during the resolution of its batch is read from the log."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, log = await servers.start_with_rules()
+        fact = await record_event(sequencer, servers.fact())
+        sequencer.recent_events.citable_max = 5
+        log.pause_seconds = 0.01
+        sequencer._pacing.limit = 5
+        causes = [servers.fact(subject=f"order/other-{number}") for number in range(5)]
+        proposal = SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact]))))
+        caused = servers.effect_of(causes[0].envelope.event_id)
+        commands: list[Command] = [*causes, proposal, caused]
+        results = await asyncio.gather(*(execute(sequencer, command) for command in commands))
+        assert fact.sequence_number not in sequencer.recent_events.citable
+        assert {CommittedAnswer} == {type(result) for result in results}
+        decision = next(event.decision for event in await servers.events() if event.HasField("decision"))
+        assert "" == decision.reason_code
+        await servers.prove()
+
+    run_virtually(main())

@@ -1,0 +1,73 @@
+"""Costly decisions are made in slices by time, and in short batches. In virtual time, with a clock that every reading moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gavel_server.bus.request import CommittedAnswer
+from gavel_server.bus.sequencer import BATCH_SECONDS_MAX
+from gavel_server.errors import ServiceError
+from gavel_server.process.turns import TURN_SECONDS, Turns
+
+from tests.support.servers import Servers, with_servers
+
+
+class Clock:
+    """A clock that moves on by `step_seconds` whenever it is read."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self.step_seconds = step_seconds
+        self.seconds = 0.0
+
+    def read(self) -> float:
+        """Return the time."""
+        self.seconds += self.step_seconds
+        return self.seconds
+
+
+@with_servers
+async def test_other_tasks_run_between_slow_decisions(servers: Servers) -> None:
+    """If each decision takes a turn's time, other tasks run after each of them; fast ones share a turn."""
+    turns_of: dict[float, int] = {}
+    for step_seconds in (TURN_SECONDS, 0.0):
+        sequencer, log = await servers.start(monotonic=Clock(step_seconds).read)
+        answers: list[CommittedAnswer | ServiceError] = []
+        before = len(log.appended)
+        for number in range(16):
+            sequencer.submit(servers.fact(number), answers.append)
+        turns = 0
+        while len(answers) < 16:
+            await asyncio.sleep(0)
+            turns += 1
+        assert [CommittedAnswer] * 16 == [type(answer) for answer in answers]
+        assert 1 == len(log.appended) - before
+        turns_of[step_seconds] = turns
+        await sequencer.stop()
+    assert turns_of[TURN_SECONDS] - turns_of[0.0] >= 14
+    await servers.prove()
+
+
+@with_servers
+async def test_batch_of_slow_decisions_ends_early(servers: Servers) -> None:
+    """A batch that takes long is appended with what is decided; the other commands follow in order, and every caller is answered."""
+    sequencer, log = await servers.start(monotonic=Clock(BATCH_SECONDS_MAX / 8).read)
+    answers: list[CommittedAnswer | ServiceError] = []
+    before = len(log.appended)
+    for number in range(100):
+        sequencer.submit(servers.fact(f"{number:03}"), answers.append)
+    await asyncio.sleep(1)
+    assert [CommittedAnswer] * 100 == [type(answer) for answer in answers]
+    assert len(log.appended) - before > 10
+    values = [event.fact.value.string_value for event in await servers.events() if event.fact.key == "order.status"]
+    assert [f"{number:03}" for number in range(100)] == values
+    await servers.prove()
+
+
+def test_turns_are_bounded_by_units_and_by_time() -> None:
+    """A turn is over after its units or its time, whichever comes first."""
+    clock = Clock(0.0)
+    turns = Turns(3, clock.read)
+    assert [False, False, True] == [turns.is_over(1) for _ in range(3)]
+    turns = Turns(3, clock.read)
+    clock.seconds += TURN_SECONDS
+    assert turns.is_over(1)

@@ -1,0 +1,129 @@
+"""A trace belongs to the producer of its first proposal; another one has to name a cause in it. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from gavel.v1 import common_pb2, decision_pb2
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import EventAnswer, PublishEvent, SubmitProposal
+from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.limits import TRACE_LAPSE_MS
+from gavel_server.bus.request import CommittedAnswer
+from gavel_server.bus.trace_owners import FORGOTTEN_AT_ONCE, TraceOwners
+from gavel_server.errors import ServiceError
+
+from tests.support.driver import observation_envelope, proposal_envelope
+from tests.support.servers import Servers, execute, reason, record_event, with_servers
+
+OTHER = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="another-agent")
+
+
+def propose(servers: Servers, fact: Envelope, **changes: Any) -> SubmitProposal:
+    """Return a proposal in the trace "trace-1", by default of the agent that opens it."""
+    return SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact], **changes))))
+
+
+def outcome(result: CommittedAnswer | ServiceError) -> str:
+    """Return the reason of an error, or the name of the decision's outcome."""
+    if isinstance(result, ServiceError):
+        return reason(result)
+    assert isinstance(result.answer, EventAnswer)
+    return decision_pb2.Outcome.Name(result.answer.envelope.decision.outcome).removeprefix("OUTCOME_")
+
+
+@with_servers
+async def test_foreign_producer_cannot_put_a_trace_under_review(servers: Servers) -> None:
+    """Proposals of another producer are refused, whichever server they reach, also after a restart, and leave nothing in the log."""
+    first, _ = await servers.start_with_rules()
+    second, _ = await servers.start()
+    fact = await record_event(first, servers.fact())
+    assert "APPROVED" == outcome(await execute(first, propose(servers, fact)))
+    restarted, _ = await servers.start()
+    await second.read_on()
+    before = len(await servers.events())
+    for sequencer in (first, second, restarted):
+        foreign = [propose(servers, fact, amount=600 + number, producer=OTHER) for number in range(4)]
+        assert ["PRODUCER_NOT_ALLOWED"] * 4 == [outcome(await execute(sequencer, command)) for command in foreign]
+    assert before == len(await servers.events())
+    assert "REJECTED" == outcome(await execute(second, propose(servers, fact, amount=51)))  # its first approval is live
+    await servers.prove()
+
+
+@with_servers
+async def test_delegation(servers: Servers) -> None:
+    """Another producer may propose and observe in a trace with a cause in it, and not with a cause elsewhere."""
+    sequencer, _ = await servers.start_with_rules()
+    fact = await record_event(sequencer, servers.fact())
+    elsewhere = await record_event(sequencer, servers.fact(trace_id="trace-2"))
+    decision = await execute(sequencer, propose(servers, fact))
+    assert isinstance(decision, CommittedAnswer)
+    assert isinstance(decision.answer, EventAnswer)
+    cause = decision.answer.envelope.event_id
+    assert "PRODUCER_NOT_ALLOWED" == outcome(
+        await execute(sequencer, propose(servers, fact, producer=OTHER, causation_id=elsewhere.event_id))
+    )
+    for number, trace_id in enumerate(("trace-1", "")):
+        delegated = propose(servers, fact, producer=OTHER, trace_id=trace_id, causation_id=cause, amount=60 + number)
+        assert "REJECTED" == outcome(await execute(sequencer, delegated))  # the first approval is live
+    observation = observation_envelope("order.note", "x")
+    observation.producer.CopyFrom(OTHER)
+    assert "PRODUCER_NOT_ALLOWED" == reason(await execute(sequencer, PublishEvent(servers.admit_envelope(observation))))
+    observation = observation_envelope("order.note", "x")
+    observation.producer.CopyFrom(OTHER)
+    observation.causation_id = cause
+    await record_event(sequencer, PublishEvent(servers.admit_envelope(observation)))
+    # Facts of any producer may be in any trace.
+    await record_event(sequencer, servers.fact("paid"))
+    await servers.prove()
+
+
+@with_servers
+async def test_first_of_a_batch_opens_the_trace(servers: Servers) -> None:
+    """Of two producers whose proposals open one trace in one batch, the first one owns it."""
+    sequencer, log = await servers.start_with_rules()
+    fact = await record_event(sequencer, servers.fact())
+    appends = len(log.appended)
+    commands = [propose(servers, fact), propose(servers, fact, amount=51, producer=OTHER)]
+    results = await asyncio.gather(*(execute(sequencer, command) for command in commands))
+    assert ["APPROVED", "PRODUCER_NOT_ALLOWED"] == [outcome(result) for result in results]
+    assert 1 == len(log.appended) - appends
+
+
+@with_servers
+async def test_repeated_proposal_gets_its_answer(servers: Servers) -> None:
+    """A proposal that was recorded is answered again, whoever owns its trace by now."""
+    sequencer, _ = await servers.start_with_rules()
+    fact = await record_event(sequencer, servers.fact())
+    cause = await record_event(sequencer, servers.fact("x", subject="order/9", trace_id="trace-1"))
+    await execute(sequencer, propose(servers, fact))
+    command = propose(servers, fact, producer=OTHER, causation_id=cause.event_id, event_id=servers.new_id())
+    assert ["REJECTED", "REJECTED"] == [outcome(await execute(sequencer, command)) for _ in range(2)]
+
+
+def test_traces_lapse() -> None:
+    """A trace without a proposal for a day is free, and belongs to the next producer."""
+    owners = TraceOwners()
+    owners.note("t", "a", 0)
+    owners.note("t", "b", TRACE_LAPSE_MS)
+    assert "a" == owners.owner("t", 2 * TRACE_LAPSE_MS)
+    assert "" == owners.owner("t", 2 * TRACE_LAPSE_MS + 1)
+    owners.note("t", "b", 2 * TRACE_LAPSE_MS + 1)
+    assert "b" == owners.owner("t", 2 * TRACE_LAPSE_MS + 1)
+
+
+@pytest.mark.parametrize("greedy", [1, 10])
+def test_memory_is_bounded(greedy: int) -> None:
+    """Producers that open very many traces lose their own first ones, and others keep theirs."""
+    owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)
+    owners.note("mine", "me", 0)
+    for number in range(10 * FORGOTTEN_AT_ONCE):
+        owners.note(f"t{number}", f"greedy-{number % greedy}", 0)
+    assert "me" == owners.owner("mine", 0)
+    assert len(owners._owned) <= 2 * FORGOTTEN_AT_ONCE
+    assert len(owners._owned) == sum(map(len, owners._traces.values()))
+    last = 10 * FORGOTTEN_AT_ONCE - 1
+    assert f"greedy-{last % greedy}" == owners.owner(f"t{last}", 0)

@@ -1,0 +1,31 @@
+"""The errors of failed calls."""
+
+from __future__ import annotations
+
+from gavel_client import GavelError, Violation
+from gavel_server.cli.connection import command_error
+from grpc import StatusCode
+
+
+def test_violations_of_a_rule_set() -> None:
+    """A server's violations of a rule set are shown like the compiler's messages, with their places."""
+    violations = (Violation("document:3:9", "wrong-type: no"), Violation("document:7:1", "unknown-key: no"))
+    error = GavelError(StatusCode.INVALID_ARGUMENT, "INVALID_RULE_SET", "document:3:9: no", violations)
+    shown = command_error(error, "here", "default", "tiny.yaml")
+    assert (2, ["tiny.yaml:3:9: wrong-type: no", "tiny.yaml:7:1: unknown-key: no"]) == (shown.exit_status, str(shown).splitlines()[1:])
+
+
+def test_violations() -> None:
+    """Every violation of a request is shown with its field."""
+    violations = (Violation("proposal.risk", "must be 0..1"), Violation("subject", "is required"))
+    error = GavelError(StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "proposal.risk must be 0..1 (and 1 more)", violations)
+    shown = command_error(error, "here", "default")
+    assert 2 == shown.exit_status
+    assert ["  proposal.risk: must be 0..1", "  subject: is required"] == str(shown).splitlines()[1:]
+
+
+def test_unknown_bus() -> None:
+    """The message on an unknown bus names the bus and the server, and says what to do; exit status 1."""
+    error = command_error(GavelError(StatusCode.NOT_FOUND, "BUS_NOT_FOUND", "bus x does not exist"), "here", "x")
+    assert 1 == error.exit_status
+    assert str(error).startswith("the server at here has no bus x (BUS_NOT_FOUND); check --bus or GAVEL_BUS; ")

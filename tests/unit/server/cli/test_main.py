@@ -1,0 +1,156 @@
+"""The program `gavel` without a server: usage, exit statuses, and its imports at start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from gavel_server.cli import options
+from gavel_server.cli.errors import CommandError
+from gavel_server.cli.main import run
+from gavel_server.process.build import build
+
+UNUSED_ADDRESS = "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["log"],
+        ["nonsense"],
+        ["status", "--nonsense"],
+        ["projection"],
+        ["log", "list", "--limit", "0"],
+        ["log", "list", "--category", "guess"],
+        ["log", "get", "0"],
+        ["log", "get", "9" * 5000],
+        ["log", "list", "--from", str(2**63)],
+        ["log", "list", "--limit", str(2**63)],
+        ["log", "tail", "--from", str(2**63)],
+        ["rules", "get", "refunds", str(2**63)],
+        ["rules", "activate", "refunds", str(2**63)],
+        ["replay", "--to", str(2**63)],
+        ["status", "--server", ""],
+        ["status", "--server", "localhost"],
+        ["status", "--server", "http://localhost:9090"],
+        ["status", "--server", "localhost:70000"],
+        ["status", "--server", "::1:9090"],
+        ["status", "--server", "unix:"],
+        ["replay", "--server", "localhost:0"],
+        ["executor", "json", "--lease-ms", "86400001"],
+        ["rules", "activate", "refunds", "zero"],
+        ["replay", "--archive", "somewhere"],
+        ["replay", "--data", "here", "--redis", "redis://there"],
+        ["replay", "--server", UNUSED_ADDRESS, "--rules", "file"],
+        ["replay", "--redis", "nonsense"],
+        ["fdr", "--redis", "redis://there/orders"],
+        ["replay", "--rules", "nowhere.yaml"],
+        ["propose", "nowhere.yaml"],
+        ["serve", "--listen", "0.0.0.0:9090"],
+        ["serve", "--ack", "everybody"],
+        ["serve", "--config", "nowhere.toml"],
+        ["executor", "no_such_module"],
+        ["executor", "nowhere.py"],
+        ["executor", "json"],
+        ["executor", "json:dumps"],
+        ["executor", "json", "--id", "a b"],
+        ["executor", "json", "--id", ""],
+        ["executor", "json", "--id", "gavel"],
+        ["executor", "json", "--group", " "],
+        ["fdr", "--bus", "A B"],
+        ["status", "--bus", "x" * 64],
+    ],
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong usage is exit status 2, with a sentence on stderr or the help, without a traceback."""
+    assert 2 == run(arguments)
+    out, err = capsys.readouterr()
+    assert err.startswith("gavel: ") or "Usage" in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["status"],
+            f"gavel: no server answers at {UNUSED_ADDRESS}; start one with `gavel serve`, or name another with --server or GAVEL_SERVER\n",
+        ),
+        (["replay", "--server", UNUSED_ADDRESS], f"gavel: no server answers at {UNUSED_ADDRESS}; "),
+        (["replay", "--data", "/nonexistent"], "gavel: there is no log in /nonexistent; give the data directory"),
+        (
+            ["fdr", "--data", "/nonexistent"],
+            "gavel: the work queues of the server at 127.0.0.1:9 are in its Redis, and /nonexistent has none: give",
+        ),
+    ],
+)
+def test_failures(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other failure is exit status 1 and one sentence that says what to do."""
+    monkeypatch.setenv("GAVEL_SERVER", UNUSED_ADDRESS)
+    assert 1 == run(arguments)
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert err.startswith(sentence)
+
+
+def test_option_before_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message on a command's option that precedes the command says where it belongs."""
+    for arguments, group in ((["--server", UNUSED_ADDRESS, "status"], "gavel"), (["rules", "--json", "list"], "gavel rules")):
+        assert 2 == run(arguments)
+        option = next(word for word in arguments if word.startswith("--"))
+        assert f"gavel: No such option: {option}; a command's options follow it (see {group} --help)\n" == capsys.readouterr().err
+
+
+def test_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --debug an exception propagates, so that the interpreter prints its traceback."""
+    monkeypatch.setattr(options, "_debugging", False)
+    with pytest.raises(CommandError, match="there is no log"):
+        run(["replay", "--data", "/nonexistent", "--debug"])
+
+
+def test_unexpected_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unexpected exception is reported in one line that asks for --debug."""
+
+    def broken(name: str) -> str:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("gavel_server.cli.documents.read_document", broken)
+    assert 1 == run(["rules", "lint", "file"])
+    assert (
+        "gavel: failed unexpectedly: ZeroDivisionError: by zero; this is a bug, repeat the command with --debug" in capsys.readouterr().err
+    )
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Help and version are exit status 0; the version names the build."""
+    assert 0 == run(["--version"])
+    assert f"gavel {version('gavel')} ({build()})\n" == capsys.readouterr().out
+    assert 0 == run(["log", "tail", "--help"])
+    assert "--follow" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "usage", "row"),
+    [
+        ("propose", "Usage: gavel propose [OPTIONS] FILE\n", "\n  FILE  An Envelope"),
+        ("rules lint", "Usage: gavel rules lint [OPTIONS] PATH…\n", "\n  PATH…  Rule sets"),
+        ("rules get", "Usage: gavel rules get [OPTIONS] POLICY_ID [VERSION]\n", "\n  VERSION    The version."),
+        ("completion", "Usage: gavel completion [OPTIONS] bash|zsh|fish\n", "\n  bash|zsh|fish  The shell."),
+    ],
+)
+def test_arguments_in_help(capsys: pytest.CaptureFixture[str], command: str, usage: str, row: str) -> None:
+    """Help shows an argument by its name, in brackets if it is optional."""
+    assert 0 == run([*command.split(), "--help"])
+    out = capsys.readouterr().out
+    assert out.startswith(usage)
+    assert row in out
+
+
+def test_imports_at_start() -> None:
+    """Starting the program imports no library that only commands need."""
+    script = "import sys, gavel_server.cli.main; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"grpc", "rich", "pydantic", "google.protobuf", "redis", "ruamel.yaml"}.intersection(loaded)

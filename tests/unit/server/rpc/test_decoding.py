@@ -1,0 +1,161 @@
+"""Decoding of requests: limits before protobuf, and nothing unknown behind it."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsRequest, SubmitProposalRequest
+from gavel.v1.common_pb2 import EventReference, Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import GetEventRequest, ListEventsRequest
+from gavel.v1.proposal_pb2 import Proposal
+from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX
+from gavel_server.errors import ServiceError
+from gavel_server.rpc.decoding import RequestDecoder
+from gavel_server.rpc.limits import BATCH_FIELDS_MAX, READ_BYTES_MAX, REQUEST_FIELDS_MAX, UNCOUNTED_BYTES_MAX, request_limit
+from gavel_server.rpc.service_descriptors import SERVICES
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.timestamp_pb2 import Timestamp
+
+SUBMIT = "gavel.v1.ArbitrationService/SubmitProposal"
+BATCH = "gavel.v1.ArbitrationService/BatchSubmitProposals"
+PUBLISH_BATCH = "gavel.v1.EventService/BatchPublishEvents"
+METHODS = {f"{service.full_name}/{method.name}": GetMessageClass(method.input_type) for service in SERVICES for method in service.methods}
+
+
+def violation(method: str, request_class: type[Message], data: bytes) -> tuple[str, str]:
+    """Return the one violation of a request that must be refused."""
+    with pytest.raises(ServiceError) as refused:
+        RequestDecoder(method, request_class).decode(data)
+    (found,) = refused.value.violations
+    return found
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Return a length-delimited field."""
+    size = len(content)
+    head = (number << 3 | 2).to_bytes(1, "little") if number < 16 else bytes([(number << 3 | 2) & 0x7F | 0x80, number >> 4])
+    length = bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return head + bytes([*length, size]) + content
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_of_every_method(method: str) -> None:
+    """A request one byte over its method's limit is refused unparsed, with the limit in the violation."""
+    bytes_max = request_limit(method).bytes_max
+    assert READ_BYTES_MAX <= bytes_max <= BATCH_BYTES_MAX
+    assert ("request", f"is larger than {bytes_max} bytes") == violation(method, METHODS[method], b"\xff" * (bytes_max + 1))
+
+
+def test_limits_name_methods_of_the_contract() -> None:
+    """Writes have limits of their own, and the reads have the default."""
+    writes = {method for method in METHODS if request_limit(method).bytes_max > READ_BYTES_MAX}
+    assert {"ListEvents", "GetProjection", "BeginExecution", "VerifyReplay"}.isdisjoint(name.partition("/")[2] for name in writes)
+    assert {SUBMIT, BATCH, PUBLISH_BATCH, "gavel.v1.ExecutionService/ReportExecution", "gavel.v1.RuleSetService/DeployRuleSet"} <= writes
+
+
+@pytest.mark.parametrize("method", [BATCH, PUBLISH_BATCH])
+def test_many_empty_envelopes(method: str) -> None:
+    """Millions of empty envelopes are refused without an object for each."""
+    data = b"\x12\x00" * (BATCH_BYTES_MAX // 2)
+    tracemalloc.start()
+    try:
+        assert ("envelopes", f"are more than {BATCH_ITEMS_MAX}") == violation(method, METHODS[method], data)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100_000
+
+
+PROPOSAL, PARAMS, LIST = 21, 2, 6
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        field(PROPOSAL, field(8, b"") * REQUEST_FIELDS_MAX),
+        field(PROPOSAL, field(9, b"") * REQUEST_FIELDS_MAX),
+        field(PROPOSAL, field(PARAMS, field(1, field(2, field(LIST, field(1, b"") * REQUEST_FIELDS_MAX))))),
+        field(22, field(7, b"") * REQUEST_FIELDS_MAX),
+        field(PROPOSAL, b"") * REQUEST_FIELDS_MAX,
+    ],
+    ids=["facts", "citations", "values", "of-a-decision", "merged"],
+)
+def test_many_items_in_an_envelope(content: bytes) -> None:
+    """A list or value with more items than REQUEST_FIELDS_MAX is refused; in a batch the limit is BATCH_FIELDS_MAX in all."""
+    problem = ("request", f"holds more than {REQUEST_FIELDS_MAX} fields and list items")
+    assert problem == violation(SUBMIT, SubmitProposalRequest, field(2, content))
+    envelopes = field(2, content) * (BATCH_FIELDS_MAX // REQUEST_FIELDS_MAX)
+    assert ("request", f"holds more than {BATCH_FIELDS_MAX} fields and list items") == violation(
+        BATCH, BatchSubmitProposalsRequest, envelopes
+    )
+
+
+def test_requests_within_the_limits() -> None:
+    """A request at its limits is decoded: large texts, many citations, a full batch."""
+    text = SubmitProposalRequest(envelope=Envelope(proposal=Proposal(expected_outcome="x" * (MESSAGE_BYTES_MAX - 100))))
+    assert text == RequestDecoder(SUBMIT, SubmitProposalRequest).decode(text.SerializeToString())
+    citations = [EventReference(event_id="e" * 36, sequence_number=number) for number in range(1, 101)]
+    batch = BatchSubmitProposalsRequest(envelopes=[Envelope(proposal=Proposal(based_on_events=citations))] * BATCH_ITEMS_MAX)
+    assert batch.ByteSize() > UNCOUNTED_BYTES_MAX
+    assert batch == RequestDecoder(BATCH, BatchSubmitProposalsRequest).decode(batch.SerializeToString())
+
+
+def test_undecodable_bytes() -> None:
+    """Bytes that are not a message are one violation, whether the count or protobuf finds out."""
+    for data in (b"\xff", b"\x12\xff" + b"\xff" * UNCOUNTED_BYTES_MAX * 2, field(2, b"\xff" * 70_000)):
+        problem = violation(BATCH, BatchSubmitProposalsRequest, data)
+        assert "request" == problem[0]
+        assert problem[1].startswith("is not a message of the contract: ")
+
+
+UNKNOWN = field(9, b"unknown") + b"\xc0\x3e\x05" + b"\x8b\x7d\x08\x01\x8c\x7d"  # a text, a number (1000), a group (2001)
+
+
+def _rewrite(message: Message) -> bytes:
+    parts = []
+    for descriptor, value in message.ListFields():
+        single = type(message)()
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            getattr(single, descriptor.name).MergeFrom(value) if descriptor.is_repeated else setattr(single, descriptor.name, value)
+            parts.append(single.SerializeToString())
+            continue
+        items = value if descriptor.is_repeated else [value]
+        parts.extend(field(descriptor.number, _rewrite(item) + b"\xc0\x3e\x05") for item in items)
+    return b"".join(parts)
+
+
+def test_unknown_fields_are_discarded() -> None:
+    """Fields that the contract does not know are gone at every depth, in maps and lists too, and the rest is as sent."""
+    known = SubmitProposalRequest(
+        bus="b",
+        envelope=Envelope(
+            subject="order/1",
+            producer=Producer(id="agent"),
+            occurred_at=Timestamp(seconds=5),
+            proposal=Proposal(action_type="a.b", based_on_events=[EventReference(event_id="e")], required_facts=["k"], params=Struct()),
+        ),
+    )
+    data = _rewrite(known) + UNKNOWN
+    assert len(data) > len(known.SerializeToString()) + 6 * 3
+    decoded = RequestDecoder(SUBMIT, SubmitProposalRequest).decode(data)
+    assert known.SerializeToString(deterministic=True) == decoded.SerializeToString(deterministic=True)
+    entry = field(1, b"k") + field(2, b"\x20\x01" + UNKNOWN)
+    params = field(2, field(21, field(2, field(1, entry))))
+    decoded = RequestDecoder(SUBMIT, SubmitProposalRequest).decode(params)
+    assert (
+        SubmitProposalRequest(envelope=Envelope(proposal=Proposal(params=Struct(fields={"k": Value(bool_value=True)})))).SerializeToString()
+        == decoded.SerializeToString()
+    )
+
+
+def test_reads_discard_unknown_fields() -> None:
+    """A read with fields of a later contract is answered like one without them."""
+    for request_class in (GetEventRequest, ListEventsRequest):
+        assert request_class(bus="b") == RequestDecoder("gavel.v1.EventService/GetEvent", request_class).decode(b"\x0a\x01b\xc0\x3e\x05")

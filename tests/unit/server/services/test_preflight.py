@@ -1,0 +1,108 @@
+"""Preflight on a server that is behind the log, and with one invalid proposal in a batch. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gavel.v1.arbitration_service_pb2 import BatchPreflightRequest, BatchPreflightResponse, PreflightRequest, PreflightResponse
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED
+from gavel_server.bus.registry import BusRegistry
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.compile.compiler import Compiler
+from gavel_server.errors import ServiceError
+from gavel_server.log import LogUnavailableError
+from gavel_server.process import turns
+from gavel_server.services.arbitration import Arbitration
+
+from tests.support.calls import call_arbitration
+from tests.support.driver import BUS, proposal_envelope
+from tests.support.servers import Servers, reason, record_event, with_servers
+
+
+async def arbitration(sequencer: Sequencer) -> Arbitration:
+    """The service of one server."""
+
+    async def opened(name: str) -> Sequencer:
+        return sequencer
+
+    async def exists(name: str) -> bool:
+        return True
+
+    buses = BusRegistry(opened, exists)
+    await buses.open(BUS)
+    return Arbitration(buses, Compiler())
+
+
+@with_servers
+async def test_preflight_reads_cited_events_first(servers: Servers) -> None:
+    """A proposal that cites another server's latest event gets the decision that a submission would get."""
+    one, _ = await servers.start_with_rules()
+    lagging, _ = await servers.start()
+    service = await arbitration(lagging)
+    first = await record_event(one, servers.fact("cancelled"))
+    await lagging.wait_for(first.sequence_number, 1_000)
+    fact = await record_event(one, servers.fact())
+    request = PreflightRequest(envelope=proposal_envelope([fact], projection_version=fact.sequence_number))
+    response = PreflightResponse.FromString(await call_arbitration(service, "Preflight", request))
+    assert (OUTCOME_APPROVED, "") == (response.decision.outcome, response.decision.reason_code)
+    assert fact.sequence_number == response.evaluated_at_sequence_number
+
+
+@with_servers
+async def test_projection_version_ahead_of_the_log_fails_one_item(servers: Servers) -> None:
+    """A projection_version ahead of the log is the error of that item alone; the others get their decisions."""
+    sequencer, _ = await servers.start_with_rules()
+    service = await arbitration(sequencer)
+    fact = await record_event(sequencer, servers.fact())
+    request = BatchPreflightRequest(
+        envelopes=[proposal_envelope([fact]), proposal_envelope([fact], projection_version=1_000), proposal_envelope([fact])]
+    )
+    response = BatchPreflightResponse.FromString(await call_arbitration(service, "BatchPreflight", request))
+    assert ["decision", "error", "decision"] == [result.WhichOneof("result") for result in response.results]
+    alone = PreflightRequest(envelope=request.envelopes[1])
+    with pytest.raises(ServiceError) as error_info:
+        await call_arbitration(service, "Preflight", alone)
+    assert "INVALID_REQUEST" == reason(error_info.value)
+
+
+@with_servers
+async def test_reading_on_ends_without_the_log_and_at_a_stop(servers: Servers) -> None:
+    """Reading newer events returns also while the log is unavailable and while the server stops."""
+    sequencer, log = await servers.start()
+    other, _ = await servers.start()
+    fact = await record_event(other, servers.fact())
+    await sequencer.read_on()
+    assert fact.sequence_number == sequencer.head.sequence_number
+    log.head_error = LogUnavailableError("connection refused")
+    await asyncio.wait_for(sequencer.read_on(), 5)
+    await asyncio.wait_for(sequencer.read_on(), 5)
+    log.head_error = None
+    await asyncio.sleep(1)
+    reading = asyncio.create_task(sequencer.read_on())
+    await asyncio.sleep(0)
+    await sequencer.stop()
+    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(sequencer.read_on(), 5)
+
+
+@with_servers
+async def test_batch_of_slow_proposals_lets_other_tasks_run(servers: Servers) -> None:
+    """Writes are committed between the decisions of a slow batch; each decision has the state_version that it was made on."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(turns, "TURN_SECONDS", -1.0)  # every proposal takes longer
+        sequencer, _ = await servers.start_with_rules()
+        service = await arbitration(sequencer)
+        fact = await record_event(sequencer, servers.fact())
+        request = BatchPreflightRequest(envelopes=[proposal_envelope([fact], trace_id=f"trace-{number}") for number in range(50)])
+        trying = asyncio.create_task(call_arbitration(service, "BatchPreflight", request))
+        written = 0
+        while not trying.done():
+            await record_event(sequencer, servers.fact(subject="order/2"))
+            written += 1
+        decisions = [result.decision for result in BatchPreflightResponse.FromString(await trying).results]
+    versions = [decision.state_version for decision in decisions]
+    assert written > 1
+    assert [OUTCOME_APPROVED] * 50 == [decision.outcome for decision in decisions]
+    assert sorted(versions) == versions
+    assert versions[0] < versions[-1]
