@@ -70,10 +70,14 @@ APPEND_SCRIPT = Script("append.lua").digest.encode()
 
 
 class Proxy:
-    """A proxy between a log and its Redis that can hold back appends or drop their replies."""
+    """A proxy between a log and its Redis that can hold back appends or drop their replies.
+
+    It closes the connection of an append that it holds back, unless `keep_waiting`: then only the log itself can give up.
+    """
 
     def __init__(self, redis_socket: str) -> None:
         self.hold_appends = False
+        self.keep_waiting = False
         self.drop_replies = False
         self.held_requests: asyncio.Queue[bytes] = asyncio.Queue()
         self._redis_socket = redis_socket
@@ -86,7 +90,8 @@ class Proxy:
                 is_append = APPEND_SCRIPT in request
                 if is_append and self.hold_appends:
                     await self.held_requests.put(request)
-                    await reader.read()  # until the log gives up
+                    if self.keep_waiting:
+                        await reader.read()  # until the log gives up
                     return
                 redis_writer.write(request)
                 answer = await redis_reader.read(1 << 20)
@@ -108,11 +113,11 @@ class Proxy:
 
 @asynccontextmanager
 async def open_proxied_log(redis_url: str, bus: str, directory: Path) -> AsyncIterator[tuple[Proxy, RedisLog]]:
-    """A log that reaches its Redis through a Proxy, with a short timeout."""
+    """A log that reaches its Redis through a Proxy."""
     proxy = Proxy(redis_url.removeprefix("unix://"))
     path = directory / "proxy.sock"
     server = await asyncio.start_unix_server(proxy.serve, path)
-    log = await RedisLog.connect(f"unix://{path}", bus, timeout_ms=3_000)
+    log = await RedisLog.connect(f"unix://{path}", bus, timeout_ms=60_000)
     try:
         yield proxy, log
     finally:
@@ -292,7 +297,7 @@ async def test_cancelled_append_is_settled(redis_url: str, bus: str, tmp_path: P
     async with open_proxied_log(redis_url, bus, tmp_path) as (proxy, log):
         first = entries_after(empty_head(bus), 1)
         await log.append(empty_head(bus), first, NOW_MS, [])
-        proxy.hold_appends = True
+        proxy.hold_appends = proxy.keep_waiting = True
         appending = asyncio.create_task(log.append(head_of(first), entries_after(head_of(first), 1, "cancelled"), NOW_MS, []))
         await proxy.held_requests.put(await proxy.held_requests.get())  # it is in transit
         appending.cancel()

@@ -162,6 +162,20 @@ async def test_refusals_rest_on_what_the_replica_has(tmp_path: Path, bus: str) -
         assert "LOG_UNAVAILABLE" == reason(await execute(one, begin))
 
 
+async def test_checkpoint_notes_a_late_confirmation(tmp_path: Path, bus: str) -> None:
+    """An event that the replica confirms only for a repeated request is in the checkpoint when that request is answered."""
+    async with replicated_redis(tmp_path) as (primary, replica):
+        checkpoint = Checkpoint(tmp_path / "checkpoint.json")
+        async with serve(primary, bus, checkpoint) as one:
+            command = fact(bus)
+            replica.pause()
+            assert "LOG_UNAVAILABLE" == reason(await execute(one, repeat_command(command)))
+            assert one.head != Checkpoint(checkpoint.path).load(bus)
+            replica.proceed()
+            await retry(one, command)
+            assert one.head == Checkpoint(checkpoint.path).load(bus)
+
+
 async def test_checkpoint_holds_what_was_acknowledged(tmp_path: Path, bus: str) -> None:
     """An event that the replica does not have is not in the checkpoint: its loss is no loss of an acknowledged event."""
     async with replicated_redis(tmp_path) as (primary, replica):

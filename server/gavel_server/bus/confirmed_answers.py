@@ -8,6 +8,7 @@ the caller gets LOG_UNAVAILABLE and may retry with the same event_id.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from gavel.v1 import error_pb2
@@ -26,10 +27,11 @@ class _Waiting(NamedTuple):
 
 
 class ConfirmedAnswers:
-    """The answers of one bus that wait for the confirmation of their events."""
+    """The answers of one bus that wait for the confirmation of their events, which `confirm` awaits. It raises LogError."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, confirm: Callable[[int], Awaitable[None]]) -> None:
         self._log = log
+        self._confirm = confirm
         self._waiting: list[_Waiting] = []
         self._running: asyncio.Task[None] | None = None
 
@@ -54,7 +56,7 @@ class ConfirmedAnswers:
         while self._waiting:
             waiting, self._waiting = self._waiting, []
             try:
-                await self._log.confirm(max(one.sequence_number for one in waiting))
+                await self._confirm(max(one.sequence_number for one in waiting))
             except LogError as error:
                 refusal = unconfirmed(error)
                 for one in waiting:

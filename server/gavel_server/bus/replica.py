@@ -66,7 +66,7 @@ class Replica:
         self.incarnation = ""  # the event_id of the first event, once it is read
         self.recent_events = RecentEvents(log)
         self.trace_owners = TraceOwners()
-        self.answers = ConfirmedAnswers(log)
+        self.answers = ConfirmedAnswers(log, self.confirm)
         self.contest_waiters = ContestWaiters(self.answers)
         self.write_block: ServiceError | None = None
         self._is_block_permanent = False
@@ -245,6 +245,11 @@ class Replica:
             self.handle_log_error(error)
             return
         self.clock.observe(store_ms, sent_ms, self.clock.now_ms())
+
+    async def confirm(self, sequence_number: int) -> None:
+        """Wait until the events up to this number are confirmed, and note it in the checkpoint. Raises LogError."""
+        await self.log.confirm(sequence_number)
+        self._note_checkpoint()
 
     def acknowledged(self) -> Head | None:
         """Return the last event for the checkpoint, or None. It stays even after the log has lost it."""

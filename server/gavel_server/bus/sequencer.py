@@ -243,7 +243,7 @@ class Sequencer:
         """Wait until the events up to this number have the durability that the server promises. Raises ServiceError LOG_UNAVAILABLE."""
         if not self.log.is_confirmed(sequence_number):
             try:
-                await self.log.confirm(sequence_number)
+                await self.replica.confirm(sequence_number)
             except LogError as error:
                 raise unconfirmed(error) from error
 

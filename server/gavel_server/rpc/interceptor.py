@@ -193,10 +193,15 @@ async def _request(name: str, context: _GrpcContext) -> bytes:
 
 
 async def _write(context: _GrpcContext, response: Any) -> None:
-    """Send a response of a stream. Raises ServiceError QUEUE_FULL if the caller reads nothing for STALL_SECONDS_MAX."""
+    """Send a response of a stream. Raises ServiceError QUEUE_FULL if the caller reads nothing for STALL_SECONDS_MAX.
+
+    Raises CancelledError if the connection is gone: grpc.aio cancels the call a moment after its writes begin to fail.
+    """
     try:
         async with asyncio.timeout(STALL_SECONDS_MAX):
             await context.write(response)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
     except TimeoutError:
         message = f"the answers were not read for {STALL_SECONDS_MAX} s"
         raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message) from None

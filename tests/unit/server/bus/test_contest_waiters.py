@@ -184,7 +184,8 @@ async def test_waiters_of_a_decision_are_bounded(servers: Servers) -> None:
 
 def test_waiting_callers_share_the_places() -> None:
     """A caller that waits for very many decisions is dismissed beyond its share; others still find a place, and places become free."""
-    waiters = contest_waiters.ContestWaiters(ConfirmedAnswers(MemoryLog(BUS, lambda: 0, WEEK_MS)))
+    log = MemoryLog(BUS, lambda: 0, WEEK_MS)
+    waiters = contest_waiters.ContestWaiters(ConfirmedAnswers(log, log.confirm))
     dismissed: list[str] = []
 
     def wait(number: int, caller: str) -> None:

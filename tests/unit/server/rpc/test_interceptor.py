@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,6 +24,24 @@ class BrokenHealth(health.aio.HealthServicer):
         if request.service == "broken":
             raise RuntimeError("secret detail")
         return await super().Check(request, context)
+
+
+class LateHealth(health.aio.HealthServicer):
+    """A health servicer that answers once more after its caller has gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = asyncio.Event()
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # the contract's name
+        """Answer now, and when the call is cancelled."""
+        try:
+            yield health_pb2.HealthCheckResponse()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            yield health_pb2.HealthCheckResponse()
+        finally:
+            self.ended.set()
 
 
 @pytest.fixture
@@ -82,3 +102,19 @@ async def test_methods_without_an_implementation_are_not_served(channel: grpc.ai
     with pytest.raises(grpc.aio.AioRpcError) as error_info:
         await call(b"")
     assert grpc.StatusCode.UNIMPLEMENTED == error_info.value.code()
+
+
+async def test_answer_to_a_gone_caller_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """A response that is written after the caller has gone ends the call, and nothing is logged."""
+    server = make_server()
+    servicer = LateHealth()
+    Interceptor().register_library(server, HEALTH, servicer)
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        assert b"" == await watch(b"").read()
+    await servicer.ended.wait()
+    await server.stop(None)
+    captured = capsys.readouterr()
+    assert "call.failed" not in captured.out + captured.err
