@@ -28,7 +28,7 @@ from gavel_server.config import Settings, is_local
 from gavel_server.errors import GavelServerError, ServiceError
 from gavel_server.front.programs import select_program
 from gavel_server.front.supervisor import FrontSupervisor
-from gavel_server.log import LogError, LogUnavailableError
+from gavel_server.log import LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
@@ -311,7 +311,7 @@ async def complete_opening(sequencer: Sequencer) -> None:
         log.idempotency_window_ms = sequencer.replica.state.idempotency_window_ms
     try:
         await log.ensure_groups()
-    except LogUnavailableError as error:
+    except LogError as error:
         _LOG.warning("log.groups_missing", bus=log.bus, problem=str(error))
 
 

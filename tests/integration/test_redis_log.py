@@ -27,6 +27,7 @@ from gavel_server.log import (
     empty_head,
     genesis_hash,
 )
+from gavel_server.log.entries import Work
 from gavel_server.log.redis.connection import mask_url
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
@@ -398,8 +399,6 @@ async def test_inconsistent_head_and_stream_are_an_error(
         ("HSET {prefix}head count two", "the count in the head is not a number"),
         ("HSET {prefix}head fence two", "fence is b'two', not a number"),
         ("XADD {prefix}log 9-0 e foreign h hash", "counts 2 entries, the stream holds 3"),
-        ("XADD {prefix}work:decisions 9-0 e foreign h hash", "work:decisions has entry 9-0, the head of the log is 2"),
-        ("SET {prefix}work:executions text", "work:executions is a string, not a stream"),
         ("SET {prefix}ids:20000 text", "ids:20000 is a string, not a hash"),
     ],
 )
@@ -418,6 +417,28 @@ async def test_append_to_damaged_log_writes_nothing(log: RedisLog, client: Any, 
     with pytest.raises(LogCorruptError, match=message):
         await log.append(head_of(first), second, NOW_MS, [])
     assert before == await everything()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["XADD {queue} 9-0 e foreign h hash", "XADD {queue} 18446744073709551615-18446744073709551615 e x h y", "SET {queue} text"],
+)
+@pytest.mark.parametrize("work", ["decisions", "executions"])
+async def test_damaged_work_queue_does_not_stop_appends(log: RedisLog, client: Any, bus: str, work: Work, damage: str) -> None:
+    """A work queue that refuses entries is begun anew by the next append, which is not lost, and consumers find all later entries."""
+    queue = f"gavel:{{{bus}}}:work:{work}"
+    first = entries_after(empty_head(bus), 1, works=[work])
+    await log.append(empty_head(bus), first, NOW_MS, [])
+    await client.delete(queue)
+    await client.execute_command(*damage.format(queue=queue).split())
+    await log.consumers()
+    second = entries_after(head_of(first), 2, works=[work])
+    await log.append(head_of(first), second, NOW_MS, [])
+    assert head_of(second) == await log.head()
+    assert records_of(first + second) == await log.read(1, 10)
+    assert [b"2-0", b"3-0"] == [entry_id for entry_id, _ in await client.xrange(queue)]
+    await log.ensure_groups()
+    assert {(work, 2)} <= {(group.queue, group.lag) for group in await log.consumers()}
 
 
 async def test_missing_event_is_an_error_although_the_count_fits(log: RedisLog, client: Any, redis_url: str, bus: str) -> None:

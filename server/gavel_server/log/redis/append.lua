@@ -10,7 +10,8 @@
 --       6 seconds to keep ids  7 one letter per entry: d or x for its work queue, - for none  8 count of ids to check
 --       9 the chain hashes of all entries, one after the other
 --       then the envelopes; then for each entry event_id, value; then the ids to check
--- Reply {'OK'}, {'MOVED', number, hash}, {'FENCED', fence}, {'TAKEN', id, value, …}, {'FORMAT', version} or {'CORRUPT', why}
+-- Reply {'OK', why a work queue was begun anew, …}, {'MOVED', number, hash}, {'FENCED', fence}, {'TAKEN', id, value, …}, {'FORMAT', version}
+-- or {'CORRUPT', why}
 
 local call, byte = redis.call, string.byte
 local FIXED_ARGUMENTS = 9
@@ -53,27 +54,21 @@ for key = 5, #KEYS do
 end
 if #taken > 1 then return taken end
 
--- A stream takes only ids beyond its last one: a queue that does not belong to this log would fail the script half way.
-local function unusable(queue)
-  local kind = call('TYPE', queue).ok
-  if kind == 'none' then return nil end
-  if kind ~= 'stream' then return queue .. ' is a ' .. kind .. ', not a stream' end
-  local info = call('XINFO', 'STREAM', queue)
-  for index = 1, #info, 2 do
-    if info[index] == 'last-generated-id' then
-      if tonumber(string.match(info[index + 1], '^%d+')) > number then
-        return queue .. ' has entry ' .. info[index + 1] .. ', the head of the log is ' .. head_number
-      end
-      return nil
-    end
+local ids_kind = call('TYPE', ids_key).ok
+if ids_kind ~= 'none' and ids_kind ~= 'hash' then return {'CORRUPT', ids_key .. ' is a ' .. ids_kind .. ', not a hash'} end
+
+local rebuilt = {'OK'}
+
+-- A work queue is a hint and never stops an append (ADR 0015). One that refuses the entry, because it is not a stream or has an id beyond
+-- the head, does not belong to this log: it is deleted and begun anew. What it held is found in the log.
+local function enqueue(queue, id, envelope, hash)
+  local added = redis.pcall('XADD', queue, id, 'e', envelope, 'h', hash)
+  if type(added) == 'table' and added.err then
+    redis.pcall('UNLINK', queue)
+    redis.pcall('XADD', queue, id, 'e', envelope, 'h', hash)
+    rebuilt[#rebuilt + 1] = queue .. ': ' .. added.err
   end
 end
-
-local ids_kind = call('TYPE', ids_key).ok
-local why = ids_kind ~= 'none' and ids_kind ~= 'hash' and (ids_key .. ' is a ' .. ids_kind .. ', not a hash') or nil
-if not why and string.find(flags, 'd', 1, true) then why = unusable(KEYS[3]) end
-if not why and string.find(flags, 'x', 1, true) then why = unusable(KEYS[4]) end
-if why then return {'CORRUPT', why} end
 
 local hash
 for index = 1, entries do
@@ -83,9 +78,9 @@ for index = 1, entries do
   call('XADD', log_key, id, 'e', envelope, 'h', hash)
   local flag = byte(flags, index)
   if flag == DECISIONS then
-    call('XADD', KEYS[3], id, 'e', envelope, 'h', hash)
+    enqueue(KEYS[3], id, envelope, hash)
   elseif flag == EXECUTIONS then
-    call('XADD', KEYS[4], id, 'e', envelope, 'h', hash)
+    enqueue(KEYS[4], id, envelope, hash)
   end
 end
 
@@ -95,4 +90,4 @@ end
 call('EXPIRE', ids_key, ARGV[6])
 call('HSET', head_key, 'sequence_number', string.format('%d', number + entries), 'chain_hash', hash,
   'count', string.format('%d', count + entries), 'format_version', ARGV[5])
-return {'OK'}
+return rebuilt

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+import structlog
 from gavel_rules.events.hash_chain import genesis_hash
 from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.redis_keys import event_ids_key, head_key, log_key, work_key
@@ -50,6 +51,7 @@ _PASSING_REFUSALS: Final = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READ
 
 GROUP_OF_QUEUE: Final = {"decisions": "executors", "executions": "fdr"}
 
+_LOG: Final = structlog.get_logger(__name__)
 _APPEND: Final = Script("append.lua")
 _HEAD: Final = Script("head.lua")
 # Parts of the error replies that only a key of the log with the wrong type or contents causes.
@@ -164,6 +166,8 @@ class RedisLog:
             self._fence = _number(details[0], f"{self._head_key} fence")
         if status != b"OK":
             raise self._refusal(expected, status, details)
+        for problem in details:
+            _LOG.warning("queue.rebuilt", bus=self.bus, problem=problem.decode(errors="replace"))
         self._check_replicas(entries[-1].sequence_number, waited)
 
     def is_confirmed(self, sequence_number: int) -> bool:
@@ -250,7 +254,8 @@ class RedisLog:
         groups: list[ConsumerGroup] = []
         for queue, key in self._work_keys.items():
             stream, rows = await self._reads.read(("XINFO", "STREAM", key), ("XINFO", "GROUPS", key))
-            if isinstance(rows, Exception) and "no such key" in str(rows):
+            # A queue of another type has no groups; the next append that uses it begins it anew.
+            if isinstance(rows, Exception) and ("no such key" in str(rows) or "WRONGTYPE" in str(rows)):
                 continue
             stream, rows = self._answers([stream, rows])
             queue_info = pairs(stream)
