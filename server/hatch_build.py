@@ -46,6 +46,9 @@ COMPILED: Final = {
     ),
     "server/gavel_server": (
         "bus/*",
+        "bus/answers/*",
+        "bus/batch/*",
+        "bus/idempotency/*",
         "intake/*",
         "log/entries",
         "log/redis/resp",
@@ -76,11 +79,11 @@ INTERPRETED: Final = {
     },
     "server/gavel_server": {
         # These wait for the log, the clock or other tasks, and compute little.
+        "bus/answers/confirmed_answers",
+        "bus/answers/contest_waiters",
+        "bus/batch/pending_append",
         "bus/checkpoint",
-        "bus/confirmed_answers",
-        "bus/contest_waiters",
-        "bus/idempotency",
-        "bus/pending_append",
+        "bus/idempotency/repeated_requests",
         "bus/registry",
         "bus/replica",
         "bus/sequencer",

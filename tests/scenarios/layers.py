@@ -38,7 +38,7 @@ from gavel_rules.commands import (
 )
 from gavel_rules.decider import handle
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_server.bus.same_request import is_same_request
+from gavel_server.bus.idempotency.same_request import is_same_request
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit, producer_for_execution
 from gavel_server.intake.human_commands import resolution, revocation

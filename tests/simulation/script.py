@@ -13,7 +13,7 @@ import sys
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import BeginExecution, Command, Tick
 from gavel_rules.state.state import State
-from gavel_server.bus.batch import decide_batch
+from gavel_server.bus.batch.decision import decide_batch
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.request import Request
 from gavel_server.log import empty_head

@@ -20,7 +20,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules.commands import Command, OpenBus, PublishEvent, ReportExecution, ResolveReview, SubmitProposal
 from gavel_rules.state.state import State
-from gavel_server.bus.batch import decide_batch
+from gavel_server.bus.batch.decision import decide_batch
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.bus.sequencer import Sequencer

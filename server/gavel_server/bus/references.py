@@ -17,7 +17,7 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.state.records import APPROVED
 from gavel_rules.state.state import State
 
-from gavel_server.bus.idempotency import RepeatedRequests
+from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Request
 from gavel_server.bus.trace_owners import foreign_trace, producer_name

@@ -21,10 +21,10 @@ from gavel_rules.events.kinds import ARBITER_VERSION, DECISION, EXECUTION, PROPO
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.state.state import State
 
-from gavel_server.bus.batch import DecidedBatch
+from gavel_server.bus.answers.confirmed_answers import ConfirmedAnswers
+from gavel_server.bus.answers.contest_waiters import ContestWaiters
+from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.checkpoint import Checkpoint
-from gavel_server.bus.confirmed_answers import ConfirmedAnswers
-from gavel_server.bus.contest_waiters import ContestWaiters
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.trace_owners import TraceOwners, producer_name
 from gavel_server.compile.precompiler import Precompiler

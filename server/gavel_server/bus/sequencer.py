@@ -22,13 +22,13 @@ from gavel_rules.commands import Command, OpenBus
 from gavel_rules.events.kinds import DECISION
 from gavel_rules.state.state import State
 
-from gavel_server.bus.batch import BatchDecision, DecidedBatch, decide_batch
-from gavel_server.bus.batch_pacing import BatchPacing
+from gavel_server.bus.answers.confirmed_answers import unconfirmed
+from gavel_server.bus.answers.delivery import deliver
+from gavel_server.bus.batch.decision import BatchDecision, DecidedBatch, decide_batch
+from gavel_server.bus.batch.pacing import BatchPacing
+from gavel_server.bus.batch.pending_append import AppendOutcome, PendingAppend
 from gavel_server.bus.checkpoint import Checkpoint
-from gavel_server.bus.confirmed_answers import unconfirmed
-from gavel_server.bus.delivery import deliver
-from gavel_server.bus.idempotency import RepeatedRequests
-from gavel_server.bus.pending_append import AppendOutcome, PendingAppend
+from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
 from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.references import ReferenceResolution

@@ -12,7 +12,7 @@ from gavel_rules.decider import handle
 from gavel_rules.events.fingerprint import fingerprint
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.state.state import State
-from gavel_server.bus.batch import decide_batch
+from gavel_server.bus.batch.decision import decide_batch
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.request import Request
 from gavel_server.log import Record, empty_head

@@ -12,7 +12,7 @@ from gavel_rules.commands import EventAnswer, PublishEvent, References
 from gavel_rules.decider import handle
 from gavel_rules.limits import LATE_REPORT_MS_MAX
 from gavel_rules.state.records import AWAITING_FACTS, UNDER_REVIEW
-from gavel_server.bus.same_request import is_same_request
+from gavel_server.bus.idempotency.same_request import is_same_request
 
 from tests.support.driver import (
     ABORTED,

@@ -15,8 +15,8 @@ from gavel_rules.commands import AttemptRefusal, BeginExecution, Command, Submit
 from gavel_rules.events.kinds import ARBITER_VERSION, FACT, SYSTEM_PRODUCER
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus import sequencer as sequencer_module
-from gavel_server.bus.batch import BatchDecision
-from gavel_server.bus.pending_append import UNKNOWN_ANSWER_SECONDS
+from gavel_server.bus.batch.decision import BatchDecision
+from gavel_server.bus.batch.pending_append import UNKNOWN_ANSWER_SECONDS
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError
 from gavel_server.log import Entry, LogUnavailableError, OutcomeUnknownError

@@ -15,7 +15,7 @@ from gavel_rules.decider import handle
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.values import python_to_value
-from gavel_server.bus.same_request import is_same_request
+from gavel_server.bus.idempotency.same_request import is_same_request
 
 from tests.support.driver import (
     AGENT,

@@ -6,7 +6,7 @@ from typing import Final
 
 from gavel_rules.commands import Answer, ContestEntry, EventAnswer, Fault, LeasedAttempt
 
-from gavel_server.bus.batch import DecidedBatch
+from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError, of_fault
 

@@ -13,8 +13,8 @@ from gavel_rules.commands import BeginExecution, Command, EventAnswer, Fault, Pu
 from gavel_rules.errors import NetworkFaultError
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.language.engines.rete import Network
-from gavel_server.bus.batch import TIMERS_PER_COMMIT, DecidedBatch, decide_batch
-from gavel_server.bus.delivery import result_of
+from gavel_server.bus.answers.delivery import result_of
+from gavel_server.bus.batch.decision import TIMERS_PER_COMMIT, DecidedBatch, decide_batch
 from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError

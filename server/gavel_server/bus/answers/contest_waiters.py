@@ -13,7 +13,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import EventAnswer
 
-from gavel_server.bus.confirmed_answers import ConfirmedAnswers
+from gavel_server.bus.answers.confirmed_answers import ConfirmedAnswers
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.fair_queue import Shares

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Protocol
 
-from gavel_server.bus.batch import DecidedBatch
+from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.request import Request
 from gavel_server.log import EventIdTakenError, EventLog, HeadMovedError, LogCorruptError, LogError, NotReplicatedError, OutcomeUnknownError
 

@@ -7,8 +7,8 @@ import asyncio
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, OpenBus, SubmitProposal
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_server.bus import contest_waiters
-from gavel_server.bus.confirmed_answers import ConfirmedAnswers
+from gavel_server.bus.answers import contest_waiters
+from gavel_server.bus.answers.confirmed_answers import ConfirmedAnswers
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import ReportExecution
-from gavel_server.bus.same_request import is_same_request
+from gavel_server.bus.idempotency.same_request import is_same_request
 
 from tests.support.driver import OTHER_EXECUTOR, SUCCESS, Core, copy_command, document
 

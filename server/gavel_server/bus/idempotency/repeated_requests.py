@@ -18,10 +18,10 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.arbitration.first_decision import first_decision_id
 from gavel_rules.commands import EventAnswer, command_envelope
 
+from gavel_server.bus.idempotency.same_request import is_same_request
 from gavel_server.bus.recent_events import EventLocation
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import CommittedAnswer, Request
-from gavel_server.bus.same_request import is_same_request
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventIdTakenError
 

@@ -1,0 +1,1 @@
+"""The answers to callers: when each gets its answer, and what it waits for."""

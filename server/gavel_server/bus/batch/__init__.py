@@ -1,0 +1,1 @@
+"""One batch: its size, its decision and its append to the log."""
