@@ -56,7 +56,7 @@ COMPILED: Final = {
         "fairness/fair_queue",
         "rpc/framing",
         "rpc/wire",
-        "services/batch_answers",
+        "services/batches/answers",
     ),
 }
 # Modules that the globs match and that stay interpreted.

@@ -42,9 +42,9 @@ from gavel_server.bus.idempotency.same_request import is_same_request
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit, producer_for_execution
 from gavel_server.intake.human_commands import resolution, revocation
-from gavel_server.services import views
-from gavel_server.services.paging import PAGE_BYTES_MAX
-from gavel_server.services.subject_projection import fill_projection, subject_items
+from gavel_server.services.reads import views
+from gavel_server.services.reads.paging import PAGE_BYTES_MAX
+from gavel_server.services.reads.subject_projection import fill_projection, subject_items
 
 from tests.scenarios.reader import RuleSet
 from tests.support.driver import Core, copy_command, replay_log

@@ -37,8 +37,8 @@ from gavel_server.rpc.plain_methods import PlainMethod, Respond, Tasks
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.rpc.wire import text_field
-from gavel_server.services.batch_answers import BatchAnswers, record_of
-from gavel_server.services.batches import check_batch
+from gavel_server.services.batches.answers import BatchAnswers, record_of
+from gavel_server.services.batches.commands import check_batch
 from gavel_server.services.preflight import Preflight
 
 _Request = TypeVar("_Request", bound=Message)

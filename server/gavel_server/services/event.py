@@ -44,8 +44,8 @@ from gavel_server.log import EventLog
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded import Encoded
 from gavel_server.rpc.refusals import refuse
-from gavel_server.services.batches import AdmittedCommand, admit_all, check_batch, execute_all
-from gavel_server.services.log_reader import (
+from gavel_server.services.batches.commands import AdmittedCommand, admit_all, check_batch, execute_all
+from gavel_server.services.reads.log_reader import (
     FOLLOWED,
     FOUND,
     LISTED,
@@ -57,8 +57,8 @@ from gavel_server.services.log_reader import (
     range_violations,
     read_chunks,
 )
-from gavel_server.services.paging import PAGE_BYTES_MAX, Page, page_of
-from gavel_server.services.tool_pairs import tool_pairs
+from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, page_of
+from gavel_server.services.reads.tool_pairs import tool_pairs
 
 # Proposals and executions have RPCs of their own; decisions are made by Gavel alone.
 PUBLISHABLE: Final = frozenset({"fact", "observation", "tool_call", "tool_result", "agent_diagnostic"})

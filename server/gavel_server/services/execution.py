@@ -29,7 +29,7 @@ from gavel_server.intake.admission import admit, producer_for_execution
 from gavel_server.intake.formats import EXECUTION_ID
 from gavel_server.log import LogError
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.services.log_reader import committed_envelope, envelope_of
+from gavel_server.services.reads.log_reader import committed_envelope, envelope_of
 
 REPORTABLE: Final = frozenset({"execution"})
 

@@ -34,7 +34,7 @@ from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
-from gavel_server.services.batches import check_batch
+from gavel_server.services.batches.commands import check_batch
 
 _SINGLE: Final = RequestDecoder(f"{ARBITRATION.full_name}/Preflight", PreflightRequest)
 _BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchPreflightRequest)

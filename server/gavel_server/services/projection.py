@@ -29,10 +29,10 @@ from gavel_server.intake.formats import SUBJECT
 from gavel_server.log import ConsumerGroup, LogError
 from gavel_server.process.turns import Turns
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.services import views
-from gavel_server.services.paging import PAGE_BYTES_MAX, Page, fill, page_of
-from gavel_server.services.projection_digests import ProjectionDigests
-from gavel_server.services.subject_projection import START, Place, fill_projection, subject_items
+from gavel_server.services.reads import views
+from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
+from gavel_server.services.reads.projection_digests import ProjectionDigests
+from gavel_server.services.reads.subject_projection import START, Place, fill_projection, subject_items
 
 if TYPE_CHECKING:
     from gavel_client.supervision import Supervisor

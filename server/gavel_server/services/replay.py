@@ -17,7 +17,7 @@ from gavel_server.errors import invalid
 from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.replay import ReplayRangeError, verify
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.services.log_reader import range_violations
+from gavel_server.services.reads.log_reader import range_violations
 
 if TYPE_CHECKING:
     from gavel_server.bus.registry import BusRegistry

@@ -40,9 +40,9 @@ from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.replay import ReplayRangeError, impact
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.services import views
-from gavel_server.services.log_reader import range_violations
-from gavel_server.services.paging import fill, page_of
+from gavel_server.services.reads import views
+from gavel_server.services.reads.log_reader import range_violations
+from gavel_server.services.reads.paging import fill, page_of
 
 if TYPE_CHECKING:
     from gavel_server.bus.registry import BusRegistry

@@ -17,8 +17,8 @@ from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit
 from gavel_server.rpc.call_context import UNIX_PEER, CallContext, Caller
 from gavel_server.services.projection import SLICE_UNITS, ProjectionServicer
-from gavel_server.services.projection_digests import SLICE_BYTES, ProjectionDigests
-from gavel_server.services.subject_projection import ITEM_UNITS
+from gavel_server.services.reads.projection_digests import SLICE_BYTES, ProjectionDigests
+from gavel_server.services.reads.subject_projection import ITEM_UNITS
 
 from tests.integration.services.world import World, fact, observation, refusal, tool_call
 

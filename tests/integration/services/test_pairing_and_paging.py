@@ -11,8 +11,8 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import ToolPair
 from gavel.v1.projection_service_pb2 import PendingDecision
 from gavel_server.errors import ServiceError
-from gavel_server.services.paging import PAGE_BYTES_MAX, fill, page_of
-from gavel_server.services.tool_pairs import tool_pairs
+from gavel_server.services.reads.paging import PAGE_BYTES_MAX, fill, page_of
+from gavel_server.services.reads.tool_pairs import tool_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 

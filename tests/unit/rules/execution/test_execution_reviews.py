@@ -13,7 +13,7 @@ from gavel_rules.commands import EventAnswer, Fault, References, RenewExecution,
 from gavel_rules.decider import handle
 from gavel_rules.events.ids import derived_event_id
 from gavel_server.bus.idempotency.same_request import is_same_request
-from gavel_server.services.views import pending_decision
+from gavel_server.services.reads.views import pending_decision
 
 from tests.support.driver import EXECUTOR, FAILED, OTHER_EXECUTOR, PARTIAL, SUBJECT, SUCCESS, TIMEOUT, Core, copy_command, document
 

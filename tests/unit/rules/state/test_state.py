@@ -12,7 +12,7 @@ from gavel_rules.decider import handle
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.state.records import APPROVED, AWAITING_FACTS, EXECUTING, UNDER_REVIEW
 from gavel_rules.state.state import State
-from gavel_server.services.views import pending_decision
+from gavel_server.services.reads.views import pending_decision
 
 from tests.support.driver import BUS, EXECUTOR, PARTIAL, SUCCESS, Core, document, fact_envelope, observation_envelope, proposal_envelope
 from tests.support.story import story

@@ -12,7 +12,7 @@ from gavel_server.bus.sequencer import BATCH_COMMANDS_MAX, QUEUE_BYTES_MAX, QUEU
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.fair_queue import QUANTUM
 from gavel_server.log import LogUnavailableError
-from gavel_server.services.batch_answers import BatchAnswers
+from gavel_server.services.batches.answers import BatchAnswers
 from google.rpc import code_pb2
 
 from tests.support.driver import proposal_envelope

@@ -20,7 +20,7 @@ from gavel_server.bus.batch.pending_append import UNKNOWN_ANSWER_SECONDS
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError
 from gavel_server.log import Entry, LogUnavailableError, OutcomeUnknownError
-from gavel_server.services.batch_answers import BatchAnswers
+from gavel_server.services.batches.answers import BatchAnswers
 from google.rpc import code_pb2
 
 from tests.simulation.virtual_time import run_virtually

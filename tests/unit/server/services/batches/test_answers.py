@@ -10,7 +10,7 @@ from gavel_rules.commands import EventAnswer
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.log import Record
 from gavel_server.rpc.limits import BATCH_ANSWER_BYTES_MAX
-from gavel_server.services.batch_answers import BatchAnswers
+from gavel_server.services.batches.answers import BatchAnswers
 
 ITEM_BYTES = 1_000_000
 

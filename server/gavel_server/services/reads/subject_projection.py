@@ -23,7 +23,7 @@ from gavel_rules.values import python_to_value
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Value
 
-from gavel_server.services.views import pending_decision
+from gavel_server.services.reads.views import pending_decision
 
 # What an item costs beside its value, in units of about a microsecond; a part of a value costs one.
 ITEM_UNITS: Final = 10

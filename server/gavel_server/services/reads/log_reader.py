@@ -24,7 +24,7 @@ from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, LogCorruptError, Record
 from gavel_server.log.chunk_size import ChunkSize
-from gavel_server.services.partial_envelope import PartialEnvelope
+from gavel_server.services.reads.partial_envelope import PartialEnvelope
 
 # Events per read at most, however small they are. A chunk is held in memory whole, and other tasks wait while it is filtered.
 CHUNK_EVENTS_MAX: Final = 128

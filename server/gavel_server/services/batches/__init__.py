@@ -1,0 +1,1 @@
+"""Calls with several items: each item is admitted and answered by itself."""

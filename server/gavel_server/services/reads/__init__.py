@@ -1,0 +1,1 @@
+"""How reads are answered: pages, parts of the log, and messages made from the state."""
