@@ -86,6 +86,17 @@ class Proxy:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass requests and answers on, one client."""
         redis_reader, redis_writer = await asyncio.open_unix_connection(self._redis_socket)
+        is_append = False
+
+        async def pass_replies() -> None:
+            """Pass on the replies, which may arrive in pieces."""
+            while reply := await redis_reader.read(1 << 20):
+                if is_append and self.drop_replies:
+                    break
+                writer.write(reply)
+            writer.close()
+
+        passing = asyncio.create_task(pass_replies())
         try:
             while request := await reader.read(1 << 20):
                 is_append = APPEND_SCRIPT in request
@@ -95,19 +106,18 @@ class Proxy:
                         await reader.read()  # until the log gives up
                     return
                 redis_writer.write(request)
-                answer = await redis_reader.read(1 << 20)
-                if is_append and self.drop_replies:
-                    return
-                writer.write(answer)
         finally:
             redis_writer.close()
             writer.close()
+            await passing
 
     async def deliver(self) -> bytes:
         """Deliver the append that was held back; return the reply, which no client reads."""
         reader, writer = await asyncio.open_unix_connection(self._redis_socket)
         writer.write(await self.held_requests.get())
-        answer = await reader.read(1 << 20)
+        answer = await reader.readline()
+        if answer.startswith(b"*"):  # a list, which may arrive in pieces
+            answer += await reader.readline() + await reader.readline()
         writer.close()
         return answer
 

@@ -15,6 +15,7 @@ from gavel_rules.state.digest import digest_parts
 from gavel_rules.values import value_to_python
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit
+from gavel_server.log import Head
 from gavel_server.rpc.call_context import UNIX_PEER, CallContext, Caller
 from gavel_server.services.projection import SLICE_UNITS, ProjectionServicer
 from gavel_server.services.reads.projection_digests import SLICE_BYTES, ProjectionDigests
@@ -158,10 +159,18 @@ async def test_the_digest_of_a_bus_that_moves(world: World) -> None:
     await publish(world, FACTS)
     sequencer = await world.buses.open("")
     digests = ProjectionDigests()
-    reading = asyncio.create_task(digests.read(sequencer, "caller"))
+
+    async def read() -> tuple[Head, str]:
+        digest = await digests.read(sequencer, "caller")
+        return sequencer.head, digest
+
+    expected = {sequencer.head: (await sequencer.settled()).digest()}
+    reading = asyncio.create_task(read())
     await asyncio.sleep(0)
     await world.publish(fact(SUBJECT, "key.n0", "changed"))
-    assert (await sequencer.settled()).digest() == await reading
+    expected[sequencer.head] = (await sequencer.settled()).digest()
+    head, digest = await reading
+    assert expected[head] == digest
 
     async def write() -> None:
         while True:

@@ -33,7 +33,7 @@ class LateHealth(health.aio.HealthServicer):
         super().__init__()
         self.ended = asyncio.Event()
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  # the contract's name
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]  # noqa: N802  # may be a generator
         """Answer now, and when the call is cancelled."""
         try:
             yield health_pb2.HealthCheckResponse()
