@@ -1,1 +1,1 @@
-"""The commands of `gavel rules`, a module each: some work offline on files, the others on a server's rule sets."""
+"""The commands of `gavel rules`, a module each: `authoring/` works on files, `deployment/` on a server's rule sets."""

@@ -1,0 +1,1 @@
+"""Commands that check, test and show rule sets in files, without a server."""

@@ -1,0 +1,1 @@
+"""Commands that read and change the rule sets of a server."""
