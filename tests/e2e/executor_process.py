@@ -12,7 +12,7 @@ import sys
 
 from gavel_client import GavelClient
 from gavel_client.executor.executor import Executor
-from gavel_server.cli.commands.executor import load_handlers
+from gavel_server.cli.commands.processes.executor import load_handlers
 
 
 async def main(handlers: str, server: str, redis_url: str, bus: str, name: str, *milliseconds: str) -> None:

@@ -9,17 +9,17 @@ import typer
 
 from gavel_server.cli.command import Command
 from gavel_server.cli.commands.completion import completion
-from gavel_server.cli.commands.demo import demo
-from gavel_server.cli.commands.executor import executor
-from gavel_server.cli.commands.fdr import fdr
-from gavel_server.cli.commands.log import log
-from gavel_server.cli.commands.preflight import preflight
-from gavel_server.cli.commands.projection import projection
-from gavel_server.cli.commands.propose import propose
-from gavel_server.cli.commands.publish import publish
-from gavel_server.cli.commands.replay import replay
-from gavel_server.cli.commands.review import review, reviews
-from gavel_server.cli.commands.revoke import revoke
+from gavel_server.cli.commands.people.review import review, reviews
+from gavel_server.cli.commands.people.revoke import revoke
+from gavel_server.cli.commands.processes.demo import demo
+from gavel_server.cli.commands.processes.executor import executor
+from gavel_server.cli.commands.processes.fdr import fdr
+from gavel_server.cli.commands.processes.serve import serve
+from gavel_server.cli.commands.reads.log import log
+from gavel_server.cli.commands.reads.projection import projection
+from gavel_server.cli.commands.reads.replay import replay
+from gavel_server.cli.commands.reads.status import status
+from gavel_server.cli.commands.reads.trace import trace
 from gavel_server.cli.commands.rules.authoring.bench import bench
 from gavel_server.cli.commands.rules.authoring.diff import diff
 from gavel_server.cli.commands.rules.authoring.explain import explain
@@ -36,10 +36,10 @@ from gavel_server.cli.commands.rules.deployment.list import list_rule_sets
 from gavel_server.cli.commands.rules.deployment.rollback import rollback
 from gavel_server.cli.commands.rules.deployment.shadow import shadow
 from gavel_server.cli.commands.rules.deployment.simulate import simulate
-from gavel_server.cli.commands.serve import serve
-from gavel_server.cli.commands.signal import signal
-from gavel_server.cli.commands.status import status
-from gavel_server.cli.commands.trace import trace
+from gavel_server.cli.commands.submissions.preflight import preflight
+from gavel_server.cli.commands.submissions.propose import propose
+from gavel_server.cli.commands.submissions.publish import publish
+from gavel_server.cli.commands.submissions.signal import signal
 
 PROGRAM: Final = "gavel"
 

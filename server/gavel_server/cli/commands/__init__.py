@@ -1,1 +1,1 @@
-"""The commands of `gavel`, a module each; a group's commands that share a noun (`log`, `review`) stand together."""
+"""The commands of `gavel`, a module each, in folders by purpose; `log` and `review` are groups of commands in one module."""

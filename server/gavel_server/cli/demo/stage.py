@@ -28,7 +28,7 @@ SERVER_LINES_SHOWN: Final = 20
 
 async def perform(data: Path, bus: str) -> int:
     """Play the demo with its log in `data` and replay the log; return the replay's exit status. Raises CommandError."""
-    from gavel_server.cli.commands.replay import exit_status
+    from gavel_server.cli.commands.reads.replay import exit_status
 
     async with _server(data) as address:
         trace = await _play(address, data, bus)
@@ -133,7 +133,7 @@ def _tail(log_file: Path) -> str:
 async def _replay(data: Path, bus: str) -> ReplayVerdict:
     from gavel.v1.decision_pb2 import ENGINE_RETE
 
-    from gavel_server.cli.commands.replay import read_verdict, verify_log
+    from gavel_server.cli.commands.reads.replay import read_verdict, verify_log
     from gavel_server.cli.offline_log import open_directory
 
     return await read_verdict(verify_log(open_directory(data, bus), 0, 0, ENGINE_RETE))

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from gavel_server.cli.commands.publish import publish_envelope
+from gavel_server.cli.commands.submissions.publish import publish_envelope
 from gavel_server.cli.errors import InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server
 

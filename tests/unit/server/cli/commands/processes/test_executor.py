@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gavel_server.cli.commands.executor import load_handlers
+from gavel_server.cli.commands.processes.executor import load_handlers
 from gavel_server.cli.errors import InvalidInputError
 
 HANDLERS = """

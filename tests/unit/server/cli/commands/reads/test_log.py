@@ -9,7 +9,7 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import Checkpoint, SubscribeEventsResponse
 from gavel_client import GavelError, SyncGavelClient
-from gavel_server.cli.commands.log import follow_events
+from gavel_server.cli.commands.reads.log import follow_events
 
 from tests.unit.client.fake_server import FakeServer, refusal
 

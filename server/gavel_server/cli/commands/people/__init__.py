@@ -1,0 +1,1 @@
+"""Commands with which people list reviews, decide them, and revoke approvals."""

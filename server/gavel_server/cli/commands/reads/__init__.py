@@ -1,0 +1,1 @@
+"""Commands that read the state or the log, or prove a log."""

@@ -1,0 +1,1 @@
+"""Commands that ask for a decision or record an event."""
