@@ -1,6 +1,9 @@
-"""Attacks of strangers and greedy callers on a server, each a coroutine: `python -m tests.campaigns.attacks HOST:PORT SECONDS SEED`.
+"""Attacks of strangers and greedy callers on a server, each a coroutine.
 
-The program runs attacks at random, a few at once, and prints as JSON how often each ran and which events were accepted from it.
+`python -m tests.campaigns.attacks HOST:PORT SECONDS SEED [ATTACK…]`
+
+The program runs attacks at random, a few at once, and prints as JSON how often each ran and which events were accepted from it. Without
+names it runs all of them.
 """
 
 from __future__ import annotations
@@ -307,10 +310,11 @@ async def _call(target: Target, path: bytes, request: bytes, times: int) -> None
         await asyncio.gather(*(method(request, timeout=10) for _ in range(times)), return_exceptions=True)
 
 
-async def main(address: str, seconds: str, seed: str) -> None:
+async def main(address: str, seconds: str, seed: str, *names: str) -> None:
     """Attack, and print what was done."""
     host, _, port = address.rpartition(":")
-    runs, accepted = await attack(host, int(port), float(seconds), int(seed))
+    chosen = [one for one in ATTACKS if one.__name__ in names] or ATTACKS
+    runs, accepted = await attack(host, int(port), float(seconds), int(seed), chosen)
     print(json.dumps({"runs": runs, "accepted": sorted(accepted)}))
 
 

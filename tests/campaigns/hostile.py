@@ -13,6 +13,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ import redis.asyncio
 from gavel_server.process.build import build
 from rich.console import Console
 
+from tests.campaigns.attacks import ATTACKS
 from tests.e2e.ledger import Ledger
 from tests.e2e.world import Server, fronts_of, open_bus, publish_status, replay, run_servers
 
@@ -70,7 +72,8 @@ class Report:
 class Campaign:
     """One server, its attackers and the canary."""
 
-    def __init__(self, directory: Path, front: str) -> None:
+    def __init__(self, directory: Path, front: str, attacks: Sequence[str] = ()) -> None:
+        self.attacks = attacks  # by name; none: all
         self.server = Server(directory, options=["--front", front], installed=True)
         self.report = Report()
 
@@ -83,7 +86,10 @@ class Campaign:
             await self._canary(5)  # fills caches
             self.report.memory_before = self.memory_bytes()
             watching = asyncio.create_task(self._watch())
-            attackers = [self._program("attacks", self.server.address, seconds, seed + number, niced=True) for number in range(ATTACKERS)]
+            attackers = [
+                self._program("attacks", self.server.address, seconds, seed + number, *self.attacks, niced=True)
+                for number in range(ATTACKERS)
+            ]
             self.report.canary, *attacked = await asyncio.gather(self._canary(seconds), *attackers)
             watching.cancel()
             await self._wait_for_calm()
@@ -148,10 +154,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of every choice (default 1)")
     parser.add_argument("--front", choices=("native", "none"), default="native", help="what speaks gRPC (default native)")
     parser.add_argument("--no-timings", action="store_true", help="do not judge the canary's p99")
+    parser.add_argument("--attacks", nargs="*", default=(), choices=[attack.__name__ for attack in ATTACKS], help="which (default all)")
     options = parser.parse_args()
     print(f"the {build()} build, front {options.front}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gavel-hostile-") as directory:
-        campaign = Campaign(Path(directory), options.front)
+        campaign = Campaign(Path(directory), options.front, options.attacks)
         report = asyncio.run(campaign.run(options.minutes * 60, options.seed, timings=not options.no_timings))
     console = Console(highlight=False)
     console.print(f"attacks: {report.attacks}")

@@ -21,6 +21,7 @@ from gavel_server.log import (
     genesis_hash,
 )
 from gavel_server.log.memory import MemoryLog
+from gavel_server.log.protocol import CHUNK_BYTES
 from gavel_server.log.redis.log import RedisLog
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
@@ -93,6 +94,19 @@ async def test_read_ranges(log: EventLog, bus: str, first: int, last: int, limit
     assert [entries[number - 1].sequence_number for number in expected] == [
         record.sequence_number for record in await log.read(first, last, limit)
     ]
+
+
+async def test_reads_are_bounded_in_bytes(log: EventLog, bus: str) -> None:
+    """A read ends with the event that reaches CHUNK_BYTES, also where large events follow small ones."""
+    sizes = [100] * 20 + [CHUNK_BYTES // 2] * 5 + [CHUNK_BYTES] * 2
+    entries: list[Entry] = []
+    for size in sizes:
+        entries += entries_after(head_of(entries) if entries else empty_head(bus), 1, "x" * size)
+    await log.append(empty_head(bus), entries, NOW_MS, [])
+    read: list[list[int]] = []
+    while not read or read[-1][-1] < len(sizes):
+        read.append([record.sequence_number for record in await log.read(read[-1][-1] + 1 if read else 1, 99)])
+    assert [[*range(1, 23)], [23, 24], [25, 26], [27]] == read
 
 
 async def test_read_many(log: EventLog, bus: str) -> None:

@@ -15,7 +15,7 @@ from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit
-from gavel_server.log import Entry, EventLog, Head
+from gavel_server.log import Entry, EventLog, Head, Record
 from gavel_server.log.memory import MemoryLog
 from gavel_server.process.clock import GuardedClock
 
@@ -133,11 +133,18 @@ class Servers:
 
     async def events(self) -> list[Envelope]:
         """Return the events of the log."""
-        return [Envelope.FromString(record.envelope) for record in await self.log.read(1, 10_000, 10_000)]
+        return [Envelope.FromString(record.envelope) for record in await self.records()]
+
+    async def records(self) -> list[Record]:
+        """Return the records of the log."""
+        records: list[Record] = []
+        while more := await self.log.read(len(records) + 1, 10_000):
+            records += more
+        return records
 
     async def prove(self) -> None:
         """Replay the log."""
-        replay_log(BUS, await self.log.read(1, 10_000, 10_000))
+        replay_log(BUS, await self.records())
 
 
 Scene = Callable[[Servers], Awaitable[None]]

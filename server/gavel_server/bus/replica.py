@@ -30,7 +30,6 @@ from gavel_server.bus.trace_owners import TraceOwners, producer_name
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
-from gavel_server.log.chunk_size import ChunkSize
 from gavel_server.log.protocol import empty_head
 from gavel_server.process import metrics
 from gavel_server.process.clock import GuardedClock
@@ -159,19 +158,17 @@ class Replica:
 
     async def _read_on(self, head: Head) -> None:
         precompiler = Precompiler()
-        size = ChunkSize(READ_EVENTS_MAX)
         turns = Turns(SLICE_EVENTS, self._monotonic)
         loop = asyncio.get_running_loop()
         next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
         while self.head.sequence_number < head.sequence_number:
-            records = await self.log.read(self.head.sequence_number + 1, head.sequence_number, size.events)
+            records = await self.log.read(self.head.sequence_number + 1, head.sequence_number, READ_EVENTS_MAX)
             if not records or records[0].sequence_number != self.head.sequence_number + 1:
                 raise LogCorruptError(f"bus {self.bus}: event {self.head.sequence_number + 1} is missing")
             for record in records:
                 await precompiler.before(self.state, record.envelope)
                 self._apply(record)
                 await turns.spend(1)
-            size.learn(records)
             self.wake_followers()
             await asyncio.sleep(0)
             if loop.time() >= next_report:

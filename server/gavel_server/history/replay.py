@@ -25,7 +25,6 @@ from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputa
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
 from gavel_server.log import EventLog, LogCorruptError, Record
-from gavel_server.log.chunk_size import ChunkSize
 from gavel_server.process.turns import Turns
 
 # Events read at once, and those checked before other tasks get their turn: some milliseconds of work.
@@ -165,10 +164,9 @@ async def _pages(
 ) -> AsyncGenerator[int, None]:
     """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
     number = 0
-    size = ChunkSize(PAGE_EVENTS_MAX)
     turns = Turns(SLICE_EVENTS)
     while number < last:
-        records = await log.read(number + 1, last, size.events)
+        records = await log.read(number + 1, last, PAGE_EVENTS_MAX)
         if not records:
             message = f"event {number + 1} is missing; the log ends before its head"
             raise DamagedError(Divergence(sequence_number=number + 1, kind="sequence-gap", message=message))
@@ -177,7 +175,6 @@ async def _pages(
                 await before(record.envelope)
             feed(record)
             await turns.spend(1)
-        size.learn(records)
         number = records[-1].sequence_number
         yield number
         await asyncio.sleep(0)

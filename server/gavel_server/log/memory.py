@@ -11,7 +11,17 @@ from collections.abc import Callable, Sequence
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
-from gavel_server.log.protocol import DAY_MS, READ_LIMIT, ConsumerGroup, EventIdTakenError, HeadMovedError, IdEntry, empty_head, window_days
+from gavel_server.log.protocol import (
+    CHUNK_BYTES,
+    DAY_MS,
+    READ_LIMIT,
+    ConsumerGroup,
+    EventIdTakenError,
+    HeadMovedError,
+    IdEntry,
+    empty_head,
+    window_days,
+)
 
 
 class MemoryLog:
@@ -51,7 +61,14 @@ class MemoryLog:
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
         """See EventLog."""
         first = max(from_sequence_number, 1)
-        return self._records[first - 1 : max(min(to_sequence_number, first - 1 + limit), 0)]
+        records: list[Record] = []
+        size_bytes = 0
+        for record in self._records[first - 1 : max(min(to_sequence_number, first - 1 + limit), 0)]:
+            records.append(record)
+            size_bytes += len(record.envelope)
+            if size_bytes >= CHUNK_BYTES:
+                break
+        return records
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""

@@ -17,6 +17,8 @@ from gavel_server.log.entries import Entry, Head, Record
 
 # The default limit of `read`.
 READ_LIMIT: Final = 1000
+# Envelopes in the reply to one read, until which it goes on: it has at most one event beyond.
+CHUNK_BYTES: Final = 1024 * 1024
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
 
@@ -122,6 +124,8 @@ class EventLog(Protocol):
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
         """Return the events between two sequence numbers, both included, ascending, at most `limit`.
+
+        It returns fewer events where CHUNK_BYTES are reached, and at least one of those that there are.
 
         Archived and trimmed events are absent at the start; a gap after the first event raises LogCorruptError.
         """

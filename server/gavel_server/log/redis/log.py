@@ -22,6 +22,7 @@ from gavel_rules.redis_keys import event_ids_key, head_key, log_key, work_key
 
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.protocol import (
+    CHUNK_BYTES,
     DAY_MS,
     READ_LIMIT,
     ConsumerGroup,
@@ -54,6 +55,7 @@ GROUP_OF_QUEUE: Final = {"decisions": "executors", "executions": "fdr"}
 _LOG: Final = structlog.get_logger(__name__)
 _APPEND: Final = Script("append.lua")
 _HEAD: Final = Script("head.lua")
+_READ: Final = Script("read.lua")
 # Parts of the error replies that only a key of the log with the wrong type or contents causes.
 _DAMAGES: Final = ("WRONGTYPE", "equal or smaller than the target stream", "hash value is not an integer")
 
@@ -210,7 +212,8 @@ class RedisLog:
         first = max(from_sequence_number, 1)
         if to_sequence_number < first or limit < 1:
             return []
-        (rows,) = self._answers(await self._reads.read(("XRANGE", self._log_key, f"{first}-0", f"{to_sequence_number}-0", "COUNT", limit)))
+        body = (1, self._log_key, first, to_sequence_number, limit, CHUNK_BYTES)
+        (rows,) = self._answers(await _READ.run(self._reads.read, body))
         records = [self._record(row) for row in rows]
         if records and records[-1].sequence_number - records[0].sequence_number != len(records) - 1:
             missing = next(number for number, record in enumerate(records, records[0].sequence_number) if record.sequence_number != number)

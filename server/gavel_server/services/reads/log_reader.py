@@ -23,7 +23,6 @@ from google.protobuf.message import DecodeError
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, LogCorruptError, Record
-from gavel_server.log.chunk_size import ChunkSize
 from gavel_server.services.reads.partial_envelope import PartialEnvelope
 
 # Events per read at most, however small they are. A chunk is held in memory whole, and other tasks wait while it is filtered.
@@ -85,16 +84,14 @@ async def read_chunks(log: EventLog, first: int, last: int, turn: asyncio.Semaph
     EventLog.read.
     """
     number = first
-    size = ChunkSize(CHUNK_EVENTS_MAX)
     while number <= last:
         async with turn or nullcontext():
-            records = await log.read(number, last, size.events)
+            records = await log.read(number, last, CHUNK_EVENTS_MAX)
         if not records:
             raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"event {number} of bus {log.bus} was in the log and is missing now")
         if records[0].sequence_number != number:
             message = f"bus {log.bus} holds no events before {records[0].sequence_number}; read from that number"
             raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-        size.learn(records)
         number = records[-1].sequence_number + 1
         yield records
 
