@@ -115,13 +115,14 @@ class BusRegistry:
             sequencer.is_used = True
             return sequencer
         opening = self._opening.get(name) or self._begin(name)
-        try:
-            # Shielded: a caller that gives up must not end the opening, or a long log would never be read to its end.
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            if opening.cancelled():
-                raise _shutting_down() from None
-            raise
+        # A caller that gives up does not end the opening, or a long log would never be read to its end.
+        await asyncio.wait([opening])
+        if opening.cancelled():
+            raise _shutting_down()
+        error = opening.exception()
+        if isinstance(error, ServiceError):
+            raise error.copy() from error.__cause__
+        return opening.result()
 
     def all(self) -> list[Sequencer]:
         """Return the sequencers of this process, sorted by bus name."""

@@ -69,6 +69,20 @@ async def test_read_while_the_store_is_unavailable(servers: Servers) -> None:
     assert "LOG_UNAVAILABLE" == reason(error_info.value)
 
 
+async def test_each_caller_of_a_failed_opening_has_its_own_error() -> None:
+    """Callers that wait for one opening do not share the exception that they raise: its traceback would keep the frames of all of them."""
+
+    async def fails(name: str) -> Sequencer:
+        await asyncio.sleep(0)
+        raise LogUnavailableError("connection refused")
+
+    buses = BusRegistry(fails, is_known)
+    results = await asyncio.gather(*(buses.open("known") for _ in range(3)), return_exceptions=True)
+    errors = [result for result in results if isinstance(result, ServiceError)]
+    assert [("LOG_UNAVAILABLE", "connection refused")] * 3 == [(reason(error), str(error.__cause__)) for error in errors]
+    assert 3 == len({id(error) for error in errors})
+
+
 @with_servers
 async def test_a_bus_is_opened_once(servers: Servers) -> None:
     """Concurrent callers open a bus once; a failed attempt does not prevent the next."""
