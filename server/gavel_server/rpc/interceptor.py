@@ -122,17 +122,17 @@ class Interceptor:
 
     def _handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> _Handler:
         """Return the handler of a servicer's method: one request, and one answer or an async generator of answers."""
-        name, decode, encode = _name(method), _decoder(method), _encoder(method)
+        name, decode, encode = _name(method), _request_decoder(method).decode_in_turns, _encoder(method)
         assert not method.client_streaming  # noqa: S101  # the one stream of requests, StreamProposals, is a plain method
 
         async def unary(_: object, context: _GrpcContext) -> Any:
             data = await _request(name, context)
             async with _errors(name, context):
-                return await behaviour(decode(data), self._context(name, context))
+                return await behaviour(await decode(data), self._context(name, context))
 
         async def stream(_: object, context: _GrpcContext) -> None:
             data = await _request(name, context)
-            async with _errors(name, context), aclosing(behaviour(decode(data), self._context(name, context))) as responses:
+            async with _errors(name, context), aclosing(behaviour(await decode(data), self._context(name, context))) as responses:
                 async for response in responses:
                     await _write(context, response)
 
@@ -142,7 +142,7 @@ class Interceptor:
 
     def _library_handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> _Handler:
         """Return the handler of a library's method. It is a generator of answers, or a coroutine that returns or writes them."""
-        name, decode, encode = _name(method), _decoder(method), _encoder(method)
+        name, decode, encode = _name(method), _request_decoder(method).decode, _encoder(method)
         is_generator = isasyncgenfunction(behaviour)
 
         async def decoded(stream: AsyncIterator[bytes]) -> AsyncGenerator[Message, None]:
@@ -218,8 +218,8 @@ async def _errors(name: str, context: _GrpcContext) -> AsyncIterator[None]:
         await abort(context, refuse(name, error))
 
 
-def _decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
-    return RequestDecoder(_name(method), GetMessageClass(method.input_type)).decode
+def _request_decoder(method: MethodDescriptor) -> RequestDecoder[Any]:
+    return RequestDecoder(_name(method), GetMessageClass(method.input_type))
 
 
 def _encoder(method: MethodDescriptor) -> Callable[[Any], bytes]:

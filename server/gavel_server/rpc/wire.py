@@ -58,6 +58,27 @@ def count_items(data: bytes, number: int, items_max: int) -> int:
     return items
 
 
+def split_items(data: bytes, number: int) -> tuple[list[bytes], bytes]:
+    """Return the contents of the fields of this number that a message has itself, and the bytes of its other fields. Raises ValueError."""
+    counter = _Counter(data, len(data))
+    items: list[bytes] = []
+    others: list[bytes] = []
+    others_begin = 0
+    groups = 0  # open ones, whose fields are not those of the message
+    while counter.place < len(data):
+        begin = counter.place
+        field_number = counter.skip_field(len(data))
+        if counter.wire_type == _START_GROUP:
+            groups += 1
+        elif counter.wire_type == _END_GROUP:
+            groups -= 1
+        elif field_number == number and counter.wire_type == _LENGTH_DELIMITED and not groups:
+            items.append(data[counter.content : counter.place])
+            others.append(data[others_begin:begin])
+            others_begin = counter.place
+    return items, b"".join([*others, data[others_begin:]])
+
+
 def text_field(data: bytes, number: int) -> str:
     """Return the first text of this field number of a message, or "" if there is none that can be read."""
     counter = _Counter(data, len(data))

@@ -23,15 +23,16 @@ from gavel_rules.limits import MESSAGE_BYTES_MAX, REQUEST_ID_LENGTH_MAX
 from google.protobuf.message import Message
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
-from gavel_server.bus.request import Callback, CommittedAnswer
+from gavel_server.bus.request import Callback, CommittedAnswer, Request
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.intake.admission import admit_proposal
 from gavel_server.intake.envelope_validation import GROWTH_MAX
 from gavel_server.intake.human_commands import resolution, revocation
+from gavel_server.process.turns import Turns
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.rpc.decoding import RequestDecoder
+from gavel_server.rpc.decoding import BATCH_BYTES_AT_ONCE, SLICE_ITEMS, RequestDecoder
 from gavel_server.rpc.framing import decision_response, stream_response
 from gavel_server.rpc.plain_methods import PlainMethod, Respond, Tasks
 from gavel_server.rpc.refusals import refuse
@@ -89,15 +90,39 @@ class Arbitration:
 
     def _batch_submit_proposals(self, data: bytes, context: CallContext, respond: Respond) -> None:
         """Answer a BatchSubmitProposalsRequest; every item succeeds or fails by itself."""
+        if len(data) > BATCH_BYTES_AT_ONCE:
+            self._tasks.start(self._submit_large_batch(data, context, respond))
+            return
         request = _BATCH.decode(data)
         check_batch(len(request.envelopes))
         envelopes = request.envelopes[:]
         answers = BatchAnswers(context.method, len(envelopes), respond)
-        # Measuring each proposal takes time: only if one of the batch could exceed the limit.
-        share_bytes = len(data) // len(envelopes) if len(data) * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
-        requests = answers.admit(envelopes, self._bus(request.bus), share_bytes, context.cancellation, context.peer)
+        requests = answers.admit(envelopes, self._bus(request.bus), len(data) // len(envelopes), context.cancellation, context.peer)
+        self._submit_all(request.bus, requests, context, respond)
+
+    async def _submit_large_batch(self, data: bytes, context: CallContext, respond: Respond) -> None:
+        """Answer a BatchSubmitProposalsRequest. Other tasks run while its proposals are decoded and admitted."""
+        try:
+            request = await _BATCH.decode_in_turns(data)
+            check_batch(len(request.envelopes))
+            envelopes = request.envelopes[:]
+            bus = self._bus(request.bus)
+            answers = BatchAnswers(context.method, len(envelopes), respond)
+            # Measuring each proposal takes time: only if one of the batch could exceed the limit.
+            share_bytes = len(data) // len(envelopes) if len(data) * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
+            requests: list[Request] = []
+            turns = Turns(SLICE_ITEMS)
+            for index, envelope in enumerate(envelopes):
+                await turns.spend(1)
+                requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.peer, index)
+        except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
+            respond(error)
+            return
+        self._submit_all(request.bus, requests, context, respond)
+
+    def _submit_all(self, bus: str, requests: list[Request], context: CallContext, respond: Respond) -> None:
         if requests:
-            self._with_bus(request.bus, context, self._buses.open, respond, lambda sequencer: sequencer.submit_all(requests))
+            self._with_bus(bus, context, self._buses.open, respond, lambda sequencer: sequencer.submit_all(requests))
 
     def _stream_proposal(self, data: bytes, context: CallContext, respond: Respond) -> None:
         """Answer one StreamProposalsRequest with its StreamProposalsResponse, which holds the error if there is one.

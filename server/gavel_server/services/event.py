@@ -30,6 +30,7 @@ from gavel.v1.event_service_pb2 import (
     SubscribeEventsRequest,
     SubscribeEventsResponse,
 )
+from gavel_rules.codec.fields import Field
 from gavel_rules.codec.responses import with_chain_hash
 from gavel_rules.commands import PublishEvent
 from gavel_rules.events.ids import is_uuid
@@ -56,6 +57,7 @@ from gavel_server.services.reads.log_reader import (
     envelope_of,
     range_violations,
     read_chunks,
+    record_of,
 )
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, page_of
 from gavel_server.services.reads.tool_pairs import tool_pairs
@@ -69,6 +71,10 @@ SCAN_BYTES_MAX: Final = 64 * 1024 * 1024
 PAGE_READS_MAX: Final = 4
 # A trace is cut before it outgrows the 4 MiB that gRPC clients accept by default; its pairs need room, too.
 TRACE_BYTES_MAX: Final = 3 * 1024 * 1024
+
+# The fields of the answer to a batch that hold a result, and its event.
+_PUBLISHED: Final = Field(BatchPublishEventsResponse, "results")
+_PUBLISHED_EVENT: Final = Field(PublishResult, "envelope")
 
 _BATCH_METHOD: Final = "gavel.v1.EventService/BatchPublishEvents"
 
@@ -89,20 +95,20 @@ class EventServicer:
         completed = await sequencer.execute(*admitted, caller=context.peer)
         return PublishEventResponse(envelope=committed_envelope(completed))
 
-    async def BatchPublishEvents(self, request: BatchPublishEventsRequest, context: CallContext) -> BatchPublishEventsResponse:
+    async def BatchPublishEvents(self, request: BatchPublishEventsRequest, context: CallContext) -> Encoded[BatchPublishEventsResponse]:
         """Append events in order; each succeeds or fails by itself."""
         check_batch(len(request.envelopes))
         self._buses.check_name(request.bus)
-        admitted = admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT))
+        admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT))
         results = await execute_all(lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.peer)
-        return BatchPublishEventsResponse(
-            results=[
-                PublishResult(error=refuse(_BATCH_METHOD, result).status())
-                if isinstance(result, ServiceError)
-                else PublishResult(envelope=committed_envelope(result))
-                for result in results
-            ]
-        )
+        parts: list[bytes] = []
+        for result in results:
+            if isinstance(result, ServiceError):
+                parts.append(_PUBLISHED.content(PublishResult(error=refuse(_BATCH_METHOD, result).status()).SerializeToString()))
+            else:
+                record = record_of(result)
+                parts.append(_PUBLISHED.content(_PUBLISHED_EVENT.content(with_chain_hash(record.envelope, record.chain_hash))))
+        return Encoded(b"".join(parts))
 
     async def GetEvent(self, request: GetEventRequest, context: CallContext) -> Encoded[GetEventResponse]:
         """Read one event by its sequence number or its id. The id of a live decision or open review is known as long as that lives."""

@@ -18,6 +18,7 @@ from gavel.v1.arbitration_service_pb2 import (
 )
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.codec.fields import Field
 from gavel_rules.commands import Fault
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
@@ -32,12 +33,16 @@ from gavel_server.intake.admission import admit_proposal
 from gavel_server.process.turns import Turns
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import RequestDecoder
+from gavel_server.rpc.limits import BATCH_ANSWER_BYTES_MAX
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.services.batches.commands import check_batch
 
 _SINGLE: Final = RequestDecoder(f"{ARBITRATION.full_name}/Preflight", PreflightRequest)
 _BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchPreflightRequest)
+# The fields of the answer to a batch that hold a result, and its decision.
+_RESULT: Final = Field(BatchPreflightResponse, "results")
+_DECISION: Final = Field(PreflightResult, "decision")
 # Proposals that are admitted or decided before other tasks get a turn, unless the time for that is up (`Turns`).
 SLICE_PROPOSALS: Final = 16
 
@@ -74,7 +79,7 @@ class Preflight:
 
     async def batch_preflight(self, data: bytes, context: CallContext) -> bytes:
         """Answer a BatchPreflightRequest; each proposal as if it were the only one. Raises ServiceError, LogError."""
-        request = _BATCH.decode(data)
+        request = await _BATCH.decode_in_turns(data)
         check_batch(len(request.envelopes))
         sequencer = await self._sequencer(request.bus, context)
         proposals: list[ProposalView | ServiceError] = []
@@ -88,10 +93,14 @@ class Preflight:
         citations = await _citations(sequencer, [proposal for proposal in proposals if isinstance(proposal, ProposalView)])
         state = await sequencer.confirmed_state()
         now_ms = sequencer.now_ms()
-        response = BatchPreflightResponse()
+        parts: list[bytes] = []
+        room_bytes = BATCH_ANSWER_BYTES_MAX
         for proposal in proposals:
             if isinstance(proposal, ServiceError):
-                response.results.append(PreflightResult(error=proposal.status()))
+                parts.append(_error_result(proposal))
+                continue
+            if room_bytes < 0:
+                parts.append(_error_result(refuse(context.method, _too_large())))
                 continue
             if turns.is_over(1):
                 # The bus goes on meanwhile: each decision has the state_version that it was made on.
@@ -99,10 +108,15 @@ class Preflight:
                 state = await sequencer.confirmed_state()
                 now_ms = sequencer.now_ms()
             try:
-                response.results.append(PreflightResult(decision=_decision(preflight(state, proposal, citations, now_ms))))
+                decision = _decision(preflight(state, proposal, citations, now_ms)).SerializeToString()
             except Exception as error:  # noqa: BLE001  # a bug or a broken engine costs one proposal, not the others of its batch
-                response.results.append(PreflightResult(error=refuse(context.method, error).status()))
-        return response.SerializeToString()
+                parts.append(_error_result(refuse(context.method, error)))
+                continue
+            room_bytes -= len(decision)
+            parts.append(
+                _error_result(refuse(context.method, _too_large())) if room_bytes < 0 else _RESULT.content(_DECISION.content(decision))
+            )
+        return b"".join(parts)
 
     async def _sequencer(self, bus: str, context: CallContext) -> Sequencer:
         return await self._buses.existing(bus, context.bus_incarnation)
@@ -143,6 +157,15 @@ async def _citations(sequencer: Sequencer, proposals: Sequence[ProposalView]) ->
     remembered = {number: recent_events.citable[number] for number in cited if number in recent_events.citable}
     dropped = [number for number in cited if number not in remembered]
     return {**remembered, **await recent_events.read_citable(dropped)} if dropped else remembered
+
+
+def _error_result(error: ServiceError) -> bytes:
+    return _RESULT.content(PreflightResult(error=error.status()).SerializeToString())
+
+
+def _too_large() -> ServiceError:
+    message = f"the decisions of this batch exceed {BATCH_ANSWER_BYTES_MAX} bytes; ask for this one in a smaller batch"
+    return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)
 
 
 def _decision(outcome: Decision | Fault) -> Decision:

@@ -38,13 +38,15 @@ class BatchAnswers:
         share_bytes: int | None,
         cancellation: Cancellation | None = None,
         caller: str = INTERNAL,
+        first: int = 0,
     ) -> list[Request]:
-        """Admit the proposals; return requests for the valid ones, which are answered here, and take the errors of the others.
+        """Admit proposals; return requests for the valid ones, which are answered here, and take the errors of the others.
 
         `share_bytes` is taken as the size of each proposal; None: each is measured. `cancellation` and `caller` are those of the call.
+        `first` is the index of the first of these proposals in the call.
         """
         requests: list[Request] = []
-        for index, envelope in enumerate(envelopes):
+        for index, envelope in enumerate(envelopes, first):
             try:
                 size_bytes = envelope.ByteSize() if share_bytes is None else share_bytes
                 command, idempotency_key = admit_proposal(envelope, bus, size_bytes)

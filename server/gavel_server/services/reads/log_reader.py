@@ -108,9 +108,14 @@ def envelope_of(record: Record) -> Envelope:
 
 def committed_envelope(completed: CommittedAnswer) -> Envelope:
     """Return the committed event that answers a command, with its chain hash."""
+    return envelope_of(record_of(completed))
+
+
+def record_of(completed: CommittedAnswer) -> Record:
+    """Return the record of the committed event that answers a command."""
     if completed.record is None:
         raise TypeError(f"a command was answered with {type(completed.answer).__name__}, which is not an event of the log")
-    return envelope_of(completed.record)
+    return completed.record
 
 
 def category_violations(categories: Sequence[int]) -> list[tuple[str, str]]:

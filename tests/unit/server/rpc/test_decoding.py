@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
 
 import pytest
@@ -12,6 +13,8 @@ from gavel.v1.event_service_pb2 import GetEventRequest, ListEventsRequest
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX
 from gavel_server.errors import ServiceError
+from gavel_server.process import turns
+from gavel_server.rpc import decoding
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.limits import BATCH_FIELDS_MAX, READ_BYTES_MAX, REQUEST_FIELDS_MAX, UNCOUNTED_BYTES_MAX, request_limit
 from gavel_server.rpc.service_descriptors import SERVICES
@@ -153,6 +156,56 @@ def test_unknown_fields_are_discarded() -> None:
         SubmitProposalRequest(envelope=Envelope(proposal=Proposal(params=Struct(fields={"k": Value(bool_value=True)})))).SerializeToString()
         == decoded.SerializeToString()
     )
+
+
+def reasons(error: ServiceError) -> list[tuple[str, str]]:
+    """Return the violations, without what the parser says."""
+    return [(name, text.partition(": ")[0]) for name, text in error.violations]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        field(1, b"bus-1") + field(2, field(4, b"order/1") + UNKNOWN) * 300 + UNKNOWN + field(1, b"bus-2") + field(2, field(9, b"x")),
+        field(2, field(PROPOSAL, field(PARAMS, field(1, field(2, field(LIST, field(1, b"") * 1000)))))) * 100,
+        # A field of an unknown group is none of the request.
+        b"\x8b\x7d" + field(2, b"") * 10 + b"\x8c\x7d" + field(2, b"") * 3,
+        field(2, field(4, b"x" * 100)) * (BATCH_ITEMS_MAX + 1),
+        field(2, field(PROPOSAL, b"") * 1_000) * (BATCH_FIELDS_MAX // 1_000),
+        field(1, b"") * (BATCH_FIELDS_MAX + 1),
+        field(2, b"\xff") * 10,
+        b"\x12\xff\xff",
+        b"",
+    ],
+    ids=["repeated", "values", "group", "items", "fields", "other-fields", "malformed-item", "malformed", "empty"],
+)
+async def test_large_batches_are_decoded_in_turns(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is decoded in turns is the same request, or refused for the same reason."""
+    monkeypatch.setattr(decoding, "BATCH_BYTES_AT_ONCE", -1)
+    monkeypatch.setattr(turns, "TURN_SECONDS", -1.0)
+    decoder = RequestDecoder(BATCH, BatchSubmitProposalsRequest)
+    try:
+        expected: Message | list[tuple[str, str]] = decoder.decode(data)
+    except ServiceError as error:
+        expected = reasons(error)
+    try:
+        actual: Message | list[tuple[str, str]] = await decoder.decode_in_turns(data)
+    except ServiceError as error:
+        actual = reasons(error)
+    assert expected == actual
+
+
+async def test_other_tasks_run_while_a_large_batch_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks run between the items of a large batch whose items are slow."""
+    monkeypatch.setattr(turns, "TURN_SECONDS", -1.0)  # every item takes longer
+    data = field(2, field(4, b"x" * 1_000)) * 100
+    decoding_batch = asyncio.create_task(RequestDecoder(BATCH, BatchSubmitProposalsRequest).decode_in_turns(data))
+    rounds = 0
+    while not decoding_batch.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    assert rounds > 100
+    assert 100 == len((await decoding_batch).envelopes)
 
 
 def test_reads_discard_unknown_fields() -> None:

@@ -7,12 +7,14 @@ import asyncio
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchPreflightRequest, BatchPreflightResponse, PreflightRequest, PreflightResponse
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
+from gavel_client import GavelError
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
 from gavel_server.process import turns
+from gavel_server.services import preflight
 from gavel_server.services.arbitration import Arbitration
 
 from tests.support.calls import call_arbitration
@@ -84,6 +86,21 @@ async def test_reading_on_ends_without_the_log_and_at_a_stop(servers: Servers) -
     await sequencer.stop()
     await asyncio.wait_for(reading, 5)
     await asyncio.wait_for(sequencer.read_on(), 5)
+
+
+@with_servers
+async def test_large_answers_of_a_batch(servers: Servers) -> None:
+    """Decisions beyond the limit of an answer are an error that names it; those before are as they are."""
+    sequencer, _ = await servers.start_with_rules()
+    service = await arbitration(sequencer)
+    fact = await record_event(sequencer, servers.fact())
+    request = BatchPreflightRequest(envelopes=[proposal_envelope([fact]) for _ in range(10)])
+    whole = BatchPreflightResponse.FromString(await call_arbitration(service, "BatchPreflight", request))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(preflight, "BATCH_ANSWER_BYTES_MAX", 4 * whole.results[0].decision.ByteSize() + 100)
+        response = BatchPreflightResponse.FromString(await call_arbitration(service, "BatchPreflight", request))
+    assert ["decision"] * 4 + ["error"] * 6 == [result.WhichOneof("result") for result in response.results]
+    assert {"QUEUE_FULL"} == {GavelError.from_status(result.error).reason for result in response.results[4:]}
 
 
 @with_servers
