@@ -36,7 +36,7 @@ from google.protobuf.message import Message
 
 from tests.support.calls import call_context
 from tests.support.driver import BUS, event_id, proposal_envelope
-from tests.support.servers import CountingLog, Servers, record_event, with_servers
+from tests.support.simulation.servers import CountingLog, Servers, record_event, with_servers
 
 AT_ONCE: Final = 16
 EDITS_MAX: Final = 4

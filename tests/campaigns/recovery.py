@@ -19,8 +19,8 @@ from gavel_client import GavelClient, GavelError, fact_envelope
 from gavel_server.log.redis.embedded import EmbeddedRedis
 
 from tests.e2e.world import DEPOT, Server
-from tests.support.outages import OUTAGES, Outage
-from tests.support.tcp_proxy import TcpProxy, running_proxy
+from tests.support.redis.outages import OUTAGES, Outage
+from tests.support.redis.tcp_proxy import TcpProxy, running_proxy
 
 GOAL_SECONDS = 5.0
 GIVE_UP_SECONDS = 120.0

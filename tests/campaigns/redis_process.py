@@ -12,7 +12,7 @@ import redis.asyncio
 
 from tests.e2e.world import poll
 from tests.support.ports import free_port
-from tests.support.redis_programs import redis_programs
+from tests.support.redis.programs import redis_programs
 
 
 class RedisProcess:

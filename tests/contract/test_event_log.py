@@ -25,7 +25,7 @@ from gavel_server.log.protocol import CHUNK_BYTES
 from gavel_server.log.redis.log import RedisLog
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
-from tests.support.faults import FaultRates, FaultyLog
+from tests.support.simulation.faults import FaultRates, FaultyLog
 
 OpenLog = Callable[[], Awaitable[EventLog]]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.redis_programs import redis_programs
+from tests.support.redis.programs import redis_programs
 
 PROGRAMS = redis_programs()
 

@@ -18,7 +18,7 @@ from gavel_server.process.clock import GuardedClock
 
 from tests.support.driver import ALL_PAYLOADS, WEEK_MS, compile_cached, document, fact_envelope, proposal_envelope
 from tests.support.entries import DAY_MS
-from tests.support.servers import CROSS_CHECK, execute, reason, record_event, repeat_command
+from tests.support.simulation.servers import CROSS_CHECK, execute, reason, record_event, repeat_command
 
 TEXT = document()
 

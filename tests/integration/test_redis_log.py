@@ -34,7 +34,7 @@ from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.script import Script
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
-from tests.support.redis_tcp import replicated_redis
+from tests.support.redis.tcp import replicated_redis
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -29,8 +29,8 @@ from gavel_server.services.projection import ProjectionServicer
 
 from tests.support.calls import call_context
 from tests.support.driver import ALL_PAYLOADS, EXECUTOR, WEEK_MS, compile_cached, document, fact_envelope, proposal_envelope
-from tests.support.redis_tcp import RedisOnTcp, replicated_redis
-from tests.support.servers import CROSS_CHECK, execute, reason, repeat_command
+from tests.support.redis.tcp import RedisOnTcp, replicated_redis
+from tests.support.simulation.servers import CROSS_CHECK, execute, reason, repeat_command
 
 TIMEOUT_MS: Final = 300
 TEXT: Final = document(contest_window_ms=1_000)

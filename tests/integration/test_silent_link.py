@@ -8,7 +8,7 @@ import pytest
 from gavel_server.log import LogUnavailableError, OutcomeUnknownError
 from gavel_server.log.redis.connection import Connections
 
-from tests.support.tcp_proxy import Link, running_proxy
+from tests.support.redis.tcp_proxy import Link, running_proxy
 
 # No test reaches this timeout: a call that waits for it fails the test by pytest's own.
 TIMEOUT_MS = 600_000

@@ -19,7 +19,7 @@ from tests.simulation import actors, invariants
 from tests.simulation.virtual_time import run_virtually
 from tests.simulation.world import BUS, Weather, World
 from tests.support.driver import replay_log
-from tests.support.faults import FaultRates
+from tests.support.simulation.faults import FaultRates
 
 
 class Run(NamedTuple):

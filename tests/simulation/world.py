@@ -32,7 +32,7 @@ from gavel_server.process.clock import GuardedClock
 
 from tests.simulation.link import Link
 from tests.support.driver import ALL_PAYLOADS, START_MS, copy_command, fact_envelope
-from tests.support.faults import FaultRates, FaultyLog
+from tests.support.simulation.faults import FaultRates, FaultyLog
 
 BUS = "simulated"
 WINDOW_MS = 7 * 24 * 60 * 60 * 1000

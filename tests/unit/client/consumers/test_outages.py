@@ -13,8 +13,8 @@ from gavel_client.consumers.work_queue import DECISIONS, WorkQueue
 from gavel_client.rpc.backoff import Backoff
 from gavel_server.log.redis.embedded import EmbeddedRedis
 
-from tests.support.outages import OUTAGES, Outage
-from tests.support.tcp_proxy import running_proxy
+from tests.support.redis.outages import OUTAGES, Outage
+from tests.support.redis.tcp_proxy import running_proxy
 from tests.unit.client.work_queues import Queue, until
 
 

@@ -12,7 +12,7 @@ from gavel_server.log import Head
 from gavel_server.log.memory import MemoryLog
 
 from tests.support.driver import BUS, WEEK_MS
-from tests.support.servers import Servers, execute, reason, record_event
+from tests.support.simulation.servers import Servers, execute, reason, record_event
 
 
 def head(number: int) -> Head:

@@ -16,7 +16,7 @@ from gavel_server.services.batches.answers import BatchAnswers
 from google.rpc import code_pb2
 
 from tests.support.driver import proposal_envelope
-from tests.support.servers import Servers, reason, record_event, with_servers
+from tests.support.simulation.servers import Servers, reason, record_event, with_servers
 
 MEBIBYTE = 1024 * 1024
 

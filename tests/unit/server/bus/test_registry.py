@@ -15,7 +15,7 @@ from gavel_server.log.memory import MemoryLog
 from gavel_server.process.clock import GuardedClock
 
 from tests.support.driver import WEEK_MS, replay_log
-from tests.support.servers import CROSS_CHECK, Servers, execute, reason, with_servers
+from tests.support.simulation.servers import CROSS_CHECK, Servers, execute, reason, with_servers
 
 
 async def is_known(name: str) -> bool:

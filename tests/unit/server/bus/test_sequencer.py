@@ -38,7 +38,7 @@ from tests.support.driver import (
     observation_envelope,
     proposal_envelope,
 )
-from tests.support.servers import CROSS_CHECK, Servers, execute, reason, record_event, repeat_command, with_servers
+from tests.support.simulation.servers import CROSS_CHECK, Servers, execute, reason, record_event, repeat_command, with_servers
 
 # Opening, batches, time
 

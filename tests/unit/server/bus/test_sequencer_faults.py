@@ -22,8 +22,8 @@ from gavel_server.log.memory import MemoryLog
 
 from tests.simulation.virtual_time import run_virtually
 from tests.support.driver import BUS, WEEK_MS, event_id, proposal_envelope, rechain
-from tests.support.faults import FaultRates, FaultyLog
-from tests.support.servers import Servers, execute, reason, record_event, repeat_command, with_servers
+from tests.support.simulation.faults import FaultRates, FaultyLog
+from tests.support.simulation.servers import Servers, execute, reason, record_event, repeat_command, with_servers
 
 # Faults of the log
 

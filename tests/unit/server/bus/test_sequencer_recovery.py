@@ -25,7 +25,7 @@ from google.rpc import code_pb2
 
 from tests.simulation.virtual_time import run_virtually
 from tests.support.driver import EXECUTOR, proposal_envelope, rechain
-from tests.support.servers import Servers, execute, reason, record_event, repeat_command, with_servers
+from tests.support.simulation.servers import Servers, execute, reason, record_event, repeat_command, with_servers
 
 AWAY = LogUnavailableError("connection refused")
 

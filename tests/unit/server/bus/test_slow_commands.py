@@ -9,7 +9,7 @@ from gavel_server.bus.sequencer import BATCH_SECONDS_MAX
 from gavel_server.errors import ServiceError
 from gavel_server.process.turns import TURN_SECONDS, Turns
 
-from tests.support.servers import Servers, with_servers
+from tests.support.simulation.servers import Servers, with_servers
 
 
 class Clock:

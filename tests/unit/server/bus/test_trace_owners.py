@@ -17,7 +17,7 @@ from gavel_server.bus.trace_owners import FORGOTTEN_AT_ONCE, TraceOwners
 from gavel_server.errors import ServiceError
 
 from tests.support.driver import observation_envelope, proposal_envelope
-from tests.support.servers import Servers, execute, reason, record_event, with_servers
+from tests.support.simulation.servers import Servers, execute, reason, record_event, with_servers
 
 OTHER = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="another-agent")
 

@@ -16,7 +16,7 @@ from gavel_server.process.clock import GuardedClock
 
 from tests.simulation.virtual_time import run_virtually
 from tests.support.driver import START_MS, WEEK_MS, proposal_envelope
-from tests.support.servers import CROSS_CHECK, CountingLog, Servers, record_event, with_servers
+from tests.support.simulation.servers import CROSS_CHECK, CountingLog, Servers, record_event, with_servers
 
 BUSES = 20
 SECONDS = 10

@@ -19,7 +19,7 @@ from gavel_server.services.arbitration import Arbitration
 
 from tests.support.calls import call_arbitration
 from tests.support.driver import BUS, proposal_envelope
-from tests.support.servers import Servers, reason, record_event, with_servers
+from tests.support.simulation.servers import Servers, reason, record_event, with_servers
 
 
 async def arbitration(sequencer: Sequencer) -> Arbitration:

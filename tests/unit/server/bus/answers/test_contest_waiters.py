@@ -16,7 +16,7 @@ from gavel_server.log import LogUnavailableError, OutcomeUnknownError
 from gavel_server.log.memory import MemoryLog
 
 from tests.support.driver import BUS, WEEK_MS, compile_cached, document, proposal_envelope
-from tests.support.servers import CountingLog, Servers, execute, reason, record_event, repeat_command, with_servers
+from tests.support.simulation.servers import CountingLog, Servers, execute, reason, record_event, repeat_command, with_servers
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 TEXT = document(contest_window_ms=1_000)

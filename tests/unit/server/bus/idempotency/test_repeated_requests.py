@@ -18,7 +18,7 @@ from gavel_server.intake.human_commands import resolution, revocation
 
 from tests.simulation.virtual_time import run_virtually
 from tests.support.driver import EXECUTOR, FAILED, SUCCESS, proposal_envelope
-from tests.support.servers import Servers, execute, reason, record_event, repeat_command, with_servers
+from tests.support.simulation.servers import Servers, execute, reason, record_event, repeat_command, with_servers
 
 KINDS: Final = ("report", "revocation", "verdict", "proposal", "fact")
 

@@ -13,7 +13,7 @@ import redis.asyncio
 import redis.exceptions
 from gavel_server.log.redis.embedded import EmbeddedRedis
 
-from tests.support.tcp_proxy import Link, TcpProxy
+from tests.support.redis.tcp_proxy import Link, TcpProxy
 
 # A script that Redis answers BUSY to everybody during, once it has run for the limit.
 _ENDLESS: Final = "while true do end"
