@@ -11,7 +11,7 @@ from gavel_server.process import turns
 
 from tests.support.calls import call_arbitration
 from tests.support.driver import proposal_envelope
-from tests.support.servers import Servers, record_event, with_servers
+from tests.support.simulation.servers import Servers, record_event, with_servers
 from tests.unit.server.services.test_preflight import arbitration
 
 
