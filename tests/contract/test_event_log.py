@@ -16,6 +16,7 @@ from gavel_server.log import (
     IdEntry,
     LogUnavailableError,
     OutcomeUnknownError,
+    UntimelyError,
     chain,
     empty_head,
     genesis_hash,
@@ -26,6 +27,8 @@ from gavel_server.log.redis.log import RedisLog
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
 from tests.support.simulation.faults import FaultRates, FaultyLog
+
+HOUR_MS = 3_600_000
 
 OpenLog = Callable[[], Awaitable[EventLog]]
 
@@ -127,6 +130,24 @@ async def test_stale_head_is_refused(log: EventLog, bus: str) -> None:
     assert head_of(entries) == error_info.value.actual
     assert records_of(entries) == await log.read(1, 10)
     assert {} == await log.find(["late-1"], NOW_MS)
+
+
+@pytest.mark.parametrize("off_ms", [HOUR_MS, 10_000, 1_500, -10_000, -HOUR_MS])
+async def test_append_that_is_not_dated_by_the_stores_clock(log: EventLog, bus: str, off_ms: int) -> None:
+    """A batch whose writer's clock is off the store's is refused and leaves nothing behind."""
+    entries = entries_after(empty_head(bus), 2)
+    with pytest.raises(UntimelyError, match="after" if off_ms > 0 else "before"):
+        await log.append(empty_head(bus), entries, NOW_MS, ["event-1"], await log.time_ms() + off_ms)
+    assert empty_head(bus) == await log.head()
+    await log.append(empty_head(bus), entries, NOW_MS, ["event-1"], await log.time_ms())
+    assert head_of(entries) == await log.head()
+
+
+async def test_another_head_precedes_the_date(log: EventLog, bus: str) -> None:
+    """A writer that is behind and whose clock is off hears that the head has moved."""
+    await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
+    with pytest.raises(HeadMovedError):
+        await log.append(empty_head(bus), entries_after(empty_head(bus), 1, "late"), NOW_MS, [], await log.time_ms() + HOUR_MS)
 
 
 async def test_head_of_other_history_is_refused(log: EventLog, bus: str) -> None:

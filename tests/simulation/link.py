@@ -47,9 +47,11 @@ class Link:
         if self._cut:
             await asyncio.get_running_loop().create_future()
 
-    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
+    async def append(
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+    ) -> None:
         """See EventLog. All calls go over the link."""
-        await self._call(lambda: self._log.append(expected, entries, recorded_at_ms, idempotency_keys))
+        await self._call(lambda: self._log.append(expected, entries, recorded_at_ms, idempotency_keys, dated_ms))
 
     async def head(self) -> Head:
         """See EventLog."""

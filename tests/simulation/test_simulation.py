@@ -58,5 +58,5 @@ def test_fixed_seeds_cover_every_fault() -> None:
         "RuleSetActivated", "RuleSetDeactivated", "ObservationRecorded", "ToolReturned",
     }  # fmt: skip
     assert expected <= names.keys()
-    assert sum(run.outranked for run in runs) >= 5
+    assert sum(run.outranked for run in runs) >= 3
     assert sum(run.repeats for run in runs) > 100

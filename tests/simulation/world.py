@@ -82,7 +82,7 @@ class Server:
         self.link = Link(faulty, randomness)
         self.sequencer = Sequencer(
             self.link,
-            GuardedClock(lambda: world.now_ms() + self.skew_ms),
+            GuardedClock(lambda: world.now_ms() + self.skew_ms, world.now_ms),
             cross_check=CROSS_CHECK,
             idempotency_window_ms=WINDOW_MS,
             monotonic=lambda: world.now_ms() / 1000,
@@ -158,7 +158,7 @@ class World:
         await self.log.append(decision.expected_head, decision.entries, decision.recorded_at_ms, [])
         self._rival = Sequencer(
             self.log,
-            GuardedClock(self.now_ms),
+            GuardedClock(self.now_ms, self.now_ms),
             cross_check=CROSS_CHECK,
             idempotency_window_ms=WINDOW_MS,
             monotonic=lambda: self.now_ms() / 1000,

@@ -38,7 +38,7 @@ from gavel_server.bus.watcher import BusWatcher
 from gavel_server.errors import Bug, ServiceError
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.intake.event_ids import new_event_id
-from gavel_server.log import EventIdTakenError, EventLog, Head, LogError
+from gavel_server.log import EventIdTakenError, EventLog, Head, LogError, UntimelyError
 from gavel_server.process import metrics
 from gavel_server.process.clock import GuardedClock
 from gavel_server.process.turns import Turns
@@ -52,6 +52,8 @@ BATCH_SECONDS_MAX: Final = 0.25
 # Commands that are decided before other tasks get a turn, unless the time for that is up (`Turns`).
 SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
+# Refusals in a row of appends whose date differs from the log store's time; then the callers get an error.
+UNTIMELY_APPENDS_MAX: Final = 2
 # After a bug, so that a repeated one leaves time for other buses.
 FAILURE_PAUSE_SECONDS: Final = 0.25
 
@@ -98,6 +100,7 @@ class Sequencer:
         self.is_used = True
         self._on_opening: tuple[Callable[[], None], Callable[[], None]] | None = None
         self._has_decided = False
+        self._untimely_appends = 0
 
     async def start(self, *, opens: bool = True) -> None:
         """Read the log into the state, and begin to serve. `opens`: open the bus if it is new; otherwise its first event does.
@@ -116,6 +119,10 @@ class Sequencer:
             replica.state.undo(decided.mark)
             if outcome is AppendOutcome.FAILED and log_error is not None:
                 raise log_error
+            if isinstance(log_error, UntimelyError):
+                self._untimely_appends += 1
+                if self._untimely_appends == UNTIMELY_APPENDS_MAX:
+                    raise _clock_skew(log_error)
             await replica.load()
         self._running = self._watch.supervisor.start("sequencer", self._run, bus=self.bus)
         self._watch.add(replica, self._pacing.wake)
@@ -335,7 +342,7 @@ class Sequencer:
             elif self.write_error() is not None:
                 await self._pacing.sleep(UNWRITABLE_PAUSE_SECONDS)
             elif due_ms > self.now_ms():
-                # By the monotonic clock. If the wall clock is set meanwhile, the watcher ends the sleep.
+                # If the clock's anchor moves meanwhile, the watcher ends the sleep.
                 await self._pacing.sleep((due_ms - self.now_ms()) / 1000)
         if not replica.closing:
             await self._pacing.linger(self._queue)
@@ -414,7 +421,7 @@ class Sequencer:
         """Decide a batch in slices. Other tasks run in between: requests, answers, and the append before it."""
         replica = self.replica
         expected_head = self._pending_append.decided.head if self._pending_append is not None else replica.head
-        decision = BatchDecision(replica.state, replica.recent_events, expected_head, replica.now_ms())
+        decision = BatchDecision(replica.state, replica.recent_events, expected_head, replica.now_ms(), replica.clock.now_ms())
         opens = replica.state.head == 0
         try:
             if opens:
@@ -482,6 +489,7 @@ class Sequencer:
             return False
         if outcome is AppendOutcome.COMMITTED:
             self.replica.unblock_writes()
+            self._untimely_appends = 0
             self._commit(append.decided, error)
             self._pacing.grow()
             return True
@@ -493,7 +501,9 @@ class Sequencer:
     async def _requeue(self, batch: list[Request], outcome: AppendOutcome, error: LogError | None) -> None:
         """Put a batch that is not in the log back into the queue, or answer its callers."""
         try:
-            if isinstance(error, EventIdTakenError):
+            if isinstance(error, UntimelyError):
+                await self._requeue_untimely(batch, error)
+            elif isinstance(error, EventIdTakenError):
                 self._queue.put_back(await self._repeated.answer_refused(batch, error))
             elif outcome is AppendOutcome.RETRIABLE:
                 if error is None:
@@ -505,6 +515,16 @@ class Sequencer:
                 answer_all(batch, self.replica.handle_log_error(error or LogError("the log did not answer")))
         except LogError as failure:
             answer_all(batch, self.replica.handle_log_error(failure))
+
+    async def _requeue_untimely(self, batch: list[Request], error: UntimelyError) -> None:
+        """Compare the clocks, and put the batch back into the queue; the second refusal in a row answers its callers."""
+        await self.replica.observe_clock()
+        self._untimely_appends += 1
+        if self._untimely_appends < UNTIMELY_APPENDS_MAX:
+            self._queue.put_back(batch)
+        else:
+            self._untimely_appends = 0
+            answer_all(batch, _clock_skew(error))
 
     def _commit(self, decided: DecidedBatch, error: LogError | None) -> None:
         """Keep a batch that is in the log, and answer its callers; with `error`, too few replicas confirmed it."""
@@ -548,6 +568,11 @@ class Sequencer:
 
 def _ignore(_: CommittedAnswer | ServiceError) -> None:
     """Take the answer to the opening of a bus, for which nobody waits."""
+
+
+def _clock_skew(error: UntimelyError) -> ServiceError:
+    """Return the callers' error if the log refuses the date of a batch again and again."""
+    return ServiceError(error_pb2.ERROR_REASON_CLOCK_SKEW, f"{error}; try again", retry_after_ms=1000)
 
 
 def _answer_lost_twice(batch: Iterable[Request]) -> None:

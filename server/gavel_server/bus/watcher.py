@@ -23,7 +23,6 @@ from gavel_server.log import Head, LogError
 from gavel_server.log.protocol import volatility_message
 from gavel_server.process import metrics
 from gavel_server.process.background import new_supervisor
-from gavel_server.process.clock import SKEW_CHECK_INTERVAL_SECONDS
 
 POLL_INTERVAL_SECONDS: Final = 0.05
 ROUND_INTERVAL_SECONDS: Final = 1.0
@@ -31,7 +30,7 @@ ROUND_INTERVAL_SECONDS: Final = 1.0
 # must not delay the next check, which detects that the store is back.
 PAUSE_FACTOR: Final = 10
 PAUSE_SECONDS_MAX: Final = 1.0
-# A larger drift of the wall clock from the monotonic clock within one round means that the wall clock was set.
+# A larger drift of the clock from the loop's within one round means that the clock's anchor has moved, or that the machine was suspended.
 CLOCK_SET_MS: Final = 100
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -89,13 +88,11 @@ class BusWatcher:
         self._turn = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._drift_ms = 0
-        self._next_skew_check = 0.0
 
     def add(self, replica: Replica, wake: Callable[[], None]) -> None:
         """Watch a bus; `wake` ends the sleep of its sequencer."""
         self._buses[replica] = _WatchedBus(replica, wake)
         if not self._tasks:
-            self._next_skew_check = asyncio.get_running_loop().time() + SKEW_CHECK_INTERVAL_SECONDS
             self._drift_ms = _drift_ms(replica)
             self._tasks = [
                 self.supervisor.start("log polls", partial(_repeat, self._poll, POLL_INTERVAL_SECONDS)),
@@ -159,14 +156,11 @@ class BusWatcher:
         replicas = list(self._buses)
         for bus in self._buses.values():
             bus.update_gauges()
-        self._check_wall_clock()
         await self._save_checkpoints(replicas)
         await self._check_durability(replicas)
-        loop = asyncio.get_running_loop()
-        if loop.time() >= self._next_skew_check:
-            self._next_skew_check = loop.time() + SKEW_CHECK_INTERVAL_SECONDS
-            for replica in {id(replica.clock): replica for replica in replicas}.values():
-                await replica.observe_clock()
+        for replica in {id(replica.clock): replica for replica in replicas}.values():
+            await replica.observe_clock()
+        self._check_clock()
 
     async def _check_durability(self, replicas: list[Replica]) -> None:
         """Refuse writes to all buses while the log may lose acknowledged events: its settings may change, and a failover may change it."""
@@ -185,8 +179,8 @@ class BusWatcher:
         for replica in self._buses:
             replica.volatility = "" if self._accept_volatile else volatility_message(reasons)
 
-    def _check_wall_clock(self) -> None:
-        """Wake the buses that have timers if the wall clock was set. Timers are due by it, but sequencers sleep by the monotonic clock."""
+    def _check_clock(self) -> None:
+        """Wake the buses that have timers if the clock's anchor has moved: timers are due by it, sequencers sleep by the loop's clock."""
         for replica in self._buses:
             drift_ms = _drift_ms(replica)
             was_set = abs(drift_ms - self._drift_ms) > CLOCK_SET_MS

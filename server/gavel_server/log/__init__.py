@@ -14,6 +14,7 @@ from gavel_server.log.protocol import (
     LogUnavailableError,
     NotReplicatedError,
     OutcomeUnknownError,
+    UntimelyError,
     empty_head,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "NotReplicatedError",
     "OutcomeUnknownError",
     "Record",
+    "UntimelyError",
     "chain",
     "empty_head",
     "genesis_hash",

@@ -19,9 +19,11 @@ from gavel_server.log.protocol import (
     EventIdTakenError,
     HeadMovedError,
     IdEntry,
+    UntimelyError,
     empty_head,
     window_days,
 )
+from gavel_server.process.clock import is_timely
 
 
 class MemoryLog:
@@ -39,11 +41,15 @@ class MemoryLog:
         """See EventLog."""
         return self._head
 
-    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
+    async def append(
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+    ) -> None:
         """See EventLog."""
         check_sequence(expected, entries)
         if expected != self._head:
             raise HeadMovedError(expected, self._head)
+        if dated_ms is not None and not is_timely(dated_ms, self._clock()):
+            raise UntimelyError(dated_ms, self._clock())
         if taken := self._known(idempotency_keys, recorded_at_ms):
             raise EventIdTakenError(taken)
         self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)

@@ -65,6 +65,14 @@ class EventIdTakenError(LogError):
         super().__init__(f"event_id {first_id} is already event {first.sequence_number}{others}; answer from the log")
 
 
+class UntimelyError(LogError):
+    """The batch is not dated by the store's clock: nothing was appended. Compare the clocks and decide again."""
+
+    def __init__(self, dated_ms: int, store_ms: int) -> None:
+        side = "after" if dated_ms > store_ms else "before"
+        super().__init__(f"the batch is dated {abs(dated_ms - store_ms)} ms {side} the log store's time")
+
+
 class OutcomeUnknownError(LogError):
     """The append was sent and no reply came. Call `head`: its answer whether the batch is in the log is final."""
 
@@ -105,12 +113,16 @@ class EventLog(Protocol):
         final: a batch that is not in the log now never will be.
         """
 
-    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
+    async def append(
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+    ) -> None:
         """Append `entries`, which follow `expected` without a gap, all or nothing.
 
         `recorded_at_ms` is the time recorded in them. `idempotency_keys` are event_ids that producers chose: if the log has one of
-        them within the idempotency window, nothing is appended. Raises HeadMovedError, EventIdTakenError, OutcomeUnknownError,
-        NotReplicatedError (the only one after which the entries are in the log), or ValueError if the entries leave a gap.
+        them within the idempotency window, nothing is appended. `dated_ms` is the writer's clock when it dated the batch; unless the
+        store's clock agrees (`clock.is_timely`), nothing is appended. None: the clocks are not compared.
+        Raises HeadMovedError, UntimelyError, EventIdTakenError, OutcomeUnknownError, NotReplicatedError (the only one after which the
+        entries are in the log), or ValueError if the entries leave a gap.
         """
 
     def is_confirmed(self, sequence_number: int) -> bool:

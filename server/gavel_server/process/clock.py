@@ -1,7 +1,12 @@
-"""The wall clock, and the guards without which a server may not write.
+"""The clock that dates events, and the guards without which a server may not write.
 
-Freshness, expiry and leases depend on `now`, so a wrong clock does harm. A server refuses writes, with the reason, if its clock
-differs from that of Redis by more than SKEW_MS_MAX, or lags behind the last time in the log by more than LAG_MS_MAX.
+Freshness, expiry and leases depend on `now`, so a wrong clock does harm. `now` is the wall clock at an anchor plus the time elapsed
+since, which no setting of the wall clock changes. The anchor follows the wall clock only if the log store's clock agrees with it. A step
+beyond STEP_MS_MAX, which host and store may share if they run on one machine, is followed after STEP_SECONDS of agreement; writes are
+refused until then (docs/decisions/0034-time-by-an-anchor.md).
+
+A server also refuses writes while `now` differs from the store's time by more than SKEW_MS_MAX, or lags behind the last time in the log
+by more than LAG_MS_MAX. The log itself refuses an append whose date does not agree with the store's time (`is_timely`).
 """
 
 from __future__ import annotations
@@ -12,7 +17,13 @@ from typing import Final
 
 SKEW_MS_MAX: Final = 1_000
 LAG_MS_MAX: Final = 5_000
-SKEW_CHECK_INTERVAL_SECONDS: Final = 10.0
+# How long a batch may be on its way into the log: until then, a late append cannot be told from a clock that is behind.
+DELAY_MS_MAX: Final = 5_000
+STEP_MS_MAX: Final = 5_000
+STEP_SECONDS: Final = 60
+
+# Counts the time in which the machine is suspended, unlike time.monotonic, where the system has such a clock.
+_ELAPSED: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def wall_clock_ms() -> int:
@@ -20,31 +31,61 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class GuardedClock:
-    """The wall clock and its last known difference from the store's."""
+def elapsed_ms() -> int:
+    """Return the milliseconds since an arbitrary moment. Nobody can set this clock."""
+    return (time.monotonic_ns() if _ELAPSED is None else time.clock_gettime_ns(_ELAPSED)) // 1_000_000
 
-    def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
-        self._now_ms = now_ms
+
+def is_timely(dated_ms: int, store_ms: int) -> bool:
+    """Return whether a batch that a server dated by its clock may be appended at the store's time; `append.lua` has the same rule."""
+    return store_ms - SKEW_MS_MAX - DELAY_MS_MAX <= dated_ms <= store_ms + SKEW_MS_MAX
+
+
+class GuardedClock:
+    """The wall clock at the anchor plus the time elapsed since, and its last known difference from the store's clock."""
+
+    def __init__(self, wall_ms: Callable[[], int] = wall_clock_ms, elapsed_ms: Callable[[], int] = elapsed_ms) -> None:
+        self._wall_ms = wall_ms
+        self._elapsed_ms = elapsed_ms
+        self._anchor_ms = wall_ms() - elapsed_ms()  # the wall clock when `elapsed_ms` was 0
         self._skew_ms = 0
+        self._has_agreed = False  # whether the anchor has ever agreed with the store
+        self._step_since_ms: int | None = None
 
     def now_ms(self) -> int:
-        """Return the wall clock in milliseconds since the epoch."""
-        return self._now_ms()
+        """Return the time in milliseconds since the epoch."""
+        return self._anchor_ms + self._elapsed_ms()
 
     def observe(self, store_ms: int, sent_ms: int, received_ms: int) -> None:
-        """Note the difference from the store's time, which was read between the two readings of this clock."""
-        if store_ms < sent_ms:
-            self._skew_ms = store_ms - sent_ms
-        elif store_ms > received_ms:
-            self._skew_ms = store_ms - received_ms
-        else:
-            self._skew_ms = 0
+        """Compare with the store's time, which was read between two readings of this clock, the second of them just now."""
+        step_ms = self._wall_ms() - self.now_ms()
+        if max(abs(store_ms - sent_ms - step_ms), abs(store_ms - received_ms - step_ms)) > SKEW_MS_MAX:
+            self._step_since_ms = None
+        elif self._is_believed(step_ms):
+            self._step_since_ms = None
+            self._anchor_ms += step_ms
+            sent_ms += step_ms
+            received_ms += step_ms
+        self._skew_ms = min(store_ms - sent_ms, 0) or max(store_ms - received_ms, 0)
+        self._has_agreed = self._has_agreed or abs(self._skew_ms) <= SKEW_MS_MAX
+
+    def _is_believed(self, step_ms: int) -> bool:
+        """Return whether the anchor may follow the wall clock, which agrees with the store's."""
+        if abs(step_ms) <= STEP_MS_MAX or not self._has_agreed:
+            return True
+        elapsed_ms = self._elapsed_ms()
+        if self._step_since_ms is None:
+            self._step_since_ms = elapsed_ms
+        return elapsed_ms - self._step_since_ms >= STEP_SECONDS * 1_000
 
     def problem(self, head_recorded_at_ms: int) -> str:
         """Return why events may not be dated by this clock now, or ""."""
         if abs(self._skew_ms) > SKEW_MS_MAX:
-            return f"this host's clock is {abs(self._skew_ms)} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed: synchronise it"
-        behind_ms = head_recorded_at_ms - self._now_ms()
+            return (
+                f"this host's clock is {abs(self._skew_ms)} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed: synchronise both"
+                + (f"; if both were set to another time, writes go on after {STEP_SECONDS} s" if self._step_since_ms is not None else "")
+            )
+        behind_ms = head_recorded_at_ms - self.now_ms()
         if behind_ms > LAG_MS_MAX:
             return f"this host's clock is {behind_ms} ms behind the log's last event; at most {LAG_MS_MAX} ms are allowed: synchronise it"
         return ""

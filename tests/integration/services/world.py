@@ -181,7 +181,7 @@ async def running_world(open_log: OpenLog = open_memory_log, clock: Clock | None
     async def open_bus(name: str) -> Sequencer:
         sequencer = Sequencer(
             await open_log(name, clock),
-            GuardedClock(clock),
+            GuardedClock(clock, clock),
             cross_check=CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS),
             idempotency_window_ms=IDEMPOTENCY_WINDOW_MS_DEFAULT,
         )

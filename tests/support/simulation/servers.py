@@ -49,12 +49,14 @@ class CountingLog:
         self.pause_seconds = 0.0
         self._log = log
 
-    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
+    async def append(
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+    ) -> None:
         """Append, or raise the next error."""
         await asyncio.sleep(self.pause_seconds)
         if self.errors_before:
             raise self.errors_before.pop(0)
-        await self._log.append(expected, entries, recorded_at_ms, idempotency_keys)
+        await self._log.append(expected, entries, recorded_at_ms, idempotency_keys, dated_ms)
         self.appended.append(len(entries))
         if self.errors_after:
             raise self.errors_after.pop(0)
@@ -73,7 +75,7 @@ class Servers:
     """Servers on one log in memory, on one clock."""
 
     def __init__(self) -> None:
-        self.offset_ms = 0
+        self.offset_ms = 0  # time that has passed at once, for all clocks
         self.log = MemoryLog(BUS, self.now_ms, WEEK_MS)
         self._ids = 0
 
@@ -84,14 +86,14 @@ class Servers:
     async def start(
         self,
         *,
-        skew_ms: int = 0,
+        skew_ms: int | Callable[[], int] = 0,
         checkpoint: Checkpoint | None = None,
         log: EventLog | None = None,
         monotonic: Callable[[], float] | None = None,
     ) -> tuple[Sequencer, CountingLog]:
-        """Start a server."""
+        """Start a server. Its wall clock is `skew_ms` ahead."""
         counting = CountingLog(log or self.log)
-        clock = GuardedClock(lambda: self.now_ms() + skew_ms)
+        clock = GuardedClock(lambda: self.now_ms() + (skew_ms if isinstance(skew_ms, int) else skew_ms()), self.now_ms)
         sequencer = Sequencer(
             counting,
             clock,

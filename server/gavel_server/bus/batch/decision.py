@@ -47,6 +47,7 @@ class DecidedBatch(NamedTuple):
 
     expected_head: Head
     head: Head  # after the append
+    dated_ms: int  # the clock when the batch was dated; the head may be later
     recorded_at_ms: int
     envelopes: list[Envelope]
     entries: list[Entry]
@@ -59,18 +60,19 @@ class DecidedBatch(NamedTuple):
 
 
 class BatchDecision:
-    """A batch that is being decided at `now_ms`, command by command.
+    """A batch that is being decided at `now_ms`, command by command. `dated_ms` is the server's clock then.
 
     Every command changes the state. Undo the state to `mark` if the batch is not appended. Other tasks may run between two
     commands but must not change the state.
     """
 
-    def __init__(self, state: State, recent_events: RecentEvents, expected_head: Head, now_ms: int) -> None:
+    def __init__(self, state: State, recent_events: RecentEvents, expected_head: Head, now_ms: int, dated_ms: int) -> None:
         self.mark = state.mark()
         self._state = state
         self._recent_events = recent_events
         self._expected_head = expected_head
         self._now_ms = now_ms
+        self._dated_ms = dated_ms
         self._chain_hash = expected_head.chain_hash
         self._envelopes: list[Envelope] = []
         self._entries: list[Entry] = []
@@ -98,6 +100,7 @@ class BatchDecision:
         return DecidedBatch(
             self._expected_head,
             Head(self._expected_head.sequence_number + len(self._entries), self._chain_hash),
+            self._dated_ms,
             self._now_ms,
             self._envelopes,
             self._entries,
@@ -119,7 +122,7 @@ class BatchDecision:
         self._state.undo(self.mark)
         self.mark = self._state.mark()
         head, answers = self._expected_head, self._answers[1:]
-        return DecidedBatch(head, head, self._now_ms, [], [], [], answers, [], 0, self.mark, self._state.position)
+        return DecidedBatch(head, head, self._dated_ms, self._now_ms, [], [], [], answers, [], 0, self.mark, self._state.position)
 
     def _handle(self, request: Request) -> Handled:
         cause = request.cause_in_batch
@@ -179,7 +182,7 @@ def decide_batch(state: State, recent_events: RecentEvents, expected_head: Head,
 
     Changes the state: undo it to the batch's `mark` if the batch is not appended.
     """
-    decision = BatchDecision(state, recent_events, expected_head, now_ms)
+    decision = BatchDecision(state, recent_events, expected_head, now_ms, now_ms)
     try:
         if not requests:
             decision.emit_timers()

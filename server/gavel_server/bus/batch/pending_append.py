@@ -9,7 +9,16 @@ from typing import Final, Protocol
 
 from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.request import Request
-from gavel_server.log import EventIdTakenError, EventLog, HeadMovedError, LogCorruptError, LogError, NotReplicatedError, OutcomeUnknownError
+from gavel_server.log import (
+    EventIdTakenError,
+    EventLog,
+    HeadMovedError,
+    LogCorruptError,
+    LogError,
+    NotReplicatedError,
+    OutcomeUnknownError,
+    UntimelyError,
+)
 
 # How long after sending an outcome may stay unknown before callers get an error and readers the state without the batch.
 UNKNOWN_ANSWER_SECONDS: Final = 5.0
@@ -21,7 +30,7 @@ class AppendOutcome(Enum):
     """The outcome of an append."""
 
     COMMITTED = 1  # the batch is in the log
-    RETRIABLE = 2  # not in the log, to be decided again: another server appended first, or an event_id was taken
+    RETRIABLE = 2  # not in the log, to be decided again: another server appended first, an event_id was taken, or clocks differ
     FAILED = 3  # not in the log, which is unavailable; or still unknown when the server stops
 
 
@@ -46,7 +55,9 @@ class PendingAppend:
         self.idempotency_keys: Final = dict.fromkeys(request.idempotency_key for request in self.batch if request.idempotency_key)
         keys = list(self.idempotency_keys)
         self._append = asyncio.ensure_future(
-            log.append(decided.expected_head, decided.entries, decided.recorded_at_ms, keys) if decided.entries else self._confirm(keys)
+            log.append(decided.expected_head, decided.entries, decided.recorded_at_ms, keys, decided.dated_ms)
+            if decided.entries
+            else self._confirm(keys)
         )
 
     @property
@@ -58,13 +69,14 @@ class PendingAppend:
         """Wait for the append; return its outcome and the error that explains it, if any.
 
         COMMITTED with an error: too few replicas confirmed the events. RETRIABLE with an EventIdTakenError: some commands have been
-        answered before. Any other exception is a bug, and is raised.
+        answered before; with an UntimelyError: the clocks of server and store must be compared.
+        Any other exception is a bug, and is raised.
         """
         try:
             await self._append
         except NotReplicatedError as error:
             return AppendOutcome.COMMITTED, error
-        except (EventIdTakenError, HeadMovedError) as error:
+        except (EventIdTakenError, HeadMovedError, UntimelyError) as error:
             return AppendOutcome.RETRIABLE, error
         except OutcomeUnknownError as error:
             return await self._settle(error, on_unknown)

@@ -9,12 +9,13 @@
 -- ARGV  1 expected sequence number  2 expected chain hash  3 fence  4 genesis hash  5 format version
 --       6 seconds to keep ids  7 one letter per entry: d or x for its work queue, - for none  8 count of ids to check
 --       9 the chain hashes of all entries, one after the other
+--       10 and 11 the earliest and the latest time of Redis at which the batch may be written, in milliseconds
 --       then the envelopes; then for each entry event_id, value; then the ids to check
--- Reply {'OK', why a work queue was begun anew, …}, {'MOVED', number, hash}, {'FENCED', fence}, {'TAKEN', id, value, …}, {'FORMAT', version}
--- or {'CORRUPT', why}
+-- Reply {'OK', why a work queue was begun anew, …}, {'MOVED', number, hash}, {'FENCED', fence}, {'UNTIMELY', time}, {'TAKEN', id, value, …},
+-- {'FORMAT', version} or {'CORRUPT', why}
 
 local call, byte = redis.call, string.byte
-local FIXED_ARGUMENTS = 9
+local FIXED_ARGUMENTS = 11
 local HASH_BYTES = 32
 -- Far below the 8000 values that Lua can unpack at once.
 local CHUNK = 2000
@@ -32,6 +33,10 @@ local head_number, head_hash, count = head[1] or '0', head[2] or ARGV[4], tonumb
 if head[4] and head[4] ~= ARGV[5] then return {'FORMAT', head[4]} end
 if head_number ~= ARGV[1] or head_hash ~= ARGV[2] then return {'MOVED', head_number, head_hash} end
 if (head[5] or '0') ~= ARGV[3] then return {'FENCED', head[5] or '0'} end
+
+local time = call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+if now_ms < tonumber(ARGV[10]) or now_ms > tonumber(ARGV[11]) then return {'UNTIMELY', string.format('%d', now_ms)} end
 
 if not count then return {'CORRUPT', 'the count in the head is not a number'} end
 local stored = call('XLEN', log_key)

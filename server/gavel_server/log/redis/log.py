@@ -33,6 +33,7 @@ from gavel_server.log.protocol import (
     LogUnavailableError,
     LogUnreachableError,
     NotReplicatedError,
+    UntimelyError,
     describe,
     empty_head,
     window_days,
@@ -42,8 +43,11 @@ from gavel_server.log.redis.durability import COMMANDS, judge
 from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
 from gavel_server.log.redis.resp import Argument, Command, flags_and_arguments
 from gavel_server.log.redis.script import Script
+from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
 
 FORMAT_VERSION: Final = 1
+# Later than any time, for the script.
+TIME_MS_MAX: Final = 1 << 53
 # An append fails after this many refusals in a row because of other servers' fences: Redis then loses reply after reply.
 FENCED_MAX: Final = 5
 
@@ -156,16 +160,20 @@ class RedisLog:
         self._doubts_settled = doubts
         return head
 
-    async def append(self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]) -> None:
+    async def append(
+        self, expected: Head, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None = None
+    ) -> None:
         """See EventLog. One round trip."""
         check_sequence(expected, entries)
-        keys, arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys)
+        keys, arguments = self._append_arguments(entries, recorded_at_ms, idempotency_keys, dated_ms)
         for _ in range(FENCED_MAX):
             (status, *details), *waited = await self._run_append((len(keys), *keys, *expected, self._fence, *arguments))
             if status != b"FENCED":
                 break
             # Another server has raised the fence. Redis refused this append, so sending it again is safe.
             self._fence = _number(details[0], f"{self._head_key} fence")
+        if status == b"UNTIMELY" and dated_ms is not None:
+            raise UntimelyError(dated_ms, int(details[0]))
         if status != b"OK":
             raise self._refusal(expected, status, details)
         for problem in details:
@@ -342,7 +350,7 @@ class RedisLog:
         return head
 
     def _append_arguments(
-        self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str]
+        self, entries: Sequence[Entry], recorded_at_ms: int, idempotency_keys: Sequence[str], dated_ms: int | None
     ) -> tuple[list[Argument], ...]:
         """Return the script's arguments before the expected head (keys) and after it (flags, hashes, entries, ids, ids to check)."""
         day = recorded_at_ms // DAY_MS
@@ -353,7 +361,9 @@ class RedisLog:
         flags, hashes, of_entries = flags_and_arguments(entries)
         # An event_id written at the end of its day stays known until one day after the window.
         ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
-        return keys, [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes, *of_entries, *idempotency_keys]
+        times = (0, TIME_MS_MAX) if dated_ms is None else (dated_ms - SKEW_MS_MAX, dated_ms + SKEW_MS_MAX + DELAY_MS_MAX)
+        fixed: list[Argument] = [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes, *times]
+        return keys, [*fixed, *of_entries, *idempotency_keys]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:
         """Return the script's reply and, if sent and received, that of WAIT."""

@@ -181,7 +181,7 @@ class Buses:
         return (await self.log(name).head()).sequence_number
 
     async def _open(self, name: str) -> Sequencer:
-        clock = GuardedClock(self._servers.now_ms)
+        clock = GuardedClock(self._servers.now_ms, self._servers.now_ms)
         sequencer = Sequencer(self.log(name), clock, cross_check=CROSS_CHECK, idempotency_window_ms=WEEK_MS)
         await sequencer.start(opens=False)
         return sequencer

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.commands import PublishEvent, SubmitProposal
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, PublishEvent, SubmitProposal
 from gavel_rules.events.kinds import ARBITER_VERSION
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
-from gavel_server.log import Entry, LogCorruptError, LogUnavailableError, OutcomeUnknownError, Record, chain
+from gavel_server.log import Entry, LogCorruptError, LogUnavailableError, OutcomeUnknownError, Record, UntimelyError, chain
 from gavel_server.log.memory import MemoryLog
 
 from tests.simulation.virtual_time import run_virtually
-from tests.support.driver import BUS, WEEK_MS, event_id, proposal_envelope, rechain
+from tests.support.driver import BUS, WEEK_MS, compile_cached, event_id, proposal_envelope, rechain
 from tests.support.simulation.faults import FaultRates, FaultyLog
-from tests.support.simulation.servers import Servers, execute, reason, record_event, repeat_command, with_servers
+from tests.support.simulation.servers import TEXT, CountingLog, Servers, execute, reason, record_event, repeat_command, with_servers
 
 # Faults of the log
 
@@ -213,6 +213,52 @@ async def test_clock_far_behind_the_log_refuses_writes(servers: Servers) -> None
     assert "CLOCK_SKEW" == reason(await execute(sequencer, servers.fact()))
     await asyncio.sleep(1.1)
     await record_event(sequencer, servers.fact())
+
+
+@with_servers
+async def test_a_wall_clock_that_jumps_dates_nothing_ahead(servers: Servers) -> None:
+    """While a server's wall clock is an hour ahead, under load or idle, it dates events rightly, ends no approval, and others write on."""
+    jump_ms = 0
+    jumping, _ = await servers.start(skew_ms=lambda: jump_ms)
+    other, _ = await servers.start()
+    for command in (DeployRuleSet(servers.new_id(), compile_cached(TEXT), TEXT), ActivateRuleSet(servers.new_id(), "refunds", 1, None)):
+        await jumping.execute(command)
+    fact = await record_event(jumping, servers.fact())
+    await record_event(jumping, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+    jump_ms = 3_600_000
+    for pause_seconds in (*[0.01] * 100, 3.0):
+        await asyncio.sleep(pause_seconds)
+        written = await record_event(jumping, servers.fact())
+        assert written.recorded_at.ToMilliseconds() <= servers.now_ms()
+        await record_event(other, servers.fact())
+    jump_ms = 0
+    await record_event(other, servers.fact())
+    assert "DecisionExpired" not in {event.event_name for event in await servers.events()}
+    await servers.prove()
+
+
+@with_servers
+async def test_an_append_that_the_log_finds_untimely(servers: Servers) -> None:
+    """A batch that was too long on its way into the log is decided again, at another time; after the second refusal its callers hear it."""
+    sequencer, log = await servers.start()
+    log.errors_before = [UntimelyError(0, 10_000)]
+    await record_event(sequencer, servers.fact())
+    log.errors_before = [UntimelyError(0, 10_000), UntimelyError(0, 10_000)]
+    assert "CLOCK_SKEW" == reason(await execute(sequencer, servers.fact()))
+    await record_event(sequencer, servers.fact())
+
+
+@with_servers
+async def test_no_bus_opens_with_an_untimely_event(servers: Servers) -> None:
+    """A server whose first append is refused for its date twice does not open the bus, and says why."""
+
+    class UntimelyLog(CountingLog):
+        async def append(self, *arguments: Any) -> None:
+            raise UntimelyError(0, 10_000)
+
+    with pytest.raises(ServiceError) as error_info:
+        await servers.start(log=UntimelyLog(servers.log))
+    assert "CLOCK_SKEW" == reason(error_info.value)
 
 
 # Limits and shutdown

@@ -56,7 +56,7 @@ class LogStore:
 
 async def start_sequencer(log: object, watch: BusWatcher) -> Sequencer:
     """Start a sequencer of one of the watched buses."""
-    sequencer = Sequencer(log, GuardedClock(now_ms), cross_check=CROSS_CHECK, idempotency_window_ms=WEEK_MS, watch=watch)  # type: ignore[arg-type]
+    sequencer = Sequencer(log, GuardedClock(now_ms, now_ms), cross_check=CROSS_CHECK, idempotency_window_ms=WEEK_MS, watch=watch)  # type: ignore[arg-type]
     await sequencer.start()
     return sequencer
 

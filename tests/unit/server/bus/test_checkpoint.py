@@ -1,4 +1,4 @@
-"""The guards of the clock, and the checkpoint of acknowledged events."""
+"""The checkpoint of acknowledged events."""
 
 from __future__ import annotations
 
@@ -9,55 +9,6 @@ from pathlib import Path
 import pytest
 from gavel_server.bus.checkpoint import LINE_BYTES, Checkpoint, CheckpointError
 from gavel_server.log import Head
-from gavel_server.process.clock import LAG_MS_MAX, SKEW_MS_MAX, GuardedClock
-
-NOW_MS = 1_700_000_000_000
-
-
-def clock() -> GuardedClock:
-    """A clock that stands still."""
-    return GuardedClock(lambda: NOW_MS)
-
-
-def test_clock_within_the_allowed_skew() -> None:
-    """A clock within the allowed skew has no problem."""
-    assert ("", NOW_MS) == (clock().problem(0), clock().now_ms())
-
-
-@pytest.mark.parametrize(
-    ("store_ms", "sent_ms", "received_ms", "bad"),
-    [
-        pytest.param(1_000, 1_000, 1_000, False, id="equal"),
-        pytest.param(5_000, 0, 10_000, False, id="between the two readings, however far apart"),
-        pytest.param(0, SKEW_MS_MAX, SKEW_MS_MAX + 50, False, id="behind by the limit"),
-        pytest.param(0, SKEW_MS_MAX + 1, SKEW_MS_MAX + 50, True, id="behind by more"),
-        pytest.param(SKEW_MS_MAX + 50, 0, 50, False, id="ahead by the limit"),
-        pytest.param(SKEW_MS_MAX + 51, 0, 50, True, id="ahead by more"),
-    ],
-)
-def test_skew_is_measured_against_the_store(store_ms: int, sent_ms: int, received_ms: int, bad: bool) -> None:
-    """Skew counts only as far as the two readings around the store's time prove it."""
-    guarded = clock()
-    guarded.observe(store_ms, sent_ms, received_ms)
-    assert bad == ("synchronise" in guarded.problem(0))
-
-
-def test_a_clock_recovers() -> None:
-    """The latest observation counts."""
-    guarded = clock()
-    guarded.observe(10_000, 0, 0)
-    assert guarded.problem(0)
-    guarded.observe(0, 0, 0)
-    assert "" == guarded.problem(0)
-
-
-@pytest.mark.parametrize(("ahead_ms", "bad"), [(LAG_MS_MAX, False), (LAG_MS_MAX + 1, True), (-10_000_000, False)])
-def test_a_clock_must_not_lag_behind_the_log(ahead_ms: int, bad: bool) -> None:
-    """A clock more than five seconds behind the log's last event may not date events."""
-    assert bad == bool(clock().problem(NOW_MS + ahead_ms))
-
-
-# The checkpoint
 
 
 def head(number: int) -> Head:
