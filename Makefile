@@ -35,7 +35,7 @@ export REQUIRED
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
 
-.PHONY: setup demo test test-compiled serve serve-compiled compiled front check bench soak proto schemas image wheels lock
+.PHONY: setup demo test test-long test-compiled serve serve-compiled compiled front check bench soak proto schemas image wheels lock
 
 setup: $(STAMP)
 
@@ -61,15 +61,19 @@ $(FRONT): $(FRONT_SOURCES) | $(STAMP)
 	server/front/tool build "$(CURDIR)/$@"
 
 # The fast tests run first. Unit tests mostly compute, so they get one process per processor and one more, at most eight. The others
-# mostly wait for servers, so they get four on any machine.
+# mostly wait for servers, so they get six on any machine.
 test: $(STAMP) front
-	$(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
-	$(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
+	$(BIN)/pytest --quiet -m "not long" --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
+	$(BIN)/pytest --quiet -m "not long" --numprocesses=6 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
+
+# The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, ten thousand proposals.
+test-long: $(STAMP) front
+	$(BIN)/pytest --quiet -m long --numprocesses=2 --dist=loadfile tests --ignore=tests/compiled
 
 # Runs the tests on the compiled build, which tests/conftest.py verifies, and the tests that compare both builds.
 test-compiled: compiled front
 	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
-	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=4 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
+	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=6 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
 
 check: $(STAMP)
 	$(BIN)/ruff check
@@ -79,6 +83,7 @@ check: $(STAMP)
 	server/front/tool check
 	.ci/contract
 	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test-long
 	$(MAKE) --no-print-directory test-compiled
 
 # Compares the two rule engines on random documents and cases. FUZZ="--seed 123" repeats a run. `make test` includes a few thousand

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CYCLES = 160
 
 
+@pytest.mark.long
 def test_redeployments_release_their_memory() -> None:
     """Versions that are deployed, shadowed, activated and replaced take no more memory than their texts."""
     process = subprocess.run(

@@ -62,6 +62,7 @@ def test_processes_do_not_matter(here: dict[str, object], environment: dict[str,
     assert here == in_another_process("tests.simulation.script", SEED, 5, **environment)
 
 
+@pytest.mark.long
 def test_a_simulation_repeats_in_another_process() -> None:
     """A simulated run with servers, faults and clocks is the same under another hash seed."""
     run = simulate(SEED)

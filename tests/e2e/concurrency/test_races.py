@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 
 import grpc
+import pytest
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
@@ -88,6 +89,7 @@ async def change_facts(clients: Clients, facts: dict[str, Envelope], randomness:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 async def test_everything_at_once(new_bus_clients: Clients, redis_url: str, bus: str) -> None:
     """Whatever races, both servers reach one state, no key is held twice, and every decision and timer replays."""
     randomness = random.Random(6)

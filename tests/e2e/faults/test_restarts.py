@@ -82,6 +82,7 @@ async def restart(server: Server) -> None:
     await asyncio.to_thread(server.start)
 
 
+@pytest.mark.long
 async def test_ten_thousand_proposals_and_a_restart(rehashing: Server) -> None:
     """After 10,000 proposals in batches, a restart changes neither head nor chain hash nor projection, and the log replays."""
     server = rehashing

@@ -43,6 +43,7 @@ async def write_until(client: GavelClient, reading: asyncio.Future[Any]) -> int:
     return written
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front", TRANSPORTS)
 async def test_reads_of_large_events_beside_writes(tmp_path: Path, front: str) -> None:
     """32 callers read a trace of large events again and again: all writes on another bus are taken, and Redis needs little memory."""

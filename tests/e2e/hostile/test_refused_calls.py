@@ -46,6 +46,7 @@ async def _refused(channel: grpc.aio.Channel, calls: int, requests: dict[str, by
     assert codes["UNAVAILABLE"] > codes["OK"], codes  # two methods of three are not batches
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("front", TRANSPORTS)
 async def test_memory_after_an_outage(tmp_path: Path, front: str) -> None:
     """Thousands of calls that are refused while Redis is away cost no memory, neither during the outage nor after it."""

@@ -144,6 +144,7 @@ async def test_the_server_hears_that_a_caller_has_gone(front: World, leave: str)
     assert [b"answer"] == (await staying)[0]
 
 
+@pytest.mark.long
 async def test_ten_thousand_calls_under_way(front: World) -> None:
     """Ten thousand calls that wait at once each get their own answer, and the front's memory stays within bounds."""
     options = [("grpc.use_local_subchannel_pool", 1)]

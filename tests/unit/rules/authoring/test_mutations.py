@@ -19,6 +19,7 @@ SETS = ROOT / "rules" / "sets"
 SHIPPED = sorted(path for path in SETS.glob("*.yaml") if not path.stem.endswith("_test"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_literal_matters(path: Path) -> None:
     """The rule set passes its suite, and no mutation of it does."""

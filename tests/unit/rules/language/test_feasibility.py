@@ -30,6 +30,7 @@ def compiled(rules: list[tuple[str, str]]) -> CompiledAction:
     return compile_rule_set(json.dumps(data)).actions[ACTION]
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(RULES, CASES, st.sets(st.sampled_from(sorted(FACTS))))
 def test_feasibility_is_sound(
