@@ -68,7 +68,7 @@ INTERPRETED: Final = {
         "text",
         # These compile or check rule sets; no command waits for them.
         "language/action_checker",
-        "language/agreement",
+        "language/shared_action_settings",
         "language/compensation",
         "language/document_warnings",
         "language/derivation_rules",

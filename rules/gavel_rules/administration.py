@@ -24,7 +24,7 @@ from gavel_rules.commands import (
     RuleSetPosition,
 )
 from gavel_rules.events.kinds import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
-from gavel_rules.language.agreement import find_disagreements, format_disagreements
+from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import DeployedRuleSet

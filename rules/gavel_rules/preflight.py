@@ -21,8 +21,8 @@ from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_rules.language.agreement import find_disagreements, format_disagreements
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.state.active_actions import actions_by_type
 from gavel_rules.state.state import State
 

@@ -20,8 +20,8 @@ from gavel_rules.arbitration.shadow import same_verdict
 from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
-from gavel_rules.language.agreement import Disagreement, find_disagreements, format_disagreements
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.language.shared_action_settings import Disagreement, find_disagreements, format_disagreements
 from gavel_rules.replay import decode
 from gavel_rules.state.active_actions import actions_by_type
 from gavel_rules.state.state import State

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gavel_rules.language.agreement import find_disagreements
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.language.shared_action_settings import find_disagreements
 from gavel_rules.state.records import ActionShadow, ShadowRuleSet
 
 

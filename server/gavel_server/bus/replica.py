@@ -33,7 +33,7 @@ from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.protocol import empty_head
 from gavel_server.process import metrics
 from gavel_server.process.clock import GuardedClock
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 
 # How often the progress of reading a long log is logged.
 PROGRESS_INTERVAL_SECONDS: Final = 5.0
@@ -158,7 +158,7 @@ class Replica:
 
     async def _read_on(self, head: Head) -> None:
         precompiler = Precompiler()
-        turns = Turns(SLICE_EVENTS, self._monotonic)
+        time_slice = TimeSlice(SLICE_EVENTS, self._monotonic)
         loop = asyncio.get_running_loop()
         next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
         while self.head.sequence_number < head.sequence_number:
@@ -168,7 +168,7 @@ class Replica:
             for record in records:
                 await precompiler.before(self.state, record.envelope)
                 self._apply(record)
-                await turns.spend(1)
+                await time_slice.spend(1)
             self.wake_followers()
             await asyncio.sleep(0)
             if loop.time() >= next_report:

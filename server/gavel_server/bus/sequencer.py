@@ -41,7 +41,7 @@ from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventIdTakenError, EventLog, Head, LogError, UntimelyError
 from gavel_server.process import metrics
 from gavel_server.process.clock import GuardedClock
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 
 QUEUE_COMMANDS_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -49,7 +49,7 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH_COMMANDS_MAX: Final = 128
 # A batch is dated when it begins. Commands that are not decided by then get another batch.
 BATCH_SECONDS_MAX: Final = 0.25
-# Commands that are decided before other tasks get a turn, unless the time for that is up (`Turns`).
+# Commands that are decided before other tasks get a turn, unless the time for that is up (`TimeSlice`).
 SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
 # Refusals in a row of appends whose date differs from the log store's time; then the callers get an error.
@@ -428,13 +428,13 @@ class Sequencer:
                 decision.decide(Request(self._opening, _ignore, "", 0))
             if not ready:
                 decision.emit_timers()
-            turns = Turns(SLICE_COMMANDS, self._monotonic)
+            time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic)
             ends_at = self._monotonic() + BATCH_SECONDS_MAX
             for count, request in enumerate(ready, 1):
                 decision.decide(request)
-                if not turns.is_over(1):
+                if not time_slice.is_over(1):
                     continue
-                await turns.end()
+                await time_slice.end()
                 if self._pending_append is not None and self._pending_append.is_done:
                     await self._settle_or_restart()
                 if self._monotonic() >= ends_at:

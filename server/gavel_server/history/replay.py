@@ -25,7 +25,7 @@ from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputa
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
 from gavel_server.log import EventLog, LogCorruptError, Record
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 
 # Events read at once, and those checked before other tasks get their turn: some milliseconds of work.
 PAGE_EVENTS_MAX: Final = 128
@@ -164,7 +164,7 @@ async def _pages(
 ) -> AsyncGenerator[int, None]:
     """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
     number = 0
-    turns = Turns(SLICE_EVENTS)
+    time_slice = TimeSlice(SLICE_EVENTS)
     while number < last:
         records = await log.read(number + 1, last, PAGE_EVENTS_MAX)
         if not records:
@@ -174,7 +174,7 @@ async def _pages(
             if before is not None:
                 await before(record.envelope)
             feed(record)
-            await turns.spend(1)
+            await time_slice.spend(1)
         number = records[-1].sequence_number
         yield number
         await asyncio.sleep(0)

@@ -12,7 +12,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.limits import UNCOUNTED_BYTES_MAX, RequestLimit, request_limit
 from gavel_server.rpc.wire import Layout, count_fields, count_items, layout_of, split_items
 
@@ -23,7 +23,7 @@ _ITEMS: Final = "envelopes"
 _NO_CHILDREN: Final = Layout()
 # Batches up to this size are decoded and admitted at once, within about 5 ms. Larger ones let other tasks run in between.
 BATCH_BYTES_AT_ONCE: Final = 64 * 1024
-# Items of a batch that are decoded or admitted before other tasks get a turn, unless the time for that is up (`Turns`).
+# Items of a batch that are decoded or admitted before other tasks get a turn, unless the time for that is up (`TimeSlice`).
 SLICE_ITEMS: Final = 64
 
 
@@ -58,25 +58,25 @@ class RequestDecoder(Generic[_Request]):
         bytes_max, fields_max, items_max = self._limit
         if not items_max or not BATCH_BYTES_AT_ONCE < len(data) <= bytes_max:
             return self.decode(data)
-        turns = Turns(SLICE_ITEMS)
+        time_slice = TimeSlice(SLICE_ITEMS)
         try:
             if count_items(data, self._items_number, items_max) > items_max:
                 raise invalid([(_ITEMS, f"are more than {items_max}")])
             if count_fields(data, _NO_CHILDREN, fields_max) > fields_max:
                 raise _too_many_fields(fields_max)
             items, others = split_items(data, self._items_number)
-            await turns.end()
+            await time_slice.end()
             fields = len(items) + count_fields(others, self._layout, fields_max)
             layout = self._layout.children[self._items_number]
             for item in items:
-                await turns.spend(1)
+                await time_slice.spend(1)
                 fields += count_fields(item, layout, fields_max)
                 if fields > fields_max:
                     raise _too_many_fields(fields_max)
             request = self.decode(others)
             envelopes = getattr(request, _ITEMS)
             for item in items:
-                await turns.spend(1)
+                await time_slice.spend(1)
                 envelope = envelopes.add()
                 envelope.MergeFromString(item)
                 envelope.DiscardUnknownFields()

@@ -30,7 +30,7 @@ from gavel_server.errors import ServiceError, invalid
 from gavel_server.intake.admission import admit_proposal
 from gavel_server.intake.envelope_validation import GROWTH_MAX
 from gavel_server.intake.human_commands import resolution, revocation
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import BATCH_BYTES_AT_ONCE, SLICE_ITEMS, RequestDecoder
 from gavel_server.rpc.framing import decision_response, stream_response
@@ -111,9 +111,9 @@ class Arbitration:
             # Measuring each proposal takes time: only if one of the batch could exceed the limit.
             share_bytes = len(data) // len(envelopes) if len(data) * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
             requests: list[Request] = []
-            turns = Turns(SLICE_ITEMS)
+            time_slice = TimeSlice(SLICE_ITEMS)
             for index, envelope in enumerate(envelopes):
-                await turns.spend(1)
+                await time_slice.spend(1)
                 requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.peer, index)
         except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
             respond(error)

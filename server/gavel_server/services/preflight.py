@@ -30,7 +30,7 @@ from gavel_server.bus.trace_owners import foreign_trace, producer_name
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, of_fault
 from gavel_server.intake.admission import admit_proposal
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.limits import BATCH_ANSWER_BYTES_MAX
@@ -43,7 +43,7 @@ _BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchP
 # The fields of the answer to a batch that hold a result, and its decision.
 _RESULT: Final = Field(BatchPreflightResponse, "results")
 _DECISION: Final = Field(PreflightResult, "decision")
-# Proposals that are admitted or decided before other tasks get a turn, unless the time for that is up (`Turns`).
+# Proposals that are admitted or decided before other tasks get a turn, unless the time for that is up (`TimeSlice`).
 SLICE_PROPOSALS: Final = 16
 
 
@@ -83,9 +83,9 @@ class Preflight:
         check_batch(len(request.envelopes))
         sequencer = await self._sequencer(request.bus, context)
         proposals: list[ProposalView | ServiceError] = []
-        turns = Turns(SLICE_PROPOSALS)
+        time_slice = TimeSlice(SLICE_PROPOSALS)
         for envelope in request.envelopes:
-            await turns.spend(1)
+            await time_slice.spend(1)
             try:
                 proposals.append(await _admit(sequencer, envelope, request.bus, len(data)))
             except ServiceError as error:
@@ -102,9 +102,9 @@ class Preflight:
             if room_bytes < 0:
                 parts.append(_error_result(refuse(context.method, _too_large())))
                 continue
-            if turns.is_over(1):
+            if time_slice.is_over(1):
                 # The bus goes on meanwhile: each decision has the state_version that it was made on.
-                await turns.end()
+                await time_slice.end()
                 state = await sequencer.confirmed_state()
                 now_ms = sequencer.now_ms()
             try:

@@ -27,7 +27,7 @@ from gavel_rules.limits import PAGE_SIZE_MAX
 from gavel_server.errors import invalid
 from gavel_server.intake.formats import SUBJECT
 from gavel_server.log import ConsumerGroup, LogError
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
@@ -142,14 +142,14 @@ class ProjectionServicer:
 
 async def _exhaust(work: Generator[int, None, Result]) -> Result:
     """Do work that yields its units, with turns for other tasks; return its result."""
-    turns = Turns(SLICE_UNITS)
+    time_slice = TimeSlice(SLICE_UNITS)
     while True:
         try:
             units = next(work)
         except StopIteration as stop:
             result: Result = stop.value
             return result
-        await turns.spend(units)
+        await time_slice.spend(units)
 
 
 def _after(page: Page) -> int:

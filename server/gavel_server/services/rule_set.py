@@ -29,7 +29,7 @@ from gavel.v1.rule_set_service_pb2 import (
     ValidateRuleSetResponse,
 )
 from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetPosition
-from gavel_rules.language.agreement import find_disagreements, format_disagreements
+from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 from gavel_rules.state.state import State
 

@@ -13,7 +13,7 @@ from gavel_rules.limits import BATCH_ITEMS_MAX
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.decoding import SLICE_ITEMS
 
 
@@ -37,9 +37,9 @@ def check_batch(items: int) -> None:
 async def admit_all(envelopes: Sequence[Envelope], admit: Callable[[Envelope], AdmittedCommand]) -> list[AdmittedCommand | ServiceError]:
     """Return the command of each envelope, or the error with which `admit` refuses it. Other tasks run in between."""
     admitted: list[AdmittedCommand | ServiceError] = []
-    turns = Turns(SLICE_ITEMS)
+    time_slice = TimeSlice(SLICE_ITEMS)
     for envelope in envelopes:
-        await turns.spend(1)
+        await time_slice.spend(1)
         try:
             admitted.append(admit(envelope))
         except ServiceError as error:

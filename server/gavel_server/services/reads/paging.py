@@ -17,7 +17,7 @@ from gavel_rules.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from google.protobuf.message import Message
 
 from gavel_server.errors import invalid
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 
 # A page ends before it outgrows the 4 MiB that gRPC clients accept by default; one event has at most 1 MiB.
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
@@ -67,13 +67,13 @@ async def fill(page: Page, items: Iterable[Item], position: Callable[[Item], Pos
     """
     taken: list[Item] = []
     size_bytes = 0
-    turns = Turns(SLICE_ITEMS)
+    time_slice = TimeSlice(SLICE_ITEMS)
     for item in items:
         size_bytes += item.ByteSize()
         if taken and (len(taken) == page.size or size_bytes > PAGE_BYTES_MAX):
             return taken, page.token(position(taken[-1]))
         taken.append(item)
-        await turns.spend(1)
+        await time_slice.spend(1)
     return taken, ""
 
 

@@ -16,7 +16,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.work_slots import digest_slots
 from gavel_server.log import Head
-from gavel_server.process.turns import Turns
+from gavel_server.process.time_slice import TimeSlice
 
 # The text of a state that is hashed before other tasks run.
 SLICE_BYTES: Final = 32 * 1024
@@ -58,10 +58,10 @@ class ProjectionDigests:
         state = await sequencer.settled()
         head = sequencer.head
         text = hashlib.sha256()
-        turns = Turns(SLICE_BYTES)
+        time_slice = TimeSlice(SLICE_BYTES)
         for part in digest_parts(state.store):
             text.update(part.encode())
-            await turns.spend(len(part) or SLICE_BYTES)
+            await time_slice.spend(len(part) or SLICE_BYTES)
             if (await sequencer.settled()) is not state or sequencer.head != head:
                 return False
         self._known[sequencer.bus] = head, digest_text(text)

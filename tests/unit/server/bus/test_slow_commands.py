@@ -7,7 +7,7 @@ import asyncio
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import BATCH_SECONDS_MAX
 from gavel_server.errors import ServiceError
-from gavel_server.process.turns import TURN_SECONDS, Turns
+from gavel_server.process.time_slice import SLICE_SECONDS, TimeSlice
 
 from tests.support.simulation.servers import Servers, with_servers
 
@@ -29,7 +29,7 @@ class Clock:
 async def test_other_tasks_run_between_slow_decisions(servers: Servers) -> None:
     """If each decision takes a turn's time, other tasks run after each of them; fast ones share a turn."""
     turns_of: dict[float, int] = {}
-    for step_seconds in (TURN_SECONDS, 0.0):
+    for step_seconds in (SLICE_SECONDS, 0.0):
         sequencer, log = await servers.start(monotonic=Clock(step_seconds).read)
         answers: list[CommittedAnswer | ServiceError] = []
         before = len(log.appended)
@@ -43,7 +43,7 @@ async def test_other_tasks_run_between_slow_decisions(servers: Servers) -> None:
         assert 1 == len(log.appended) - before
         turns_of[step_seconds] = turns
         await sequencer.stop()
-    assert turns_of[TURN_SECONDS] - turns_of[0.0] >= 14
+    assert turns_of[SLICE_SECONDS] - turns_of[0.0] >= 14
     await servers.prove()
 
 
@@ -66,8 +66,8 @@ async def test_batch_of_slow_decisions_ends_early(servers: Servers) -> None:
 def test_turns_are_bounded_by_units_and_by_time() -> None:
     """A turn is over after its units or its time, whichever comes first."""
     clock = Clock(0.0)
-    turns = Turns(3, clock.read)
-    assert [False, False, True] == [turns.is_over(1) for _ in range(3)]
-    turns = Turns(3, clock.read)
-    clock.seconds += TURN_SECONDS
-    assert turns.is_over(1)
+    time_slice = TimeSlice(3, clock.read)
+    assert [False, False, True] == [time_slice.is_over(1) for _ in range(3)]
+    time_slice = TimeSlice(3, clock.read)
+    clock.seconds += SLICE_SECONDS
+    assert time_slice.is_over(1)

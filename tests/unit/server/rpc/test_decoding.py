@@ -13,7 +13,7 @@ from gavel.v1.event_service_pb2 import GetEventRequest, ListEventsRequest
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX
 from gavel_server.errors import ServiceError
-from gavel_server.process import turns
+from gavel_server.process import time_slice
 from gavel_server.rpc import decoding
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.limits import BATCH_FIELDS_MAX, READ_BYTES_MAX, REQUEST_FIELDS_MAX, UNCOUNTED_BYTES_MAX, request_limit
@@ -182,7 +182,7 @@ def reasons(error: ServiceError) -> list[tuple[str, str]]:
 async def test_large_batches_are_decoded_in_turns(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is decoded in turns is the same request, or refused for the same reason."""
     monkeypatch.setattr(decoding, "BATCH_BYTES_AT_ONCE", -1)
-    monkeypatch.setattr(turns, "TURN_SECONDS", -1.0)
+    monkeypatch.setattr(time_slice, "SLICE_SECONDS", -1.0)
     decoder = RequestDecoder(BATCH, BatchSubmitProposalsRequest)
     try:
         expected: Message | list[tuple[str, str]] = decoder.decode(data)
@@ -197,7 +197,7 @@ async def test_large_batches_are_decoded_in_turns(data: bytes, monkeypatch: pyte
 
 async def test_other_tasks_run_while_a_large_batch_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run between the items of a large batch whose items are slow."""
-    monkeypatch.setattr(turns, "TURN_SECONDS", -1.0)  # every item takes longer
+    monkeypatch.setattr(time_slice, "SLICE_SECONDS", -1.0)  # every item takes longer
     data = field(2, field(4, b"x" * 1_000)) * 100
     decoding_batch = asyncio.create_task(RequestDecoder(BATCH, BatchSubmitProposalsRequest).decode_in_turns(data))
     rounds = 0

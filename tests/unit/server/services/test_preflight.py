@@ -13,7 +13,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
-from gavel_server.process import turns
+from gavel_server.process import time_slice
 from gavel_server.services import preflight
 from gavel_server.services.arbitration import Arbitration
 
@@ -107,7 +107,7 @@ async def test_large_answers_of_a_batch(servers: Servers) -> None:
 async def test_batch_of_slow_proposals_lets_other_tasks_run(servers: Servers) -> None:
     """Writes are committed between the decisions of a slow batch; each decision has the state_version that it was made on."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(turns, "TURN_SECONDS", -1.0)  # every proposal takes longer
+        patched.setattr(time_slice, "SLICE_SECONDS", -1.0)  # every proposal takes longer
         sequencer, _ = await servers.start_with_rules()
         service = await arbitration(sequencer)
         fact = await record_event(sequencer, servers.fact())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsRequest, BatchSubmitProposalsResponse
 from gavel_server.errors import ServiceError
-from gavel_server.process import turns
+from gavel_server.process import time_slice
 
 from tests.support.calls import call_arbitration
 from tests.support.driver import proposal_envelope
@@ -25,7 +25,7 @@ async def test_other_tasks_run_while_a_large_batch_is_admitted(servers: Servers)
     proposals[7].subject = "no subject"
     request = BatchSubmitProposalsRequest(envelopes=proposals)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(turns, "TURN_SECONDS", -1.0)  # every proposal takes longer
+        patched.setattr(time_slice, "SLICE_SECONDS", -1.0)  # every proposal takes longer
         submitting = asyncio.create_task(call_arbitration(service, "BatchSubmitProposals", request))
         rounds = 0
         while not submitting.done():

@@ -41,10 +41,10 @@ def warn_of_disagreements(checks: Iterable[FileCheck]) -> list[FileCheck]:
     because the server deploys such rule sets and only refuses to activate them together; a disagreement may be intended, e.g. while
     a setting changes in all of them.
     """
-    from gavel_rules.language.agreement import DISAGREEMENTS_NAMED_MAX, find_disagreements
     from gavel_rules.language.document.diagnostics import Messages
     from gavel_rules.language.document.source import Source
     from gavel_rules.language.rule_set import DocumentMessage
+    from gavel_rules.language.shared_action_settings import DISAGREEMENTS_NAMED_MAX, find_disagreements
 
     results: list[FileCheck] = []
     newest: dict[str, FileCheck] = {}

@@ -1,4 +1,4 @@
-"""Turns of the event loop for other tasks within long work."""
+"""TimeSlice of the event loop for other tasks within long work."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Final
 
 # How long work may hold the loop before other tasks run, if no single step of it takes longer.
-TURN_SECONDS: Final = 0.005
+SLICE_SECONDS: Final = 0.005
 
 
-class Turns:
-    """Lets other tasks run after every `units` of work, whatever a unit is: bytes, items; and after every TURN_SECONDS of it."""
+class TimeSlice:
+    """One slice after the other: each ends after `units` of work, whatever a unit is (bytes, items), or after SLICE_SECONDS."""
 
     def __init__(self, units: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._units = units
@@ -23,10 +23,10 @@ class Turns:
     def is_over(self, units: int) -> bool:
         """Account for work that is done. Return whether other tasks should run now."""
         self._spent += units
-        return self._spent >= self._units or self._clock() - self._began >= TURN_SECONDS
+        return self._spent >= self._units or self._clock() - self._began >= SLICE_SECONDS
 
     async def end(self) -> None:
-        """Let other tasks run, and begin another turn."""
+        """Let other tasks run, and begin the next slice."""
         await asyncio.sleep(0)
         self._spent = 0
         self._began = self._clock()

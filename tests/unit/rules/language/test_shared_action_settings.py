@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 from gavel.v1 import error_pb2
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition
-from gavel_rules.language.agreement import DISAGREEMENTS_NAMED_MAX, SETTING_LENGTH_MAX, find_disagreements, format_disagreements
 from gavel_rules.language.rule_set import compile_rule_set
+from gavel_rules.language.shared_action_settings import (
+    DISAGREEMENTS_NAMED_MAX,
+    SETTING_LENGTH_MAX,
+    find_disagreements,
+    format_disagreements,
+)
 
 from tests.support.driver import ACTION, FACTS, PARAMS, RETRY, Core, compile_cached, document
 
