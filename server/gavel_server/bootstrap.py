@@ -35,6 +35,7 @@ from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.logs import RedisLogs
 from gavel_server.log.redis.supervision import restart_forever
 from gavel_server.process import logging, metrics
+from gavel_server.process.allocator import return_large_blocks
 from gavel_server.process.background import new_supervisor, report_forever
 from gavel_server.process.build import build
 from gavel_server.process.clock import GuardedClock
@@ -69,6 +70,7 @@ class ServeError(GavelServerError):
 
 def run(settings: Settings, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP. `ready` is called with the address once the server answers. Raises ServeError, LogError."""
+    return_large_blocks()
     uvloop.run(serve(settings, ready=ready))
 
 

@@ -135,6 +135,7 @@ class Interceptor:
             async with _errors(name, context), aclosing(behaviour(await decode(data), self._context(name, context))) as responses:
                 async for response in responses:
                     await _write(context, response)
+                    del response  # may be large, and the next one may be long in coming
 
         if method.server_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=encode)

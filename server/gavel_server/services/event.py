@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 from gavel.v1 import error_pb2
@@ -39,6 +40,7 @@ from gavel_rules.limits import TRACE_EVENTS_MAX, TRACE_ID_LENGTH_MAX
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
+from gavel_server.fairness.byte_budget import ByteBudget
 from gavel_server.fairness.work_slots import scan_slots
 from gavel_server.intake.admission import admit
 from gavel_server.log import EventLog
@@ -67,8 +69,11 @@ PUBLISHABLE: Final = frozenset({"fact", "observation", "tool_call", "tool_result
 # What one page of a filtered listing scans.
 SCAN_EVENTS_MAX: Final = 10_000
 SCAN_BYTES_MAX: Final = 64 * 1024 * 1024
-# Pages without a filter, and chunks of subscriptions, that are read at once.
+# Pages without a filter that are read at once.
 PAGE_READS_MAX: Final = 4
+# Events for subscriptions that are read and not sent, in all and of one caller's address. gRPC copies each event once more to send it.
+FOLLOW_BYTES_MAX: Final = 32 * 1024 * 1024
+CALLER_FOLLOW_BYTES_MAX: Final = FOLLOW_BYTES_MAX // 2
 # A trace is cut before it outgrows the 4 MiB that gRPC clients accept by default; its pairs need room, too.
 TRACE_BYTES_MAX: Final = 3 * 1024 * 1024
 
@@ -86,6 +91,7 @@ class EventServicer:
         self._buses = buses
         self._scans = scan_slots()
         self._page_reads = asyncio.Semaphore(PAGE_READS_MAX)
+        self._follow_bytes = ByteBudget(FOLLOW_BYTES_MAX, CALLER_FOLLOW_BYTES_MAX)
 
     async def PublishEvent(self, request: PublishEventRequest, context: CallContext) -> PublishEventResponse:
         """Append one event."""
@@ -166,15 +172,17 @@ class EventServicer:
         while True:
             head = await sequencer.wait_beyond(number - 1)
             await sequencer.confirm(head)
-            async with aclosing(read_chunks(sequencer.log, number, head, self._page_reads)) as history:
+            async with aclosing(read_chunks(sequencer.log, number, head, partial(self._follow_bytes.reserve, context.caller))) as history:
                 async for records in history:
                     sent = 0
                     for event in event_filter.select(records):
                         sent = event.envelope.sequence_number
                         yield Encoded(FOLLOWED.content(event.content))
+                        del event
                     if sent < records[-1].sequence_number:
                         checkpoint = Checkpoint(sequence_number=records[-1].sequence_number)
                         yield Encoded(SubscribeEventsResponse(checkpoint=checkpoint).SerializeToString())
+                    del records  # a stream that waits keeps nothing that it has sent
             number = head + 1
 
     async def GetTrace(self, request: GetTraceRequest, context: CallContext) -> Encoded[GetTraceResponse]:

@@ -6,9 +6,8 @@ pass. An event is returned as the log's own bytes followed by its chain hash; it
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, NamedTuple
 
 from gavel.v1 import error_pb2
@@ -22,7 +21,9 @@ from google.protobuf.message import DecodeError
 
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.byte_budget import Reservation
 from gavel_server.log import EventLog, LogCorruptError, Record
+from gavel_server.log.protocol import CHUNK_BYTES
 from gavel_server.services.reads.partial_envelope import PartialEnvelope
 
 # Events per read at most, however small they are. A chunk is held in memory whole, and other tasks wait while it is filtered.
@@ -77,23 +78,35 @@ class Filter(NamedTuple):
         )
 
 
-async def read_chunks(log: EventLog, first: int, last: int, turn: asyncio.Semaphore | None = None) -> AsyncGenerator[list[Record], None]:
-    """Yield the events from `first` to `last` in chunks, without a gap. Each chunk is read while holding `turn`, if it is given.
+async def read_chunks(
+    log: EventLog, first: int, last: int, reserve: Callable[[int], AbstractAsyncContextManager[Reservation]] | None = None
+) -> AsyncGenerator[list[Record], None]:
+    """Yield the events from `first` to `last` in chunks, without a gap.
+
+    `reserve` reserves bytes of memory. Each chunk holds its bytes from before it is read until the next one is asked for.
 
     Raises ServiceError: EVENT_NOT_FOUND if the log begins after `first`, LOG_REGRESSED if it ends before `last`; and the errors of
     EventLog.read.
     """
     number = first
     while number <= last:
-        async with turn or nullcontext():
-            records = await log.read(number, last, CHUNK_EVENTS_MAX)
-        if not records:
-            raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"event {number} of bus {log.bus} was in the log and is missing now")
-        if records[0].sequence_number != number:
-            message = f"bus {log.bus} holds no events before {records[0].sequence_number}; read from that number"
-            raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-        number = records[-1].sequence_number + 1
-        yield records
+        async with nullcontext() if reserve is None else reserve(2 * CHUNK_BYTES) as reservation:
+            records = await _read_chunk(log, number, last)
+            if reservation is not None:
+                reservation.shrink(sum(len(record.envelope) for record in records))
+            number = records[-1].sequence_number + 1
+            yield records
+            del records  # its bytes are no longer reserved
+
+
+async def _read_chunk(log: EventLog, number: int, last: int) -> list[Record]:
+    records = await log.read(number, last, CHUNK_EVENTS_MAX)
+    if not records:
+        raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"event {number} of bus {log.bus} was in the log and is missing now")
+    if records[0].sequence_number != number:
+        message = f"bus {log.bus} holds no events before {records[0].sequence_number}; read from that number"
+        raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
+    return records
 
 
 def envelope_of(record: Record) -> Envelope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
@@ -35,11 +36,12 @@ class WatchedLog(MemoryLog):
         self.running = self.most = 0
 
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = 1_000) -> list[Record]:
-        """Read, after a turn of the loop, as Redis would."""
+        """Read copies, after a turn of the loop, as Redis would."""
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)
-        records = await super().read(from_sequence_number, to_sequence_number, limit)
+        found = await super().read(from_sequence_number, to_sequence_number, limit)
+        records = [Record(record.sequence_number, bytes(bytearray(record.envelope)), record.chain_hash) for record in found]
         self.running -= 1
         self.read_bytes.append(sum(len(record.envelope) for record in records))
         return records
@@ -80,6 +82,30 @@ async def test_reads_of_large_events_are_bounded(watched: tuple[World, WatchedLo
     stream.cancel()
     assert list(range(1, 2 + SMALL + LARGE)) == [item.envelope.sequence_number for item in followed]
     assert CHUNK_BYTES <= max(log.read_bytes) < 2 * CHUNK_BYTES
+
+
+async def test_subscriptions_keep_nothing_that_they_have_sent(watched: tuple[World, WatchedLog]) -> None:
+    """A subscription that waits for the next event holds no memory of those before."""
+    world, _ = watched
+    streams = []
+    for _ in range(10):
+        stream = world.events.SubscribeEvents(SubscribeEventsRequest(from_sequence_number=1 + SMALL + LARGE))
+        await stream.initial_metadata()
+        streams.append(stream)
+    for stream in streams:
+        await stream.read()
+    tracemalloc.start()
+    try:
+        await world.publish(fact("order/1", "order.notes", NOTES))
+        for stream in streams:
+            await stream.read()
+        async with asyncio.timeout(60):
+            while tracemalloc.get_traced_memory()[0] > 5 * len(NOTES) * len(NOTES[0]):  # noqa: ASYNC110 - freeing memory sets no event
+                await asyncio.sleep(0.01)
+    finally:
+        tracemalloc.stop()
+    for stream in streams:
+        stream.cancel()
 
 
 async def test_scans_wait_for_their_turn(watched: tuple[World, WatchedLog]) -> None:

@@ -1,0 +1,27 @@
+"""Settings of the C library's memory allocator for a server."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+# Blocks of this size and more are mapped one by one. They go back to the system as soon as they are free.
+MAPPED_BYTES_MIN: Final = 256 * 1024
+# The free end of the heap that is not given back. A smaller one would grow and shrink with every batch.
+HEAP_END_BYTES_MAX: Final = 8 * 1024 * 1024
+
+# malloc.h of the GNU C library.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def return_large_blocks() -> None:
+    """Let large messages leave no memory behind. Call once, at start-up. Other C libraries than GNU's are left as they are.
+
+    By default, GNU's allocator takes blocks of up to 32 MiB from the heap once blocks of their size were freed. A small block behind them
+    then keeps all of them: after events of 1 MiB for 400 subscribers, a server kept 1.7 GB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+        mallopt(_M_TRIM_THRESHOLD, HEAP_END_BYTES_MAX)

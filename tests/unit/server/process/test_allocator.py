@@ -1,0 +1,35 @@
+"""The settings of the memory allocator."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+from pathlib import Path
+from gavel_server.process.allocator import return_large_blocks
+
+def resident_bytes():
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+
+return_large_blocks()
+bytes(2_000_000)  # the default threshold follows blocks that are freed
+before = resident_bytes()
+large, small = [], []
+for _ in range(100):
+    large.append(b"x" * 1_000_000)
+    small.append(b"x" * 50_000)
+assert resident_bytes() - before > 90_000_000
+del large
+print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
+def test_large_blocks_are_returned() -> None:
+    """Memory of large blocks goes back to the system when they are freed, whatever small blocks lie between them."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 20_000_000
