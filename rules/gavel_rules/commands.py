@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
@@ -130,11 +131,12 @@ class Tick:
     """Fire the timers that are due, until they have made `limit` events. A contest closes as a whole.
 
     `unjudged` holds the event_ids of candidates that are left to a person without evaluation: a replay passes those that could not be
-    judged when their contest closed.
+    judged when their contest closed. `judgements` are those of the first contest, if they were made ahead (`contest.Hearing`).
     """
 
     limit: int
     unjudged: frozenset[str] = frozenset()
+    judgements: Mapping[tuple[int, str], Decision] = field(default_factory=dict)
 
 
 Command = (

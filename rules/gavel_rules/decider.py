@@ -7,11 +7,11 @@ answers a command that it cannot carry out with a `Fault`, never with an excepti
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Final
 
 from gavel.v1 import decision_pb2
-from gavel.v1.decision_pb2 import Engine
+from gavel.v1.decision_pb2 import Decision, Engine
 
 from gavel_rules import administration
 from gavel_rules.arbitration import contest
@@ -60,14 +60,16 @@ def handle(
     """
     recorder = Recorder(state, now_ms)
     if isinstance(command, Tick):
-        _fire_timers(recorder, command.limit, engine, command.unjudged)
+        _fire_timers(recorder, command.limit, engine, command.unjudged, command.judgements)
         return Handled(recorder.events, NoAnswer(), recorder.failures)
-    _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, ())
+    _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, (), {})
     answer = _dispatch(recorder, command, references, engine)
     return Handled(recorder.events, answer, recorder.failures)
 
 
-def _fire_timers(recorder: Recorder, limit: int, engine: Engine.ValueType, unjudged: Container[str]) -> None:
+def _fire_timers(
+    recorder: Recorder, limit: int, engine: Engine.ValueType, unjudged: Container[str], judgements: Mapping[tuple[int, str], Decision]
+) -> None:
     """Fire the timers that are due, until `limit` events are recorded: contests close, approvals expire, leases lapse.
 
     A timer may not fail: it would fail again at every command. A contest catches its own failures; the other timers evaluate neither
@@ -80,9 +82,10 @@ def _fire_timers(recorder: Recorder, limit: int, engine: Engine.ValueType, unjud
             return
         if isinstance(due, OpenContest):
             # The evaluation for the first decision of the close applies to all its candidates.
-            contest.close(recorder, due, evaluator(state, state.head + 1, engine), unjudged)
+            contest.close(recorder, due, evaluator(state, state.head + 1, engine), unjudged, judgements)
         else:
             lifecycle.fire_timer(recorder, due)
+        judgements = {}  # the state has changed
 
 
 def _dispatch(recorder: Recorder, command: Command, references: References, engine: Engine.ValueType) -> Answer:

@@ -9,6 +9,8 @@ A PROPOSAL records the contest that it enters and what its citations resolve to.
 close looks nothing up in the log, even after a restart or on another server. A close is one timer that makes all its decisions in one
 commit; contests are bounded for that reason.
 
+Judging 64 candidates by costly rules takes long. A `Hearing` judges them ahead, one at a time, on the state that the close will find.
+
 A bug in a close would reach no caller and would block the whole bus. A close therefore always ends: a candidate whose arbitration fails is
 left to a person (NOT_JUDGED); if the close itself fails, all candidates are. A replay cannot derive such a failure from the log. The log
 therefore records which candidates failed, and a replay reads them from it.
@@ -17,7 +19,7 @@ therefore records which candidates failed, and a replay reads them from it.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gavel.v1 import error_pb2
 from gavel.v1.decision_pb2 import Contest, Decision
@@ -42,6 +44,8 @@ from gavel_rules.recorder import Recorder
 from gavel_rules.state.keys import action_key
 from gavel_rules.state.records import ActionShadow, OpenContest
 from gavel_rules.state.state import State
+
+_NO_JUDGEMENTS: Final[Mapping[tuple[int, str], Decision]] = {}
 
 
 class CandidateDecision(NamedTuple):
@@ -87,20 +91,62 @@ def enter(recorder: Recorder, envelope: Envelope, approval: Decision, cited_even
     return ContestEntry(recorder.record(envelope, "proposal"))
 
 
-def close(recorder: Recorder, contest: OpenContest, evaluate: Evaluate, unjudged: Container[str] = ()) -> None:
+class Hearing:
+    """Judges the candidates of a contest that is due, ahead of its close, one with each `step`.
+
+    `judgements` hold until the state changes. Their keys are 0, or the place of a shadow from 1 on, and the proposal's event_id. A
+    candidate whose arbitration fails is left out: the close arbitrates it again.
+    """
+
+    def __init__(self, state: State, contest: OpenContest, now_ms: int, evaluate: Evaluate) -> None:
+        self.judgements: dict[tuple[int, str], Decision] = {}
+        self._state = state
+        self._now_ms = now_ms
+        self._evaluate = evaluate
+        shadows = state.shadows_by_action.get(contest.action_type, ())
+        all_actions = [state.active_actions.get(contest.action_type, ()), *[each.actions for each in shadows]]
+        proposals = candidates(state, contest)
+        self._waiting = [
+            (index, all_actions[index], proposal)
+            for index in range(len(all_actions))
+            if not index or not shadows[index - 1].disagrees
+            for proposal in proposals
+        ]
+
+    def step(self) -> bool:
+        """Judge the next candidate. Return False if there is none."""
+        if not self._waiting:
+            return False
+        index, actions, proposal = self._waiting.pop()
+        try:
+            decision = arbitrate_candidate(self._state, proposal, _recorded_citations(proposal), self._now_ms, self._evaluate, actions)
+        except Exception:  # noqa: BLE001  # the close meets the bug again, and reports it
+            return True
+        self.judgements[index, proposal.event_id] = decision
+        return True
+
+
+def close(
+    recorder: Recorder,
+    contest: OpenContest,
+    evaluate: Evaluate,
+    unjudged: Container[str] = (),
+    judgements: Mapping[tuple[int, str], Decision] = _NO_JUDGEMENTS,
+) -> None:
     """Decide every candidate of a contest that is due, the winner first.
 
-    `unjudged` are the event_ids of candidates whose arbitration failed, as a replay knows from the log.
+    `unjudged` are the event_ids of candidates whose arbitration failed, as a replay knows from the log. `judgements` are those of a
+    Hearing.
     """
     state = recorder.state
     mark, count = state.mark(), len(recorder.events)
     try:
-        _close(recorder, contest, evaluate, unjudged)
+        _close(recorder, contest, evaluate, unjudged, judgements)
     except Exception as error:  # noqa: BLE001  # a bug would recur with every command, and the bus would never decide again
         state.undo(mark)
         del recorder.events[count:]
         recorder.failures.extend(Failure(proposal_id, error) for proposal_id in contest.candidates)
-        _close(recorder, contest, evaluate, contest.candidates)
+        _close(recorder, contest, evaluate, contest.candidates, _NO_JUDGEMENTS)
 
 
 def candidates(state: State, contest: OpenContest) -> list[Envelope]:
@@ -116,14 +162,20 @@ def rank(
     actions: tuple[CompiledAction, ...],
     unjudged: Container[str],
     failures: list[Failure],
+    judgements: Mapping[tuple[int, str], Decision] = _NO_JUDGEMENTS,
+    index: int = 0,
 ) -> list[CandidateDecision]:
     """Return the decision on each candidate if the contest closes now: those that pass by score, then the others by age.
 
-    Candidates in `unjudged`, by event_id, are left to a person. So are those whose arbitration fails, which is appended to `failures`.
+    Those in `judgements` under `index` are judged already. Candidates in `unjudged`, by event_id, are left to a person. So are those whose
+    arbitration fails, which is appended to `failures`.
     """
-    decisions = [
-        CandidateDecision(proposal, _arbitrate(state, proposal, now_ms, evaluate, actions, unjudged, failures)) for proposal in proposals
-    ]
+    decisions: list[CandidateDecision] = []
+    for proposal in proposals:
+        decision = judgements.get((index, proposal.event_id))
+        if decision is None:
+            decision = _arbitrate(state, proposal, now_ms, evaluate, actions, unjudged, failures)
+        decisions.append(CandidateDecision(proposal, decision))
     passing = [item for item in decisions if item.decision.outcome == OUTCOME_APPROVED]
     passing.sort(key=lambda item: (-_score(item), item.proposal.sequence_number))
     ranking = passing + [item for item in decisions if item.decision.outcome != OUTCOME_APPROVED]
@@ -169,16 +221,24 @@ def _crowd_problem(state: State, contest: OpenContest, envelope: Envelope) -> st
     return ""
 
 
-def _close(recorder: Recorder, contest: OpenContest, evaluate: Evaluate, unjudged: Container[str]) -> None:
+def _close(
+    recorder: Recorder,
+    contest: OpenContest,
+    evaluate: Evaluate,
+    unjudged: Container[str],
+    judgements: Mapping[tuple[int, str], Decision],
+) -> None:
     state = recorder.state
     now_ms = recorder.now_ms
     proposals = candidates(state, contest)
     actions = state.active_actions.get(contest.action_type, ())
-    ranking = rank(state, proposals, now_ms, evaluate, actions, unjudged, recorder.failures)
+    ranking = rank(state, proposals, now_ms, evaluate, actions, unjudged, recorder.failures, judgements)
     # If nothing can be judged, shadows are not evaluated either.
     is_any_judged = any(item.decision.reason_code != reason_codes.NOT_JUDGED for item in ranking)
     shadows = state.shadows_by_action.get(contest.action_type, ()) if state.shadows_by_action and is_any_judged else ()
-    alternatives = [(each, _decide_by_shadow(state, proposals, now_ms, evaluate, each)) for each in shadows]
+    alternatives = [
+        (each, _decide_by_shadow(state, proposals, now_ms, evaluate, each, judgements, index)) for index, each in enumerate(shadows, 1)
+    ]
     for proposal, decision in ranking:
         settle(decision, state, proposal, now_ms, actions)
         differences: list[ShadowDifference] = []
@@ -206,13 +266,19 @@ def _arbitrate(
 
 
 def _decide_by_shadow(
-    state: State, proposals: Sequence[Envelope], now_ms: int, evaluate: Evaluate, action_shadow: ActionShadow
+    state: State,
+    proposals: Sequence[Envelope],
+    now_ms: int,
+    evaluate: Evaluate,
+    action_shadow: ActionShadow,
+    judgements: Mapping[tuple[int, str], Decision],
+    index: int,
 ) -> dict[str, Decision]:
     """Return the decision on each candidate under a shadow, by the proposal's event_id."""
     if action_shadow.disagrees:
         return {proposal.event_id: shadow.failed_decision() for proposal in proposals}
     try:
-        ranking = rank(state, proposals, now_ms, evaluate, action_shadow.actions, (), [])
+        ranking = rank(state, proposals, now_ms, evaluate, action_shadow.actions, (), [], judgements, index)
         return {
             item.proposal.event_id: shadow.failed_decision() if item.decision.reason_code == reason_codes.NOT_JUDGED else item.decision
             for item in ranking

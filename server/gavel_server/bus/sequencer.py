@@ -426,17 +426,16 @@ class Sequencer:
         try:
             if opens:
                 decision.decide(Request(self._opening, _ignore, "", 0))
-            if not ready:
-                decision.emit_timers()
             time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic)
+            for _ in decision.emit_timers():
+                if time_slice.is_over(1):
+                    await self._end_slice(time_slice)
             ends_at = self._monotonic() + BATCH_SECONDS_MAX
             for count, request in enumerate(ready, 1):
                 decision.decide(request)
                 if not time_slice.is_over(1):
                     continue
-                await time_slice.end()
-                if self._pending_append is not None and self._pending_append.is_done:
-                    await self._settle_or_restart()
+                await self._end_slice(time_slice)
                 if self._monotonic() >= ends_at:
                     self._batch = ready[:count]
                     self._queue.put_back(ready[count:])
@@ -448,6 +447,12 @@ class Sequencer:
         except BaseException:
             replica.state.undo(decision.mark)
             raise
+
+    async def _end_slice(self, time_slice: TimeSlice) -> None:
+        """Let other tasks run while a batch is in preparation. Raises _BatchRestart if the append before it failed meanwhile."""
+        await time_slice.end()
+        if self._pending_append is not None and self._pending_append.is_done:
+            await self._settle_or_restart()
 
     # Committing
 

@@ -6,19 +6,23 @@ Objects created for every command are instances of plain classes (docs/performan
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
 import structlog
 from gavel.v1 import error_pb2
+from gavel.v1.decision_pb2 import ENGINE_RETE
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.arbitration.contest import Hearing
+from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.commands import Answer, Failure, Fault, Handled, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.hash_chain import chain
 from gavel_rules.events.kinds import OUTCOME_APPROVED
 from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
 from gavel_server.bus.recent_events import RecentEvents
@@ -81,11 +85,23 @@ class BatchDecision:
         self._alarm_candidates: list[Envelope] = []
         self._execution_count = 0
 
-    def emit_timers(self) -> None:
-        """Emit due timers, at most TIMERS_PER_COMMIT."""
-        handled = handle(self._state, Tick(TIMERS_PER_COMMIT), now_ms=self._now_ms)
-        _log_failures(handled.failures)
-        self._append(handled.events)
+    def emit_timers(self) -> Iterator[None]:
+        """Emit due timers, one by one, until they have made TIMERS_PER_COMMIT events. Other tasks may run after each step."""
+        state, now_ms = self._state, self._now_ms
+        while len(self._entries) < TIMERS_PER_COMMIT:
+            due = state.next_due(now_ms)
+            if due is None:
+                return
+            tick = Tick(1)
+            if isinstance(due, OpenContest):
+                hearing = Hearing(state, due, now_ms, evaluator(state, state.head + 1, ENGINE_RETE))
+                while hearing.step():
+                    yield
+                tick.judgements = hearing.judgements
+            handled = handle(state, tick, now_ms=now_ms)
+            _log_failures(handled.failures)
+            self._append(handled.events)
+            yield
 
     def decide(self, request: Request) -> None:
         """Decide a command. Later commands may cite its facts at once; undoing the state takes that back."""
@@ -185,7 +201,8 @@ def decide_batch(state: State, recent_events: RecentEvents, expected_head: Head,
     decision = BatchDecision(state, recent_events, expected_head, now_ms, now_ms)
     try:
         if not requests:
-            decision.emit_timers()
+            for _ in decision.emit_timers():
+                pass
         for request in requests:
             decision.decide(request)
         return decision.finish()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import BATCH_SECONDS_MAX
 from gavel_server.errors import ServiceError
+from gavel_server.intake.admission import admit_proposal
 from gavel_server.process.time_slice import SLICE_SECONDS, TimeSlice
 
-from tests.support.simulation.servers import Servers, with_servers
+from tests.support.driver import BUS, compile_cached, document, proposal_envelope
+from tests.support.simulation.servers import Servers, record_event, with_servers
 
 
 class Clock:
@@ -60,6 +64,38 @@ async def test_batch_of_slow_decisions_ends_early(servers: Servers) -> None:
     assert len(log.appended) - before > 10
     values = [event.fact.value.string_value for event in await servers.events() if event.fact.key == "order.status"]
     assert [f"{number:03}" for number in range(100)] == values
+    await servers.prove()
+
+
+@with_servers
+async def test_other_tasks_run_while_a_contest_closes(servers: Servers) -> None:
+    """If judging a candidate takes a slice's time, other tasks run after each one when the contest closes, before all are decided."""
+    clock = Clock(0.0)
+    sequencer, _ = await servers.start(monotonic=clock.read)
+    text = document(contest_window_ms=1_000)
+    await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(text), text))
+    await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
+    fact = await record_event(sequencer, servers.fact())
+    answers: list[CommittedAnswer | ServiceError] = []
+    for number in range(12):
+        envelope = proposal_envelope([fact], trace_id=f"trace-{number}", event_id=servers.new_id())
+        sequencer.submit(admit_proposal(envelope, BUS)[0], answers.append)
+    await asyncio.sleep(0.9)
+    clock.step_seconds = 2 * SLICE_SECONDS
+    slices = 0
+    end = TimeSlice.end
+
+    async def count(time_slice: TimeSlice) -> None:
+        nonlocal slices
+        slices += 1
+        assert not answers
+        await end(time_slice)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TimeSlice, "end", count)
+        await asyncio.sleep(1)
+    assert slices >= 12
+    assert [CommittedAnswer] * 12 == [type(answer) for answer in answers]
     await servers.prove()
 
 

@@ -9,6 +9,8 @@ from gavel.v1 import decision_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
+from gavel_rules.arbitration.contest import Hearing
+from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.authoring.simulate import Simulation
 from gavel_rules.commands import ActivateRuleSet, ContestEntry, DeployRuleSet, RuleSetPosition, Tick
 from gavel_rules.decider import handle
@@ -17,6 +19,7 @@ from gavel_rules.events.citation import cited_event
 from gavel_rules.language.engines.rete import Network
 from gavel_rules.preflight import preflight
 from gavel_rules.replay import DivergedError
+from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
 from tests.support.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, contest_document, deliver, verdict
@@ -92,6 +95,45 @@ def test_reference_engine_replays_contests() -> None:
     core.enter([fact], trace_id="b", priority=2)
     core.tick(WINDOW_MS)
     assert core.state.digest() == replay_log(BUS, core.records, engine=decision_pb2.ENGINE_REFERENCE).state.digest()
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_candidates_judged_ahead(failing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close with the judgements of a hearing makes the same events as one without, and evaluates no candidate again."""
+    core = Core(contest_document())
+    text = contest_document(version=2, score="-double(proposal.priority)")
+    core.run(DeployRuleSet(core.new_id(), compile_cached(text), text))
+    core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None, shadow=True))
+    fact = deliver(core)
+    for priority in (3, 1, 2):
+        core.enter([fact], trace_id=f"t{priority}", priority=priority)
+    core.pass_time(WINDOW_MS)
+    match = Network.match
+    calls = 0
+
+    def counting(network: Network, text: str) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if failing:
+            raise NetworkFaultError("broken")
+        return match(network, text)
+
+    monkeypatch.setattr(Network, "match", counting)
+    mark = core.state.mark()
+    expected = [event.SerializeToString() for event in handle(core.state, Tick(1), now_ms=core.now_ms).envelopes]
+    core.state.undo(mark)
+    open_contest = core.state.next_due(core.now_ms)
+    assert isinstance(open_contest, OpenContest)
+    hearing = Hearing(core.state, open_contest, core.now_ms, evaluator(core.state, core.state.head + 1, decision_pb2.ENGINE_RETE))
+    steps = 0
+    while hearing.step():
+        steps += 1
+    evaluations = calls
+    closed = handle(core.state, Tick(1, judgements=hearing.judgements), now_ms=core.now_ms)
+    assert 6 == steps
+    assert expected == [event.SerializeToString() for event in closed.envelopes]
+    assert failing or evaluations == calls
+    monkeypatch.undo()
 
 
 def test_shadow_decides_the_contest() -> None:
