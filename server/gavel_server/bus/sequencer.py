@@ -427,10 +427,17 @@ class Sequencer:
             if opens:
                 decision.decide(Request(self._opening, _ignore, "", 0))
             time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic)
-            for _ in decision.emit_timers():
-                if time_slice.is_over(1):
-                    await self._end_slice(time_slice)
             ends_at = self._monotonic() + BATCH_SECONDS_MAX
+            for _ in decision.emit_timers():
+                if not time_slice.is_over(1):
+                    continue
+                await self._end_slice(time_slice)
+                if decision.event_count and self._monotonic() >= ends_at:
+                    # The other timers precede the commands, in commits of their own.
+                    self._batch = []
+                    self._queue.put_back(ready)
+                    ready = []
+                    break
             for count, request in enumerate(ready, 1):
                 decision.decide(request)
                 if not time_slice.is_over(1):
