@@ -458,6 +458,8 @@ async def test_missing_event_is_an_error_although_the_count_fits(log: RedisLog, 
     await client.hset(f"gavel:{{{bus}}}:head", "count", "3")
     with pytest.raises(LogCorruptError, match=r"holds 3 entries from 1 to 4: some are missing"):
         await log.head()
+    with pytest.raises(LogCorruptError, match="event 3 is missing from"):
+        await RedisLog.connect(redis_url, bus)
 
 
 async def test_fence_that_is_no_number_is_damage_also_in_doubt(redis_url: str, bus: str, client: Any, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
 FORMAT_VERSION: Final = 1
 # Later than any time, for the script.
 TIME_MS_MAX: Final = 1 << 53
+# The largest sequence number of the contract, an int64.
+SEQUENCE_NUMBER_MAX: Final = 2**63 - 1
 # An append fails after this many refusals in a row because of other servers' fences: Redis then loses reply after reply.
 FENCED_MAX: Final = 5
 
@@ -62,6 +64,10 @@ _HEAD: Final = Script("head.lua")
 _READ: Final = Script("read.lua")
 # Parts of the error replies that only a key of the log with the wrong type or contents causes.
 _DAMAGES: Final = ("WRONGTYPE", "equal or smaller than the target stream", "hash value is not an integer")
+
+
+class _IncompleteError(LogCorruptError):
+    """The head shows that the stream lacks entries, but not which."""
 
 
 class RedisLog:
@@ -106,18 +112,22 @@ class RedisLog:
     ) -> RedisLog:
         """Connect to the Redis at `url` (redis://, rediss:// or unix://) and check that it can hold the log of `bus`.
 
-        `close` closes the connections.
+        `close` closes the connections. If the log has lost events, the error names the first one, for which the log is read up to there.
         Raises ValueError for an invalid URL or bus name, LogUnavailableError, LogCorruptError.
         """
         connections = Connections(url, timeout_ms)
         try:
-            return await cls.open(
-                connections,
-                bus,
-                idempotency_window_ms=idempotency_window_ms,
-                acknowledge_replicas=acknowledge_replicas,
-                owns_connections=True,
-            )
+            try:
+                return await cls.open(
+                    connections,
+                    bus,
+                    idempotency_window_ms=idempotency_window_ms,
+                    acknowledge_replicas=acknowledge_replicas,
+                    owns_connections=True,
+                )
+            except _IncompleteError:
+                await cls(connections, bus, idempotency_window_ms, acknowledge_replicas, owns_connections=True)._find_missing()
+                raise
         except BaseException:
             await connections.close()
             raise
@@ -224,9 +234,20 @@ class RedisLog:
         (rows,) = self._answers(await _READ.run(self._reads.read, body))
         records = [self._record(row) for row in rows]
         if records and records[-1].sequence_number - records[0].sequence_number != len(records) - 1:
-            missing = next(number for number, record in enumerate(records, records[0].sequence_number) if record.sequence_number != number)
-            raise LogCorruptError(f"event {missing} is missing from {self._log_key}; restore it from an archive or a backup")
+            expected = enumerate(records, records[0].sequence_number)
+            raise self._missing(next(number for number, record in expected if record.sequence_number != number))
         return records
+
+    async def _find_missing(self) -> None:
+        """Read the log up to the first event that is missing. Raises LogCorruptError, which names it."""
+        number = 0
+        while records := await self.read(number + 1, SEQUENCE_NUMBER_MAX):
+            if records[0].sequence_number != number + 1:
+                raise self._missing(number + 1)
+            number = records[-1].sequence_number
+
+    def _missing(self, sequence_number: int) -> LogCorruptError:
+        return LogCorruptError(f"event {sequence_number} is missing from {self._log_key}; restore it from an archive or a backup")
 
     async def read_many(self, sequence_numbers: Sequence[int]) -> dict[int, Record]:
         """See EventLog."""
@@ -334,19 +355,18 @@ class RedisLog:
         length, last_id, last_hash, first_id = self._answers(stream)
         expected_length = _number(count or b"0", f"{self._head_key} count")
         first_number = int(first_id.partition(b"-")[0]) if first_id else 1
-        wrong = None
+        wrong, kind = "", LogCorruptError
         if last_id != b"%d-0" % head.sequence_number:
             wrong = f"the last id of the stream is {last_id.decode()}"
         elif length != expected_length:
-            wrong = f"the head counts {expected_length} entries, the stream holds {length}"
+            wrong, kind = f"the head counts {expected_length} entries, the stream holds {length}", _IncompleteError
         elif length and length != head.sequence_number - first_number + 1:
             wrong = f"the stream holds {length} entries from {first_number} to {head.sequence_number}: some are missing"
+            kind = _IncompleteError
         elif last_hash is not None and last_hash != head.chain_hash:
             wrong = f"the last entry of the stream has chain hash {last_hash.hex()[:8]}…"
         if wrong:
-            raise LogCorruptError(
-                f"{self._head_key} is {describe(head)}, but {wrong} in {self._log_key}; restore both from one backup or replica"
-            )
+            raise kind(f"{self._head_key} is {describe(head)}, but {wrong} in {self._log_key}; restore both from one backup or replica")
         return head
 
     def _append_arguments(
