@@ -118,9 +118,9 @@ func (call *call) settle(request *request) {
 	}
 }
 
-// send sends an answer of some bytes, and waits while the caller does not read.
-func (call *call) send(stream grpc.ServerStream, answer any, bytes int) error {
-	if err := call.prepare(bytes + messageHeaderBytes); err != nil {
+// send sends an answer that is prepared, and waits while the caller does not read.
+func (call *call) send(stream grpc.ServerStream, answer any) error {
+	if err := call.reason(nil); err != nil {
 		return err
 	}
 	if err := stream.SendMsg(answer); err != nil {
@@ -129,8 +129,9 @@ func (call *call) send(stream grpc.ServerStream, answer any, bytes int) error {
 	return nil
 }
 
-// prepare notes that an answer is about to be sent.
+// prepare notes that an answer of some bytes is about to be sent.
 func (call *call) prepare(bytes int) error {
+	bytes += messageHeaderBytes
 	table := call.connection.table
 	table.mutex.Lock()
 	defer table.unlock()
@@ -142,6 +143,11 @@ func (call *call) prepare(bytes int) error {
 	}
 	call.unsent += bytes
 	table.charge(call, bytes)
+	if call.refusal != nil { // the answer will not be sent
+		bytes = min(bytes, call.unsent)
+		call.unsent -= bytes
+		table.release(call, bytes)
+	}
 	return call.refusal.Err()
 }
 

@@ -17,6 +17,7 @@ type answer struct {
 
 // pendingCall is a request that waits for its answer. The channel has room for it, so delivering never waits.
 type pendingCall struct {
+	call    *call
 	answers chan<- answer
 	bytes   int
 }
@@ -37,8 +38,9 @@ func newCalls(link *link) *calls {
 	return &calls{link: link, pending: map[uint32]pendingCall{}}
 }
 
-// send sends a request frame to the server and returns its number; the answer comes to answers. It returns an error if there is no room.
-func (calls *calls) send(kind byte, frame []byte, answers chan<- answer) (uint32, error) {
+// send sends a request frame of a call to the server and returns its number; the answer comes to answers. It returns an error if there is no
+// room.
+func (calls *calls) send(kind byte, frame []byte, call *call, answers chan<- answer) (uint32, error) {
 	size := len(frame) - headerBytes
 	// Requests of callers that have gone count as well, until the server has read them.
 	unsent := calls.link.unsentBytes()
@@ -49,7 +51,7 @@ func (calls *calls) send(kind byte, frame []byte, answers chan<- answer) (uint32
 	}
 	calls.number++
 	number := calls.number
-	calls.pending[number] = pendingCall{answers, size}
+	calls.pending[number] = pendingCall{call, answers, size}
 	calls.bytes += size
 	calls.mutex.Unlock()
 	putHeader(frame, kind, number)
@@ -57,11 +59,17 @@ func (calls *calls) send(kind byte, frame []byte, answers chan<- answer) (uint32
 	return number, nil
 }
 
-// deliver hands an answer to the call that waits for it, if one still does.
+// deliver hands an answer to the call that waits for it, if one still does. The answer counts from now on: many may arrive before the first
+// of their calls goes on. Of a call that is refused for it, the content is dropped.
 func (calls *calls) deliver(kind byte, number uint32, content []byte) {
-	if call, found := calls.take(number); found {
-		call.answers <- answer{kind, number, content}
+	pending, found := calls.take(number)
+	if !found {
+		return
 	}
+	if kind == response && pending.call.prepare(len(content)) != nil {
+		content = nil
+	}
+	pending.answers <- answer{kind, number, content}
 }
 
 // forget drops a call whose caller has gone, tells the server, and reports whether it was still unanswered.
@@ -104,7 +112,7 @@ func (calls *calls) unary(kind byte) grpc.StreamHandler {
 			return err
 		}
 		answers := answerChannels.Get().(chan answer)
-		number, err := calls.send(kind, request.frame, answers)
+		number, err := calls.send(kind, request.frame, call, answers)
 		if err != nil {
 			answerChannels.Put(answers)
 			return err
@@ -117,7 +125,7 @@ func (calls *calls) unary(kind byte) grpc.StreamHandler {
 			if answer.kind != response {
 				return refusalError(answer.content)
 			}
-			return call.send(stream, content(answer.content), len(answer.content))
+			return call.send(stream, content(answer.content))
 		case <-ctx.Done():
 			if calls.forget(number) {
 				answerChannels.Put(answers)

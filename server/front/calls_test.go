@@ -29,6 +29,11 @@ func requestOf(size int) []byte {
 	return make([]byte, headerBytes+size)
 }
 
+// callOf returns a call of a caller of its own.
+func callOf(t *testing.T, limits limits) *call {
+	return newConnections(limits).admitFrom(t, "10.0.0.1").openNext()
+}
+
 // receive reads one frame at the server's end.
 func receive(t *testing.T, server net.Conn) []byte {
 	header := make([]byte, headerBytes)
@@ -44,7 +49,7 @@ func receive(t *testing.T, server net.Conn) []byte {
 
 func mustSend(t *testing.T, calls *calls, size int) (uint32, chan answer) {
 	answers := make(chan answer, 1)
-	number, err := calls.send(0, requestOf(size), answers)
+	number, err := calls.send(0, requestOf(size), callOf(t, limitsOfTests()), answers)
 	if err != nil {
 		t.Fatalf("%d bytes have room, and: %v", size, err)
 	}
@@ -52,7 +57,7 @@ func mustSend(t *testing.T, calls *calls, size int) (uint32, chan answer) {
 }
 
 func mustBeFull(t *testing.T, calls *calls, size int) {
-	_, err := calls.send(0, requestOf(size), make(chan answer, 1))
+	_, err := calls.send(0, requestOf(size), callOf(t, limitsOfTests()), make(chan answer, 1))
 	refusal := status.Convert(err)
 	if refusal.Code() != codes.ResourceExhausted || refusal.Message() != "1000 bytes of requests wait for decisions; try again" {
 		t.Fatalf("there is no room for %d bytes, and: %v", size, err)
@@ -138,5 +143,35 @@ func TestFramesArriveHoweverTheBytesAreCut(t *testing.T) {
 	}
 	if answer := <-others; answer.kind != response || len(answer.content) != 70_000 {
 		t.Fatalf("the second call got a frame of kind %d, %d bytes", answer.kind, len(answer.content))
+	}
+}
+
+// Answers count as soon as they arrive, before their calls go on; an answer without room is dropped at once.
+func TestAnswersCountWhenTheyArrive(t *testing.T) {
+	calls, server := pipe(t)
+	limits := limitsOfTests()
+	limits.ConnectionBytes = 100_000
+	connection := newConnections(limits).admitFrom(t, "10.0.0.1")
+	var answers []chan answer
+	for range 3 {
+		waiting := make(chan answer, 1)
+		number, err := calls.send(0, requestOf(1), connection.openNext(), waiting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		receive(t, server)
+		answers = append(answers, waiting)
+		go server.Write(newFrame(response, number, string(make([]byte, 40_000))))
+		for len(waiting) == 0 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	for index, size := range []int{40_000, 40_000, 0} {
+		if answer := <-answers[index]; len(answer.content) != size {
+			t.Errorf("answer %d has %d bytes in memory", index, len(answer.content))
+		}
+	}
+	if connection.bytes > limits.ConnectionBytes {
+		t.Errorf("%d bytes of answers are in flight", connection.bytes)
 	}
 }

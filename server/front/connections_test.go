@@ -125,18 +125,18 @@ func TestSheddingStopsWhenThereIsRoom(t *testing.T) {
 		connection := connections.admitFrom(t, "10.0.0.1")
 		for range 4 {
 			call := connection.openNext()
-			if err := call.prepare(limits.ConnectionBytes / 4); err != nil {
+			if err := call.prepare(limits.ConnectionBytes/4 - messageHeaderBytes); err != nil {
 				t.Fatal(err)
 			}
 			stalled = append(stalled, call)
 		}
 	}
 	small := connections.admitFrom(t, "10.0.0.1").openNext()
-	if err := small.prepare(1000); err != nil {
+	if err := small.prepare(1000 - messageHeaderBytes); err != nil {
 		t.Fatal(err)
 	}
 	stalled[0].connection.table.limits.BytesInFlight = connections.bytes
-	if err := small.prepare(1); err != nil || small.refusal != nil {
+	if err := small.prepare(1 - messageHeaderBytes); err != nil || small.refusal != nil {
 		t.Errorf("the small call is refused: %v", err)
 	}
 	refused := 0

@@ -149,7 +149,10 @@ func (call *call) passResponses(server grpc.ClientStream, caller grpc.ServerStre
 		} else if err != nil {
 			return err
 		}
-		if err := call.send(caller, &message, message.data.Len()); err != nil {
+		if err := call.prepare(message.data.Len()); err != nil {
+			return err
+		}
+		if err := call.send(caller, &message); err != nil {
 			return err
 		}
 	}

@@ -66,7 +66,7 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 		case answer := <-stream.answers:
 			stream.settle(answer.number)
 			if answer.kind == response {
-				if err := stream.call.send(stream.ServerStream, content(answer.content), len(answer.content)); err != nil {
+				if err := stream.call.send(stream.ServerStream, content(answer.content)); err != nil {
 					return err
 				}
 			} else if refused == nil {
@@ -119,7 +119,7 @@ func (stream *stream) send(request *request) (bool, error) {
 	if stream.closed {
 		return false, nil
 	}
-	number, err := stream.calls.send(stream.kind, request.frame, stream.answers)
+	number, err := stream.calls.send(stream.kind, request.frame, stream.call, stream.answers)
 	if err == nil {
 		request.frame = nil // the link has it now
 		stream.pending[number] = request
