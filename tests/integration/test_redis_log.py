@@ -374,8 +374,9 @@ async def test_refused_append_applies_nothing(own_redis: EmbeddedRedis, bus: str
     ("damage", "message"),
     [
         (["XADD {log} 3-0 e foreign h hash"], "the last id of the stream is 3-0"),
-        (["XDEL {log} 1-0"], "the head counts 2 entries, the stream holds 1"),
-        (["XDEL {log} 2-0"], "the head counts 2 entries, the stream holds 1"),
+        (["XDEL {log} 1-0"], "event 1 is missing"),
+        (["XDEL {log} 2-0"], "event 2 is missing"),
+        (["HSET {head} count 1"], "the head counts 1 entries, the stream holds 2"),
         (["DEL {log}"], "the last id of the stream is 0-0"),
         (["DEL {head}"], "is 0 .* the last id of the stream is 2-0"),
         (["HSET {head} sequence_number 10"], "is 10 .* the last id of the stream is 2-0"),
@@ -391,7 +392,7 @@ async def test_refused_append_applies_nothing(own_redis: EmbeddedRedis, bus: str
 async def test_inconsistent_head_and_stream_are_an_error(
     log: RedisLog, client: Any, redis_url: str, bus: str, damage: list[str], message: str
 ) -> None:
-    """Opening a log whose head and stream disagree is an error that names both."""
+    """Opening a log whose head and stream disagree is an error that names both, or the first event that is missing."""
     await log.append(empty_head(bus), entries_after(empty_head(bus), 2), NOW_MS, [])
     prefix = f"gavel:{{{bus}}}:"
     for command in damage:

@@ -126,8 +126,8 @@ class RedisLog:
                     owns_connections=True,
                 )
             except _IncompleteError:
-                await cls(connections, bus, idempotency_window_ms, acknowledge_replicas, owns_connections=True)._find_missing()
-                raise
+                log = cls(connections, bus, idempotency_window_ms, acknowledge_replicas, owns_connections=True)
+                raise log._missing(await log._first_missing()) from None
         except BaseException:
             await connections.close()
             raise
@@ -238,13 +238,12 @@ class RedisLog:
             raise self._missing(next(number for number, record in expected if record.sequence_number != number))
         return records
 
-    async def _find_missing(self) -> None:
-        """Read the log up to the first event that is missing. Raises LogCorruptError, which names it."""
-        number = 0
-        while records := await self.read(number + 1, SEQUENCE_NUMBER_MAX):
-            if records[0].sequence_number != number + 1:
-                raise self._missing(number + 1)
-            number = records[-1].sequence_number
+    async def _first_missing(self) -> int:
+        """Return the number after the last event up to which none is missing. Raises LogCorruptError, which may name it, too."""
+        number = 1
+        while (records := await self.read(number, SEQUENCE_NUMBER_MAX)) and records[0].sequence_number == number:
+            number = records[-1].sequence_number + 1
+        return number
 
     def _missing(self, sequence_number: int) -> LogCorruptError:
         return LogCorruptError(f"event {sequence_number} is missing from {self._log_key}; restore it from an archive or a backup")
@@ -359,7 +358,8 @@ class RedisLog:
         if last_id != b"%d-0" % head.sequence_number:
             wrong = f"the last id of the stream is {last_id.decode()}"
         elif length != expected_length:
-            wrong, kind = f"the head counts {expected_length} entries, the stream holds {length}", _IncompleteError
+            wrong = f"the head counts {expected_length} entries, the stream holds {length}"
+            kind = _IncompleteError if length < expected_length else LogCorruptError
         elif length and length != head.sequence_number - first_number + 1:
             wrong = f"the stream holds {length} entries from {first_number} to {head.sequence_number}: some are missing"
             kind = _IncompleteError
