@@ -27,13 +27,14 @@ from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set
 from gavel_rules.limits import MESSAGE_BYTES_MAX
 from gavel_rules.state.records import DeployedRuleSet
 
-from gavel_server.compile.worker import ANALYSED, EXIT_MEMORY, MEMORY_BYTES_MAX
+from gavel_server.compile.worker import ANALYSED, EXIT_MEMORY, MEMORY_BYTES_MAX, PROCESSOR_SECONDS_MAX
 from gavel_server.errors import ServiceError, internal, invalid
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.fairness.fair_queue import TURN_BYTES, FairQueue
 from gavel_server.process.children import child_environment
 
-TIME_LIMIT_MS: Final = 10_000
+# Ends a child that hangs. A child that computes is ended by its own limit of processor time, which does not depend on other load.
+TIME_LIMIT_MS: Final = 60_000
 COMPILES_MAX: Final = 2
 COMPILES_WAITING_MAX: Final = 16
 RETRY_AFTER_MS: Final = 2_000
@@ -197,6 +198,8 @@ def _answer(status: int, answer: bytes, errors: bytes) -> bytes:
         return answer
     if status == EXIT_MEMORY:
         raise _limit_exceeded(f"took more than {MEMORY_BYTES_MAX} bytes of memory to compile")
+    if status == -signal.SIGXCPU:
+        raise _limit_exceeded(f"took more than {PROCESSOR_SECONDS_MAX} s of processor time to compile (SIGXCPU)")
     if status < 0:
         raise _limit_exceeded(f"stopped its compiler with {signal.Signals(-status).name}")
     error_id = uuid.uuid4().hex

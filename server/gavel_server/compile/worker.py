@@ -41,7 +41,7 @@ EXIT_MEMORY: Final = 3
 
 def main() -> int:
     """Report on the document on standard input; return the exit status."""
-    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS_MAX, PROCESSOR_SECONDS_MAX))
+    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS_MAX, PROCESSOR_SECONDS_MAX + 1))  # SIGXCPU first
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Keep standard output for the answer, whatever a library prints.

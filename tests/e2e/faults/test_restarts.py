@@ -252,7 +252,7 @@ async def test_a_log_that_loses_events_under_a_running_server(server: Server, tm
 
             async def read_warning() -> bool | None:
                 try:
-                    return "lost" in (await client.get_status()).unwritable_reason or None
+                    return "acknowledged events were lost" in (await client.get_status()).unwritable_reason or None
                 except GavelError:
                     return None
 

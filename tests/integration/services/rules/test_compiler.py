@@ -35,6 +35,16 @@ async def test_compiling_is_limited_in_time() -> None:
             "memory",
         ),
         ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+        (
+            "import gavel_server.compile.worker as w\n"
+            "w.PROCESSOR_SECONDS_MAX = 1\n"
+            "def report_on(text, analysed):\n"
+            "    while True:\n"
+            "        pass\n"
+            "w.report_on = report_on\n"
+            "w.main()",
+            "of processor time",
+        ),
     ],
 )
 async def test_killed_child_is_a_limit_error(monkeypatch: pytest.MonkeyPatch, program: str, message: str) -> None:
