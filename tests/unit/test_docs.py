@@ -168,6 +168,24 @@ def test_limits_are_listed_with_their_values() -> None:
     assert {name: documented.get(name) for name in _limits(limits)} == {name: f"{value:,}" for name, value in _limits(limits).items()}
 
 
+def test_limits_of_calls_are_listed() -> None:
+    """Every limit of requests, connections and costly work is in operating.md, and every constant named there exists."""
+    section = _text("operating.md").partition("## Limits")[2].partition("\n## ")[0]
+    listed = {name for cells in _rows(section) for name in re.findall(r"`([A-Z_]{4,})`", cells[0])}
+    folders = (ROOT / "server/gavel_server", ROOT / "client/python/gavel_client")
+    sources = {path: path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")}
+    constants = {path: re.findall(r"^([A-Z][A-Z_]+): Final", source, flags=re.MULTILINE) for path, source in sources.items()}
+    assert listed - {name for names in constants.values() for name in names} == set()
+    expected = {
+        name
+        for path in ("rpc/limits.py", "fairness/work_slots.py")
+        for name in constants[ROOT / "server/gavel_server" / path]
+        if not name.endswith("_RETRY_AFTER_MS")
+    }
+    named = set(re.findall(r"`([A-Z_]{4,})`", section))
+    assert expected - named == set()
+
+
 def test_limits_of_documents_are_listed_with_their_values() -> None:
     """Every limit of rule set documents is in rule-language.md with its value in the code."""
     documented = _documented("rule-language.md")
