@@ -1,4 +1,4 @@
-"""Commands of operators: opening a bus, its cross-check, and the life of rule sets (constitution §6.4).
+"""Commands of operators: opening a bus, its cross-check and time, and the life of rule sets (constitution §6.4).
 
 Each command that succeeds records one system fact with everything that a replay needs. A version of a rule set is deployed once. An
 activation takes effect from its place in the log on. This module never compiles a document: the command carries the compiled rule set.
@@ -11,9 +11,19 @@ from typing import Any
 from gavel.v1 import error_pb2, fact_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.fact_pb2 import BusOpened, CrossCheck, CrossCheckChanged, Fact, RuleSetActivated, RuleSetDeactivated, RuleSetDeployed
+from gavel.v1.fact_pb2 import (
+    BusOpened,
+    ClockAccepted,
+    CrossCheck,
+    CrossCheckChanged,
+    Fact,
+    RuleSetActivated,
+    RuleSetDeactivated,
+    RuleSetDeployed,
+)
 
 from gavel_rules.commands import (
+    AcceptClock,
     ActivateRuleSet,
     ChangeCrossCheck,
     DeactivateRuleSet,
@@ -24,6 +34,7 @@ from gavel_rules.commands import (
     RuleSetPosition,
 )
 from gavel_rules.events.kinds import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
+from gavel_rules.events.timestamps import timestamp
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
 from gavel_rules.recorder import Recorder
@@ -52,6 +63,15 @@ def change_cross_check(recorder: Recorder, command: ChangeCrossCheck) -> EventAn
     changed = CrossCheckChanged(cross_check=command.cross_check)
     subject = f"bus/{recorder.state.bus}"
     return EventAnswer(_record_system_fact(recorder, command.event_id, "CrossCheckChanged", subject, cross_check_changed=changed))
+
+
+def accept_clock(recorder: Recorder, command: AcceptClock) -> EventAnswer | Fault:
+    """Record that the bus is ahead of the clocks, and how far: its time runs at half speed until they have caught up."""
+    state = recorder.state
+    if state.recorded_at_ms <= state.time_ms(command.clock_ms):
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"the last event of bus {state.bus} is not ahead of this server's clock")
+    accepted = ClockAccepted(clock=timestamp(command.clock_ms), accepted_by=command.accepted_by, reason=command.reason)
+    return EventAnswer(_record_system_fact(recorder, command.event_id, "ClockAccepted", f"bus/{state.bus}", clock_accepted=accepted))
 
 
 def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Fault:

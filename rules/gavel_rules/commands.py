@@ -41,6 +41,16 @@ class ChangeCrossCheck:
     cross_check: CrossCheck
 
 
+@dataclass(slots=True)
+class AcceptClock:
+    """Accept that the last event is ahead of the server's clock, `clock_ms`."""
+
+    event_id: str
+    clock_ms: int
+    accepted_by: str
+    reason: str
+
+
 class SubmitProposal:
     """Decide a proposal. It is validated and complete: event_id, trace_id, event_name and producer are set."""
 
@@ -142,6 +152,7 @@ class Tick:
 Command = (
     OpenBus
     | ChangeCrossCheck
+    | AcceptClock
     | SubmitProposal
     | PublishEvent
     | BeginExecution

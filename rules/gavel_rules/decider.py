@@ -19,6 +19,7 @@ from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.arbitration.submission import submit
 from gavel_rules.commands import (
     NO_REFERENCES,
+    AcceptClock,
     ActivateRuleSet,
     Answer,
     BeginExecution,
@@ -108,6 +109,8 @@ def _dispatch(recorder: Recorder, command: Command, references: References, engi
             return administration.open_bus(recorder, command)
         case ChangeCrossCheck():
             return administration.change_cross_check(recorder, command)
+        case AcceptClock():
+            return administration.accept_clock(recorder, command)
         case DeployRuleSet():
             return administration.deploy(recorder, command)
         case ActivateRuleSet():

@@ -72,6 +72,7 @@ EXECUTION_NAME: Final[Mapping[ExecutionStatus.ValueType, str]] = {
 SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "BusOpened": "gavel.bus_opened",
     "CrossCheckChanged": "gavel.cross_check_changed",
+    "ClockAccepted": "gavel.clock_accepted",
     "RuleSetDeployed": "gavel.rule_set_deployed",
     "RuleSetActivated": "gavel.rule_set_activated",
     "RuleSetDeactivated": "gavel.rule_set_deactivated",

@@ -13,6 +13,7 @@ from gavel.v1.fact_pb2 import Fact, RuleSetActivated, RuleSetDeactivated
 
 from gavel_rules import reason_codes
 from gavel_rules.commands import (
+    AcceptClock,
     ActivateRuleSet,
     BeginExecution,
     ChangeCrossCheck,
@@ -115,6 +116,9 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
             return OpenBus(recorded.event_id, fact.bus_opened.cross_check, fact.bus_opened.idempotency_window_ms)
         case "cross_check_changed":
             return ChangeCrossCheck(recorded.event_id, fact.cross_check_changed.cross_check)
+        case "clock_accepted":
+            accepted = fact.clock_accepted
+            return AcceptClock(recorded.event_id, milliseconds(accepted.clock), accepted.accepted_by, accepted.reason)
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
             return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document)

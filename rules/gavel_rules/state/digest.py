@@ -56,6 +56,7 @@ def digest_parts(store: Store) -> Iterator[str]:
         "arbiter_version": _text(store.arbiter_version),
         "cross_check": _text(_plain_message(store.cross_check)),
         "idempotency_window_ms": _text(store.idempotency_window_ms),
+        "clock_acceptance": _text(store.clock_acceptance),
         "rule_sets": _text(
             [
                 (policy_id, version, deployed.digest, deployed.sequence_number)

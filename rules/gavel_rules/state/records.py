@@ -25,6 +25,13 @@ AWAITING_FACTS: Final = 3
 UNDER_REVIEW: Final = 4
 
 
+class ClockAcceptance(NamedTuple):
+    """An operator's acceptance of a bus that was ahead: its time and the server's clock then."""
+
+    recorded_at_ms: int
+    clock_ms: int
+
+
 class Candidate:
     """The latest value that one source, at one tier, has stated for a key of a subject.
 

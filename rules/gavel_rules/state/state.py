@@ -78,6 +78,16 @@ class State:
         """The recording time of the last event."""
         return self.store.recorded_at_ms
 
+    def time_ms(self, clock_ms: int) -> int:
+        """Return the time of the bus when a server's clock is `clock_ms`: that clock, unless the bus is ahead by an accepted time.
+
+        The lead is halved by the time that passes: events of the bus get later, and every duration ends after at most twice its length.
+        """
+        acceptance = self.store.clock_acceptance
+        if acceptance is None:
+            return clock_ms
+        return max(clock_ms, acceptance.recorded_at_ms + (clock_ms - acceptance.clock_ms) // 2)
+
     @property
     def arbiter_version(self) -> int:
         """The semantics that the bus is decided by; 0 before it is opened."""

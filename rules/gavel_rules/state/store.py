@@ -21,6 +21,7 @@ from gavel_rules.state.records import (
     ActionShadow,
     ActiveRuleSet,
     Candidate,
+    ClockAcceptance,
     ClosedAction,
     DeployedRuleSet,
     EndedDecision,
@@ -44,6 +45,7 @@ class Store:
         self.bus: Final = bus
         self.head = 0
         self.recorded_at_ms = 0
+        self.clock_acceptance: ClockAcceptance | None = None
         self.arbiter_version = 0
         self.cross_check = CrossCheck()
         self.idempotency_window_ms = IDEMPOTENCY_WINDOW_MS_DEFAULT

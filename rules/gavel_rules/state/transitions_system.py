@@ -1,4 +1,4 @@
-"""Transitions by facts about Gavel itself: opening of the bus, semantics, cross-check, rule sets."""
+"""Transitions by facts about Gavel itself: opening of the bus, semantics, cross-check, time, rule sets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final
 from gavel.v1 import fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 
+from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.document.canonical_form import compute_digest
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
-from gavel_rules.state.records import ActiveRuleSet, DeployedRuleSet, ShadowRuleSet
+from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedRuleSet, ShadowRuleSet
 from gavel_rules.state.store import Store
 
 
@@ -35,6 +36,11 @@ def _change_arbiter_version(store: Store, envelope: Envelope) -> None:
 
 def _change_cross_check(store: Store, envelope: Envelope) -> None:
     store.set("cross_check", envelope.fact.cross_check_changed.cross_check)
+
+
+def _accept_clock(store: Store, envelope: Envelope) -> None:
+    clock_ms = milliseconds(envelope.fact.clock_accepted.clock)
+    store.set("clock_acceptance", ClockAcceptance(store.recorded_at_ms, clock_ms))
 
 
 def _deploy_rule_set(store: Store, envelope: Envelope) -> None:
@@ -84,6 +90,7 @@ _TRANSITIONS: Final[Mapping[str, Callable[[Store, Envelope], None]]] = {
     "bus_opened": _open_bus,
     "arbiter_version_changed": _change_arbiter_version,
     "cross_check_changed": _change_cross_check,
+    "clock_accepted": _accept_clock,
     "rule_set_deployed": _deploy_rule_set,
     "rule_set_activated": _activate_rule_set,
     "rule_set_deactivated": _deactivate_rule_set,

@@ -32,7 +32,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
 from gavel_server.log.protocol import empty_head
 from gavel_server.process import metrics
-from gavel_server.process.clock import GuardedClock
+from gavel_server.process.clock import GuardedClock, lag_problem
 from gavel_server.process.time_slice import TimeSlice
 
 # How often the progress of reading a long log is logged.
@@ -79,7 +79,8 @@ class Replica:
 
     def now_ms(self) -> int:
         """Return the time of a decision made now: never before the head's `recorded_at`."""
-        return max(self.clock.now_ms(), self.state.recorded_at_ms)
+        state = self.state
+        return max(state.time_ms(self.clock.now_ms()), state.recorded_at_ms)
 
     def write_error(self) -> ServiceError | None:
         """Return why nothing may be written now, or None."""
@@ -87,8 +88,17 @@ class Replica:
             return self.write_block
         if self.volatility:
             return ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, self.volatility, retry_after_ms=1000)
-        problem = self.clock.problem(self.state.recorded_at_ms)
+        problem = self.clock.problem() or self._lag_problem()
         return ServiceError(error_pb2.ERROR_REASON_CLOCK_SKEW, problem, retry_after_ms=1000) if problem else None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether nothing may be written now only because the last event is ahead of the clock."""
+        return self.write_block is None and not self.volatility and not self.clock.problem() and self._lag_problem() != ""
+
+    def _lag_problem(self) -> str:
+        state = self.state
+        return lag_problem(state.time_ms(self.clock.now_ms()), state.recorded_at_ms)
 
     # Following the log
 

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.fact_pb2 import CrossCheck
-from gavel_rules.commands import Command, OpenBus
+from gavel_rules.commands import AcceptClock, Command, OpenBus
 from gavel_rules.events.kinds import DECISION
 from gavel_rules.state.state import State
 
@@ -377,11 +377,15 @@ class Sequencer:
         self._has_decided = self._has_decided or bool(self._batch)
         try:
             ready = await self._resolve(self._batch)
-            error = self.replica.write_error()
-            if error is not None:
-                answer_all(ready, error)
-                return None
             replica = self.replica
+            error = replica.write_error()
+            if error is not None:
+                # An operator's acceptance is the one command that a bus ahead of the clock takes.
+                accepting = [request for request in ready if isinstance(request.command, AcceptClock)] if replica.is_ahead else []
+                answer_all([request for request in ready if request not in accepting], error)
+                if not accepting:
+                    return None
+                ready = accepting
             due = replica.state.due_count(replica.now_ms())
             if not ready and not due:
                 return None

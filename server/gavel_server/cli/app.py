@@ -9,6 +9,7 @@ import typer
 
 from gavel_server.cli.command import Command
 from gavel_server.cli.commands.completion import completion
+from gavel_server.cli.commands.people.accept_clock import accept_clock
 from gavel_server.cli.commands.people.review import review, reviews
 from gavel_server.cli.commands.people.revoke import revoke
 from gavel_server.cli.commands.processes.demo import demo
@@ -88,6 +89,7 @@ app.command("publish")(publish)
 app.command("signal")(signal)
 app.command("reviews")(reviews)
 app.command("revoke")(revoke)
+app.command("accept-clock")(accept_clock)
 app.command("status")(status)
 app.command("projection")(projection)
 app.command("trace")(trace)

@@ -1,4 +1,4 @@
-"""Commands of people: verdicts on reviews and revocations of approvals.
+"""Commands of people: verdicts on reviews, revocations of approvals, and acceptances of a bus's time.
 
 Each becomes a FACT by `system` (human_input: who, what, why). Only the form of the request is checked here.
 """
@@ -11,8 +11,9 @@ from typing import Final
 from gavel.v1 import fact_pb2
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import AcceptClockRequest
 from gavel.v1.fact_pb2 import Fact, ReviewResolved, RevocationRequested
-from gavel_rules.commands import ResolveReview, RevokeDecision
+from gavel_rules.commands import AcceptClock, ResolveReview, RevokeDecision
 from gavel_rules.events.ids import is_uuid, uuid_problem
 from gavel_rules.limits import PERSON_LENGTH_MAX
 from gavel_rules.values import text_problem
@@ -43,9 +44,24 @@ def revocation(request: RevokeDecisionRequest) -> RevokeDecision:
     return RevokeDecision(Envelope(event_id=request.event_id or new_event_id(), fact=Fact(revocation_requested=requested)))
 
 
+def clock_acceptance(request: AcceptClockRequest, clock_ms: int) -> AcceptClock:
+    """Return the command to accept the time of a bus at the server's clock. Raises ServiceError with every violation."""
+    violations = list(_person_violations(("accepted_by", request.accepted_by), request.reason))
+    if violations:
+        raise invalid(violations)
+    return AcceptClock(new_event_id(), clock_ms, request.accepted_by, request.reason)
+
+
 def _violations(decision_id: str, person: tuple[str, str], reason: str, event_id: str) -> Iterator[tuple[str, str]]:
     if not is_uuid(decision_id):
         yield "decision_id", "is not a UUID in canonical form"
+    yield from _person_violations(person, reason)
+    problem = uuid_problem(event_id) if event_id else ""
+    if problem:
+        yield "event_id", problem
+
+
+def _person_violations(person: tuple[str, str], reason: str) -> Iterator[tuple[str, str]]:
     field, name = person
     if not 1 <= len(name) <= PERSON_LENGTH_MAX or not name.strip():
         yield field, f"is required: the person's name, 1 to {PERSON_LENGTH_MAX} characters"
@@ -53,6 +69,3 @@ def _violations(decision_id: str, person: tuple[str, str], reason: str, event_id
         problem = text_problem(text)
         if problem:
             yield text_field, problem
-    problem = uuid_problem(event_id) if event_id else ""
-    if problem:
-        yield "event_id", problem

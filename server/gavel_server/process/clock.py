@@ -41,6 +41,17 @@ def is_timely(dated_ms: int, store_ms: int) -> bool:
     return store_ms - SKEW_MS_MAX - DELAY_MS_MAX <= dated_ms <= store_ms + SKEW_MS_MAX
 
 
+def lag_problem(now_ms: int, head_recorded_at_ms: int) -> str:
+    """Return why nothing may be written now to a log whose last event is dated so far ahead, or ""."""
+    behind_ms = head_recorded_at_ms - now_ms
+    if behind_ms <= LAG_MS_MAX:
+        return ""
+    return (
+        f"this host's clock is {behind_ms} ms behind the log's last event; at most {LAG_MS_MAX} ms are allowed: synchronise it, "
+        "or if the event is dated wrongly, accept its time with gavel accept-clock"
+    )
+
+
 class GuardedClock:
     """The wall clock at the anchor plus the time elapsed since, and its last known difference from the store's clock."""
 
@@ -78,14 +89,10 @@ class GuardedClock:
             self._step_since_ms = elapsed_ms
         return elapsed_ms - self._step_since_ms >= STEP_SECONDS * 1_000
 
-    def problem(self, head_recorded_at_ms: int) -> str:
+    def problem(self) -> str:
         """Return why events may not be dated by this clock now, or ""."""
-        if abs(self._skew_ms) > SKEW_MS_MAX:
-            return (
-                f"this host's clock is {abs(self._skew_ms)} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed: synchronise both"
-                + (f"; if both were set to another time, writes go on after {STEP_SECONDS} s" if self._step_since_ms is not None else "")
-            )
-        behind_ms = head_recorded_at_ms - self.now_ms()
-        if behind_ms > LAG_MS_MAX:
-            return f"this host's clock is {behind_ms} ms behind the log's last event; at most {LAG_MS_MAX} ms are allowed: synchronise it"
-        return ""
+        if abs(self._skew_ms) <= SKEW_MS_MAX:
+            return ""
+        both = f"; if both were set, writes go on after {STEP_SECONDS} s" if self._step_since_ms is not None else ""
+        off_ms = abs(self._skew_ms)
+        return f"this host's clock is {off_ms} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed: synchronise both{both}"

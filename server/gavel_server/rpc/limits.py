@@ -79,9 +79,10 @@ _REQUEST_LIMITS: Final[Mapping[str, RequestLimit]] = {
     # A proposal, and a rule set to decide it by.
     "gavel.v1.ArbitrationService/Preflight": RequestLimit(2 * MESSAGE_BYTES_MAX),
     "gavel.v1.ArbitrationService/BatchPreflight": _BATCH,
-    # The reason may have TEXT_BYTES_MAX bytes.
+    # The reason may have TEXT_BYTES_MAX bytes, as in AcceptClock.
     "gavel.v1.ArbitrationService/ResolveReview": RequestLimit(MESSAGE_BYTES_MAX),
     "gavel.v1.ArbitrationService/RevokeDecision": RequestLimit(MESSAGE_BYTES_MAX),
+    "gavel.v1.EventService/AcceptClock": RequestLimit(MESSAGE_BYTES_MAX),
     "gavel.v1.EventService/PublishEvent": _ENVELOPE,
     "gavel.v1.EventService/BatchPublishEvents": _BATCH,
     "gavel.v1.ExecutionService/ReportExecution": _ENVELOPE,

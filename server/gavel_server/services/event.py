@@ -16,6 +16,8 @@ from typing import Final
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import (
+    AcceptClockRequest,
+    AcceptClockResponse,
     BatchPublishEventsRequest,
     BatchPublishEventsResponse,
     Checkpoint,
@@ -43,6 +45,7 @@ from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.byte_budget import ByteBudget
 from gavel_server.fairness.work_slots import scan_slots
 from gavel_server.intake.admission import admit
+from gavel_server.intake.human_commands import clock_acceptance
 from gavel_server.log import EventLog
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded import Encoded
@@ -194,6 +197,13 @@ class EventServicer:
         last = await _confirmed_head(sequencer)
         async with self._scans.occupy(context.caller):
             return await _trace(sequencer.log, trace_id, last)
+
+    async def AcceptClock(self, request: AcceptClockRequest, context: CallContext) -> AcceptClockResponse:
+        """Allow writes to a bus whose last event is ahead of the clocks."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        command = clock_acceptance(request, sequencer.replica.clock.now_ms())
+        completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.peer)
+        return AcceptClockResponse(envelope=committed_envelope(completed))
 
 
 async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, last: int) -> Encoded[ListEventsResponse]:

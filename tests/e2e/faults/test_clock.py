@@ -6,6 +6,7 @@ host. `run_ahead` writes a log whose times are in the future, as with a Redis wh
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 
 import grpc
@@ -20,9 +21,10 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.process.clock import SKEW_MS_MAX, GuardedClock, wall_clock_ms
 
+from tests.e2e.cli.programs import gavel
 from tests.e2e.in_process import UncheckedLog, run_sequencer
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import DEPOT, Server, approve, open_bus, rule_set
+from tests.e2e.world import DEPOT, Server, approve, open_bus, prove, rule_set
 
 # How often a test with a time limit is retried.
 TRIES_MAX = 20
@@ -74,6 +76,25 @@ async def test_log_ahead_of_the_clock_is_not_written_to(pair: tuple[Server, Serv
         assert "behind the log's last event" in status.unwritable_reason
         assert 2 == len((await client.list_events()).envelopes)
     assert 2 == (await Ledger.read(redis_url, bus)).head[0]
+
+
+async def test_an_operator_accepts_a_log_that_is_ahead(pair: tuple[Server, Server], redis_url: str, bus: str) -> None:
+    """`gavel accept-clock` is recorded, lets all servers write to a bus that is an hour ahead; a second is refused."""
+    async with run_ahead(redis_url, bus, HOUR_MS) as ahead:
+        await ahead.execute(deployment())
+    command = ("accept-clock", "--reason", "set by hand", "--by", "ada", "--bus", bus)
+    accepted = await asyncio.to_thread(gavel, *command, server=pair[0])
+    assert 0 == accepted.returncode, accepted.stderr
+    assert "half speed" in accepted.stdout
+    again = await asyncio.to_thread(gavel, *command, server=pair[1])
+    assert again.returncode
+    assert "is not ahead" in again.stderr
+    for server in pair:
+        async with server.client(bus) as client:
+            await client.publish_event(some_fact())
+            await prove(client)
+    events = (await Ledger.read(redis_url, bus)).events
+    assert ["BusOpened", "RuleSetDeployed", "ClockAccepted", "FactRecorded", "FactRecorded"] == [event.event_name for event in events]
 
 
 async def test_time_of_the_log_never_decreases(pair: tuple[Server, Server], redis_url: str, bus: str) -> None:

@@ -53,6 +53,7 @@ WRITES: dict[str, type[Message]] = {
     SUBMIT_BATCH: arbitration.BatchSubmitProposalsRequest,
     "ArbitrationService/ResolveReview": arbitration.ResolveReviewRequest,
     "ArbitrationService/RevokeDecision": arbitration.RevokeDecisionRequest,
+    "EventService/AcceptClock": events.AcceptClockRequest,
     PUBLISH: events.PublishEventRequest,
     PUBLISH_BATCH: events.BatchPublishEventsRequest,
     BEGIN: executions.BeginExecutionRequest,

@@ -7,6 +7,7 @@ from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules import reason_codes
 from gavel_rules.commands import (
+    AcceptClock,
     ActivateRuleSet,
     Answer,
     ChangeCrossCheck,
@@ -22,6 +23,8 @@ from gavel_rules.events.kinds import ARBITER_VERSION, SYSTEM_PRODUCER
 from gavel_rules.state.state import State
 
 from tests.support.driver import RULES, Core, compile_cached, document, replay_log
+
+HOUR_MS = 3_600_000
 
 V1 = document()
 V2 = document(rules=[{"id": "no", "when": "facts.status != '' || has(facts.score)", "effect": "reject", "reason_code": "NEVER"}], version=2)
@@ -210,6 +213,31 @@ def test_the_cross_check_mode_is_an_event() -> None:
     assert fact_pb2.CROSS_CHECK_MODE_OFF == core.state.cross_check.mode
     core.approve()
     core.prove()
+
+
+def test_an_accepted_clock() -> None:
+    """A bus that is ahead of the clock goes on at half speed until the clock has caught up, and a replay proves it."""
+    core = Core(V1)
+    clock_ms = core.now_ms - HOUR_MS
+    answer = core.run(AcceptClock(core.new_id(), clock_ms, "ada", "host-3 was set wrongly"))
+    assert isinstance(answer, EventAnswer)
+    fact = answer.envelope.fact
+    assert ("ClockAccepted", "gavel.clock_accepted") == (answer.envelope.event_name, fact.key)
+    accepted = fact.clock_accepted
+    assert (clock_ms, "ada", "host-3 was set wrongly") == (accepted.clock.ToMilliseconds(), accepted.accepted_by, accepted.reason)
+    ahead_ms = [core.state.time_ms(clock_ms + elapsed_ms) - core.now_ms for elapsed_ms in (0, 1_000, HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS)]
+    assert [0, 500, HOUR_MS // 2, HOUR_MS, 2 * HOUR_MS] == ahead_ms
+    core.approve()
+    core.prove()
+
+
+def test_a_clock_that_is_right_is_not_accepted() -> None:
+    """The time of a bus is accepted only while its last event is ahead, an acceptance before included."""
+    core = Core(V1)
+    for clock_ms in (core.now_ms, core.now_ms + 1):
+        assert error_pb2.ERROR_REASON_WRONG_STATE == core.fault(AcceptClock(core.new_id(), clock_ms, "ada", "")).reason
+    core.run(AcceptClock(core.new_id(), core.now_ms - HOUR_MS, "ada", ""))
+    assert error_pb2.ERROR_REASON_WRONG_STATE == core.fault(AcceptClock(core.new_id(), core.now_ms - HOUR_MS, "ada", "")).reason
 
 
 def test_sample_of_zero_is_refused() -> None:

@@ -175,6 +175,14 @@ def batch_publish_events(
     return _unary(EventServiceStub, lambda stub: stub.BatchPublishEvents, request, timeout_ms)
 
 
+def accept_clock(
+    *, accepted_by: str, reason: str, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+) -> UnaryCall[events.AcceptClockResponse]:
+    """Allow writes to a bus whose last event is ahead of the clocks; return the recorded FACT."""
+    request = events.AcceptClockRequest(bus=bus, accepted_by=accepted_by, reason=reason)
+    return _unary(EventServiceStub, lambda stub: stub.AcceptClock, request, timeout_ms)
+
+
 def get_event(
     *, event_id: str = "", sequence_number: int = 0, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
 ) -> UnaryCall[events.GetEventResponse]:

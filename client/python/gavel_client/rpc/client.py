@@ -59,6 +59,7 @@ class GavelClient(Connection[grpc.aio.Channel]):
     batch_preflight = _coroutine(calls.batch_preflight)
     resolve_review = _coroutine(calls.resolve_review)
     revoke_decision = _coroutine(calls.revoke_decision)
+    accept_clock = _coroutine(calls.accept_clock)
     publish_event = _coroutine(calls.publish_event)
     batch_publish_events = _coroutine(calls.batch_publish_events)
     get_event = _coroutine(calls.get_event)

@@ -55,6 +55,7 @@ class SyncGavelClient(Connection[grpc.Channel]):
     batch_preflight = _function(calls.batch_preflight)
     resolve_review = _function(calls.resolve_review)
     revoke_decision = _function(calls.revoke_decision)
+    accept_clock = _function(calls.accept_clock)
     publish_event = _function(calls.publish_event)
     batch_publish_events = _function(calls.batch_publish_events)
     get_event = _function(calls.get_event)

@@ -208,6 +208,9 @@ def _system_fact(fact: Fact, system: str) -> str:
             deactivated = fact.rule_set_deactivated
             now = "no longer a shadow" if deactivated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "out of force"
             return f"rule set {deactivated.policy_id} {deactivated.version} {now}"
+        case "clock_accepted":
+            accepted = fact.clock_accepted
+            return _person_line(accepted.accepted_by, "ACCEPT the time of the bus", accepted.reason)
         case "review_resolved":
             resolved = fact.review_resolved
             return _person_line(

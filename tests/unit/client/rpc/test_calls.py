@@ -45,7 +45,7 @@ def snake_case(name: str) -> str:
 @pytest.mark.parametrize("client_type", [GavelClient, SyncGavelClient])
 def test_every_call_has_a_method(client_type: type) -> None:
     """Every RPC of the contract has a method of its name in both clients, with documentation and its own signature."""
-    assert len(METHODS) == 33
+    assert len(METHODS) == 34
     for name in METHODS:
         method = getattr(client_type, snake_case(name))
         assert method.__doc__
@@ -61,6 +61,7 @@ ARGUMENTS: dict[str, tuple[tuple[object, ...], dict[str, object]]] = {
     "RevokeDecision": (("decision-1",), {"revoked_by": "ann", "reason": "wrong"}),
     "PublishEvent": ((proposal(),), {}),
     "BatchPublishEvents": (([proposal()],), {}),
+    "AcceptClock": ((), {"accepted_by": "ann", "reason": "set wrongly"}),
     "GetEvent": ((), {"sequence_number": 7}),
     "ListEvents": (
         (),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, PublishEvent, SubmitProposal
+from gavel_rules.commands import AcceptClock, ActivateRuleSet, DeployRuleSet, PublishEvent, SubmitProposal
 from gavel_rules.events.kinds import ARBITER_VERSION
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus import sequencer as sequencer_module
@@ -259,6 +259,29 @@ async def test_no_bus_opens_with_an_untimely_event(servers: Servers) -> None:
     with pytest.raises(ServiceError) as error_info:
         await servers.start(log=UntimelyLog(servers.log))
     assert "CLOCK_SKEW" == reason(error_info.value)
+
+
+@with_servers
+async def test_an_operator_accepts_a_bus_that_is_ahead(servers: Servers) -> None:
+    """A bus an hour ahead takes no command but its acceptance; then every server writes, never before the last event, and timers fire."""
+    sequencer, _ = await servers.start_with_rules()
+    other, _ = await servers.start()
+    servers.offset_ms += 3_600_000
+    fact = await record_event(sequencer, servers.fact())
+    await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+    servers.offset_ms -= 3_600_000
+    assert "CLOCK_SKEW" == reason(await execute(sequencer, servers.fact()))
+    acceptance = AcceptClock(servers.new_id(), servers.now_ms(), "ada", "the host was set wrongly")
+    refused, accepted = await asyncio.gather(execute(sequencer, servers.fact()), execute(sequencer, acceptance))
+    assert "CLOCK_SKEW" == reason(refused)
+    assert isinstance(accepted, CommittedAnswer)
+    assert "WRONG_STATE" == reason(await execute(sequencer, AcceptClock(servers.new_id(), servers.now_ms(), "ada", "again")))
+    times = [(await record_event(writer, servers.fact())).recorded_at.ToMilliseconds() for writer in (sequencer, other)]
+    assert times == sorted(times)
+    assert times[0] >= fact.recorded_at.ToMilliseconds()
+    await asyncio.sleep(30)  # twice the time that the approval holds, and more
+    assert "DecisionExpired" in {event.event_name for event in await servers.events()}
+    await servers.prove()
 
 
 # Limits and shutdown

@@ -519,3 +519,57 @@ class ToolPair(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolPair: _TypeAlias = ToolPair  # noqa: Y015
+
+@_typing.final
+class AcceptClockRequest(_message.Message):
+    """AcceptClockRequest accepts the time of a bus."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    bus: _builtins.str
+    """Name of the bus. Empty: "default"."""
+    accepted_by: _builtins.str
+    """The operator, 1..128 characters."""
+    reason: _builtins.str
+    """The operator's reason."""
+    def __init__(
+        self,
+        *,
+        bus: _builtins.str = ...,
+        accepted_by: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by", b"accepted_by", "bus", b"bus", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptClockRequest: _TypeAlias = AcceptClockRequest  # noqa: Y015
+
+@_typing.final
+class AcceptClockResponse(_message.Message):
+    """AcceptClockResponse returns the FACT with `clock_accepted`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENVELOPE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def envelope(self) -> _envelope_pb2.Envelope:
+        """The event as recorded in the log."""
+
+    def __init__(
+        self,
+        *,
+        envelope: _envelope_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptClockResponse: _TypeAlias = AcceptClockResponse  # noqa: Y015

@@ -65,6 +65,11 @@ class EventServiceStub:
                 request_serializer=gavel_dot_v1_dot_event__service__pb2.GetTraceRequest.SerializeToString,
                 response_deserializer=gavel_dot_v1_dot_event__service__pb2.GetTraceResponse.FromString,
                 _registered_method=True)
+        self.AcceptClock = channel.unary_unary(
+                '/gavel.v1.EventService/AcceptClock',
+                request_serializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockRequest.SerializeToString,
+                response_deserializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockResponse.FromString,
+                _registered_method=True)
 
 
 class EventServiceServicer:
@@ -113,6 +118,14 @@ class EventServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AcceptClock(self, request, context):
+        """AcceptClock allows writes to a bus whose last event is ahead of the clocks. It records a FACT with the operator and
+        the reason. FAILED_PRECONDITION if the bus is not ahead.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EventServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +158,11 @@ def add_EventServiceServicer_to_server(servicer, server):
                     servicer.GetTrace,
                     request_deserializer=gavel_dot_v1_dot_event__service__pb2.GetTraceRequest.FromString,
                     response_serializer=gavel_dot_v1_dot_event__service__pb2.GetTraceResponse.SerializeToString,
+            ),
+            'AcceptClock': grpc.unary_unary_rpc_method_handler(
+                    servicer.AcceptClock,
+                    request_deserializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockRequest.FromString,
+                    response_serializer=gavel_dot_v1_dot_event__service__pb2.AcceptClockResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +328,33 @@ class EventService:
             '/gavel.v1.EventService/GetTrace',
             gavel_dot_v1_dot_event__service__pb2.GetTraceRequest.SerializeToString,
             gavel_dot_v1_dot_event__service__pb2.GetTraceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AcceptClock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gavel.v1.EventService/AcceptClock',
+            gavel_dot_v1_dot_event__service__pb2.AcceptClockRequest.SerializeToString,
+            gavel_dot_v1_dot_event__service__pb2.AcceptClockResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class EventServiceStub:
     """SubscribeEvents streams past and then new events, without gap or duplicate."""
     GetTrace: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.GetTraceRequest, _event_service_pb2.GetTraceResponse]
     """GetTrace reads the events of a trace, with tool calls paired to their results."""
+    AcceptClock: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.AcceptClockRequest, _event_service_pb2.AcceptClockResponse]
+    """AcceptClock allows writes to a bus whose last event is ahead of the clocks. It records a FACT with the operator and
+    the reason. FAILED_PRECONDITION if the bus is not ahead.
+    """
 
 @_typing.type_check_only
 class EventServiceAsyncStub(EventServiceStub):
@@ -63,6 +67,10 @@ class EventServiceAsyncStub(EventServiceStub):
     """SubscribeEvents streams past and then new events, without gap or duplicate."""
     GetTrace: _aio.UnaryUnaryMultiCallable[_event_service_pb2.GetTraceRequest, _event_service_pb2.GetTraceResponse]  # type: ignore[assignment]
     """GetTrace reads the events of a trace, with tool calls paired to their results."""
+    AcceptClock: _aio.UnaryUnaryMultiCallable[_event_service_pb2.AcceptClockRequest, _event_service_pb2.AcceptClockResponse]  # type: ignore[assignment]
+    """AcceptClock allows writes to a bus whose last event is ahead of the clocks. It records a FACT with the operator and
+    the reason. FAILED_PRECONDITION if the bus is not ahead.
+    """
 
 class EventServiceServicer(metaclass=_abc_1.ABCMeta):
     """EventService appends facts, observations, tool events and diagnostics, and reads the log."""
@@ -114,5 +122,15 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.GetTraceResponse, _abc.Awaitable[_event_service_pb2.GetTraceResponse]]:
         """GetTrace reads the events of a trace, with tool calls paired to their results."""
+
+    @_abc_1.abstractmethod
+    def AcceptClock(
+        self,
+        request: _event_service_pb2.AcceptClockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_event_service_pb2.AcceptClockResponse, _abc.Awaitable[_event_service_pb2.AcceptClockResponse]]:
+        """AcceptClock allows writes to a bus whose last event is ahead of the clocks. It records a FACT with the operator and
+        the reason. FAILED_PRECONDITION if the bus is not ahead.
+        """
 
 def add_EventServiceServicer_to_server(servicer: EventServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

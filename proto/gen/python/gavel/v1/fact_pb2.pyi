@@ -7,6 +7,7 @@ from gavel.v1 import tool_pb2 as _tool_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -153,6 +154,7 @@ class Fact(_message.Message):
     TOOL_CONTRACT_REGISTERED_FIELD_NUMBER: _builtins.int
     TOOL_PROVIDER_REGISTERED_FIELD_NUMBER: _builtins.int
     TOOL_BOUND_FIELD_NUMBER: _builtins.int
+    CLOCK_ACCEPTED_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Dotted name, e.g. "order.status": parts of [a-z0-9_-] joined by dots, starting with a letter, at most 256
     characters.
@@ -221,6 +223,10 @@ class Fact(_message.Message):
     def tool_bound(self) -> _tool_pb2.ToolBinding:
         """A tool was bound to a provider."""
 
+    @_builtins.property
+    def clock_accepted(self) -> Global___ClockAccepted:
+        """An operator accepted a log whose last event was ahead of the clocks."""
+
     def __init__(
         self,
         *,
@@ -244,12 +250,13 @@ class Fact(_message.Message):
         tool_contract_registered: _tool_pb2.ToolContract | None = ...,
         tool_provider_registered: _tool_pb2.ToolProvider | None = ...,
         tool_bound: _tool_pb2.ToolBinding | None = ...,
+        clock_accepted: Global___ClockAccepted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "review_resolved", b"review_resolved", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "review_resolved", b"review_resolved", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound"]  # noqa: Y015
+    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted"]  # noqa: Y015
     _WhichOneofArgType_system: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_system) -> _WhichOneofReturnType_system | None: ...
 
@@ -566,3 +573,37 @@ class DataLossAccepted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DataLossAccepted: _TypeAlias = DataLossAccepted  # noqa: Y015
+
+@_typing.final
+class ClockAccepted(_message.Message):
+    """ClockAccepted records that the last event was ahead of the clocks and that an operator accepted it. From this event on
+    the time of the bus runs at half speed until the clocks have caught up with it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLOCK_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    accepted_by: _builtins.str
+    """The operator."""
+    reason: _builtins.str
+    """The operator's reason."""
+    @_builtins.property
+    def clock(self) -> _timestamp_pb2.Timestamp:
+        """The server's clock when the operator accepted the log."""
+
+    def __init__(
+        self,
+        *,
+        clock: _timestamp_pb2.Timestamp | None = ...,
+        accepted_by: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_by", b"accepted_by", "clock", b"clock", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockAccepted: _TypeAlias = ClockAccepted  # noqa: Y015

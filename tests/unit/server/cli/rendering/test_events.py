@@ -51,6 +51,7 @@ CASES = [
         "ada\\n said REJECT on d: x\\x1b",
     ),
     ({"fact": {"revocation_requested": {"decision_id": "d", "revoked_by": "ada"}}}, "ada said REVOKE d"),
+    ({"fact": {"clock_accepted": {"accepted_by": "ada", "reason": "x"}}}, "ada said ACCEPT the time of the bus: x"),
     ({"fact": {"data_loss_accepted": {}}}, "data loss accepted"),
     (
         {"proposal": {"action_type": "a.b", "params": {"z": 1, "a": "x"}, "risk": 0.25, "based_on_events": [REFERENCE]}},
