@@ -162,6 +162,19 @@ def _documented(page: str) -> dict[str, str]:
     return {cells[0].strip("`"): cells[1] for cells in _rows(_text(page)) if re.fullmatch(r"`[A-Z_]+`", cells[0]) and len(cells) > 2}
 
 
+def test_the_map_of_the_code_names_what_exists() -> None:
+    """Every path in architecture.md exists, and every function or class that it names in a file is defined there."""
+    folders = [ROOT, *(ROOT / name for name in ("rules/gavel_rules", "server/gavel_server", "client/python/gavel_client", "tests"))]
+    missing = []
+    for path, name in re.findall(r"`([\w./*-]+(?:/|\.py|\.go|\.lua|\.proto))(?:: ([\w.]+))?`", _text("architecture.md")):
+        found = [file for folder in folders for file in (*folder.glob(path), *folder.glob(f"*/{path}"), *folder.glob(f"*/*/{path}"))]
+        sources = [file.read_text(encoding="utf-8") for file in found if file.is_file() and name]
+        defined = [all(re.search(rf"\b(?:class|def|func|type)\b.*\b{part}\b", source) for part in name.split(".")) for source in sources]
+        if not found or (name and not any(defined)):
+            missing.append((path, name))
+    assert missing == []
+
+
 def test_limits_are_listed_with_their_values() -> None:
     """Every limit of the contract is in contract.md with its value in the code."""
     documented = _documented("contract.md")
