@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -24,11 +24,13 @@ from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import common_pb2
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import projection_service_pb2 as projection
+from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient, GavelError, fact_envelope, new_event_id
 
-from tests.e2e.world import DEPOT, proposal
-from tests.support.http2 import Http2Connection, message
+from tests.campaigns.canary import TRACE as CANARY_TRACE
+from tests.e2e.world import ACTION, DEPOT, proposal, rule_set
+from tests.support.http2 import CONTINUATION, HEADERS, PING, SETTINGS, Http2Connection, call_headers, frame, header_block, message
 
 MIB: Final = 1024 * 1024
 AT_ONCE: Final = 3
@@ -39,6 +41,14 @@ SUBMIT_BATCH: Final = b"/gavel.v1.ArbitrationService/BatchSubmitProposals"
 PUBLISH: Final = b"/gavel.v1.EventService/PublishEvent"
 LIST: Final = b"/gavel.v1.EventService/ListEvents"
 SUBSCRIBE: Final = b"/gavel.v1.EventService/SubscribeEvents"
+STREAM: Final = b"/gavel.v1.ArbitrationService/StreamProposals"
+PREFLIGHT: Final = b"/gavel.v1.ArbitrationService/Preflight"
+VALIDATE: Final = b"/gavel.v1.RuleSetService/ValidateRuleSet"
+SIMULATE: Final = b"/gavel.v1.RuleSetService/SimulateRuleSet"
+REPLAY: Final = b"/gavel.v1.ReplayService/VerifyReplay"
+STATUS: Final = b"/gavel.v1.ProjectionService/GetStatus"
+WATCH_HEALTH: Final = b"/grpc.health.v1.Health/Watch"
+REFLECTION: Final = b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 PROJECTION: Final = b"/gavel.v1.ProjectionService/GetProjection"
 GZIP: Final = (b"grpc-encoding", b"gzip")
 # Requests with one category.
@@ -131,7 +141,7 @@ async def unfinished_messages(target: Target) -> None:
     """Announce large messages, send most of them, and wait."""
     async with connections(target, 20) as opened:
         for connection in opened:
-            for _ in range(20):
+            for _ in range(100):
                 connection.send_data(connection.start_call(SUBMIT), message(b"x" * 60_000, length=MIB), end=False)
             with suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(1):
@@ -140,7 +150,8 @@ async def unfinished_messages(target: Target) -> None:
 
 
 async def answers_not_read(target: Target) -> None:
-    """Ask for pages and subscriptions on hundreds of streams and read none of the answers."""
+    """Ask for pages, subscriptions and answers to batches on hundreds of streams and read none of them."""
+    batch = _refused_batch()
     page = events.ListEventsRequest(page_size=1000).SerializeToString()
     subscription = events.SubscribeEventsRequest(from_sequence_number=1).SerializeToString()
     async with connections(target, 4, window_bytes=0) as opened:
@@ -148,6 +159,8 @@ async def answers_not_read(target: Target) -> None:
             for _ in range(50):
                 connection.send_data(connection.start_call(LIST), message(page))
                 connection.send_data(connection.start_call(SUBSCRIBE), message(subscription))
+            for _ in range(20):
+                connection.send_data(connection.start_call(SUBMIT_BATCH), message(batch))
             with suppress(ConnectionError):
                 await connection.drain()
         await asyncio.sleep(8)
@@ -185,10 +198,145 @@ async def calls_without_messages(target: Target) -> None:
         await asyncio.sleep(0.5)
 
 
+async def large_headers(target: Target) -> None:
+    """Send metadata up to the limit and beyond it, headers that never end, and thousands of pings and settings."""
+    async with connections(target, 4) as opened:
+        for connection in opened:
+            with suppress(ConnectionError):
+                for number in range(100):
+                    size = 14_000 if number % 4 else 40_000
+                    connection.send_data(connection.start_call(PROJECTION, (b"x-large", b"h" * size)), message(b""))
+                for _ in range(5000):
+                    connection.send(frame(PING, 0, 0, b"pingping") + frame(SETTINGS, 0, 0))
+                await connection.drain()
+                connection.start_call(PROJECTION)
+                connection.send(frame(HEADERS, 0, 9999, call_headers(PROJECTION)))
+                for _ in range(500):
+                    connection.send(frame(CONTINUATION, 0, 9999, header_block([(b"x-more", b"h" * 8000)])))
+                await connection.drain()
+        await asyncio.sleep(1)
+
+
+async def streams_not_read(target: Target) -> None:
+    """Stream proposals of a megabyte, refused ones and some that never end, and read no answer."""
+    large = proposal(_cited())
+    large.proposal.expected_outcome = "x" * (MIB - 2000)
+    refused = Envelope(event_id="not an id", subject="?" * 2000)
+    async with connections(target, 4, window_bytes=0) as opened:
+        for connection in opened:
+            for envelope in (large, refused):
+                request = message(arbitration.StreamProposalsRequest(envelope=envelope).SerializeToString())
+                for _ in range(10):
+                    stream = connection.start_call(STREAM)
+                    for _ in range(2 if envelope is large else 40):
+                        connection.send_data(stream, request, end=False)
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await connection.drain()
+        await asyncio.sleep(2)
+
+
+async def health_and_reflection(target: Target) -> None:
+    """Watch health on hundreds of streams, and ask reflection for garbage."""
+    async with connections(target, 4, window_bytes=0) as opened:
+        for connection in opened:
+            for _ in range(100):
+                connection.send_data(connection.start_call(WATCH_HEALTH), message(b""))
+                garbage = target.randomness.randbytes(200)
+                connection.send_data(connection.start_call(REFLECTION), message(garbage))
+            with suppress(ConnectionError):
+                await connection.drain()
+        await asyncio.sleep(2)
+
+
+async def unknown_fields(target: Target) -> None:
+    """Publish facts with fields that the contract does not know, at every depth."""
+    async with GavelClient(target.address) as client:
+        for number in (16, 30, 1000):
+            fact = fact_envelope("parcel/unknown", DEPOT, key="parcel.note", value="x")
+            content = target.randomness.randbytes(20_000)
+            fact.MergeFromString(_field(number, content))
+            fact.producer.MergeFromString(_field(9, content))
+            fact.fact.MergeFromString(_field(1000, content))
+            await _publish(target, client, fact)
+
+
+async def foreign_traces(target: Target) -> None:
+    """Propose what is refused, as another agent, in the trace of a well-behaved caller."""
+    async with GavelClient(target.address) as client:
+        for _ in range(20):
+            envelope = proposal(_cited())
+            envelope.producer.id = "agent-foreign"
+            envelope.trace_id = CANARY_TRACE
+            with suppress(GavelError):
+                await client.submit_proposal(envelope, timeout_ms=5000)
+                target.accepted.add(envelope.event_id)
+
+
+async def costly_rules(target: Target) -> None:
+    """Ask for 500 decisions at once by rules that search long texts, and for compilations of large rule sets."""
+    async with GavelClient(target.address) as client:
+        fact = fact_envelope("parcel/costly", DEPOT, key="parcel.status", value="a" * 60_000)
+        long = (await client.publish_event(fact, timeout_ms=5000)).envelope
+        target.accepted.add(long.event_id)
+        with suppress(GavelError):
+            await client.batch_preflight([proposal(long) for _ in range(500)], timeout_ms=8000)
+    document = costly_rule_set(version=2, rules=500)
+    preflight = arbitration.PreflightRequest(envelope=proposal(long), rule_set_override=document).SerializeToString()
+    await asyncio.gather(
+        _call(target, VALIDATE, rule_sets.ValidateRuleSetRequest(document=document).SerializeToString(), 16),
+        _call(target, PREFLIGHT, preflight, 16),
+    )
+
+
+async def replays_not_read(target: Target) -> None:
+    """Ask for replays and simulations on many streams and read none of them."""
+    simulation = rule_sets.SimulateRuleSetRequest(document=costly_rule_set(version=2)).SerializeToString()
+    async with connections(target, 4, window_bytes=0) as opened:
+        for connection in opened:
+            for _ in range(10):
+                connection.send_data(connection.start_call(REPLAY), message(b""))
+                connection.send_data(connection.start_call(SIMULATE), message(simulation))
+            with suppress(ConnectionError):
+                await connection.drain()
+        await asyncio.sleep(4)
+
+
+async def digests(target: Target) -> None:
+    """Ask for the digest of the whole projection with many callers."""
+    request = projection.GetStatusRequest(include_projection_digest=True).SerializeToString()
+    await _call(target, STATUS, request, 64)
+
+
+async def fan_out(target: Target) -> None:
+    """Subscribe on two hundred streams, and record events of 900 KB that each of them receives."""
+    async with AsyncExitStack() as stack:
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        channels = [await stack.enter_async_context(grpc.aio.insecure_channel(target.address, options=options)) for _ in range(4)]
+
+        async def follow(channel: grpc.aio.Channel) -> None:
+            method: Any = channel.unary_stream(SUBSCRIBE.decode())
+            subscription = events.SubscribeEventsRequest(subject_prefix="parcel/fan", from_sequence_number=head)
+            with suppress(grpc.RpcError):
+                async for _ in method(subscription.SerializeToString(), timeout=8):
+                    pass
+
+        client = await stack.enter_async_context(GavelClient(target.address))
+        head = (await client.get_status(timeout_ms=5000)).head_sequence_number
+        following = [asyncio.create_task(follow(channel)) for channel in channels for _ in range(50)]
+        try:
+            await asyncio.sleep(1)
+            for _ in range(3):
+                await _publish(target, client, fact_envelope("parcel/fan", DEPOT, key="parcel.note", value=["n" * 60_000] * 15))
+            await asyncio.sleep(4)
+        finally:
+            for task in following:
+                task.cancel()
+
+
 async def refused_batches(target: Target) -> None:
     """Send large batches in which every item is refused."""
-    envelopes = [Envelope(event_id="not an id", subject="?" * 2000, trace_id="\u202e" * 100) for _ in range(500)]
-    await _call(target, SUBMIT_BATCH, arbitration.BatchSubmitProposalsRequest(envelopes=envelopes).SerializeToString(), 3)
+    await _call(target, SUBMIT_BATCH, _refused_batch(), 3)
 
 
 async def unknown_buses(target: Target) -> None:
@@ -263,6 +411,15 @@ ATTACKS: Final[Sequence[Attack]] = (
     idle_connections,
     rapid_resets,
     calls_without_messages,
+    large_headers,
+    streams_not_read,
+    health_and_reflection,
+    unknown_fields,
+    foreign_traces,
+    costly_rules,
+    replays_not_read,
+    digests,
+    fan_out,
     refused_batches,
     unknown_buses,
     large_events,
@@ -290,6 +447,27 @@ async def attack(host: str, port: int, seconds: float, seed: int, attacks: Seque
 
     await asyncio.gather(*(go_on() for _ in range(AT_ONCE)))
     return runs, target.accepted
+
+
+def costly_rule_set(*, version: int = 1, rules: int = 8) -> str:
+    """Return the tests' rule set with rules that search its fact, which may be long. Approvals live for 20 s."""
+    search = "  - {{id: search-{0}, action: {1}, priority: {2}, when: 'facts.status.contains(\"{0}a\")', effect: approve}}\n"
+    document = rule_set(version=version, decision_ttl_ms=20_000)
+    return document + "".join(search.format(number, ACTION, 100 + number) for number in range(rules))
+
+
+def _refused_batch() -> bytes:
+    envelopes = [Envelope(event_id="not an id", subject="?" * 2000, trace_id="\u202e" * 100) for _ in range(500)]
+    return arbitration.BatchSubmitProposalsRequest(envelopes=envelopes).SerializeToString()
+
+
+def _field(number: int, data: bytes) -> bytes:
+    """Return a field of bytes as protobuf encodes it."""
+    return b"".join(_varint(part) for part in (number << 3 | 2, len(data))) + data
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _varint(value >> 7)
 
 
 def _cited() -> Envelope:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections import defaultdict
@@ -16,12 +17,15 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import grpc
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel_client import GavelClient, GavelError
 
 from tests.e2e.world import proposal, publish_status
 
 ROUND_SECONDS: Final = 0.1
 CALL_SECONDS_MAX: Final = 5.0
+# Of all its proposals. Nothing that others propose in it may send one to a review.
+TRACE: Final = "canary"
 
 
 class Canary:
@@ -42,13 +46,18 @@ class Canary:
             while time.monotonic() < end:
                 number += 1
                 started = time.monotonic()
-                subject = f"parcel/canary-{number}"
+                subject = f"parcel/canary-{os.getpid()}-{number}"  # nobody else has a decision on it
                 fact = await self._timed("publish", publish_status(writer, [subject]))
                 if fact is not None:
                     envelope = proposal(fact[subject])
                     self.accepted.append(fact[subject].event_id)
-                    if await self._timed("submit", writer.submit_proposal(envelope, timeout_ms=int(CALL_SECONDS_MAX * 1000))) is not None:
+                    envelope.trace_id = TRACE
+                    answer = await self._timed("submit", writer.submit_proposal(envelope, timeout_ms=int(CALL_SECONDS_MAX * 1000)))
+                    if answer is not None:
                         self.accepted.append(envelope.event_id)
+                        outcome = answer.decision.decision.outcome
+                        if outcome != OUTCOME_APPROVED:
+                            self.errors.append(f"a proposal has outcome {outcome}: {answer.decision.decision.reason_code}")
                 await self._timed("projection", reader.get_projection(subject, timeout_ms=int(CALL_SECONDS_MAX * 1000)))
                 await self._timed("health", health(b"", timeout=CALL_SECONDS_MAX))
                 await asyncio.sleep(max(0.0, ROUND_SECONDS - (time.monotonic() - started)))
