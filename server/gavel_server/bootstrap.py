@@ -353,7 +353,8 @@ async def _open_default(buses: BusRegistry, redis_logs: RedisLogs) -> None:
         while True:
             try:
                 await redis_logs.ping()
-                await buses.open(BUS_DEFAULT)
+                async with redis_logs.probing():
+                    await buses.open(BUS_DEFAULT)
                 return
             except (LogError, ServiceError) as error:
                 if not isinstance(error, LogUnreachableError) and not isinstance(error.__cause__, LogUnreachableError):

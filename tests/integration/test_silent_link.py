@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from gavel_server.log import LogUnavailableError, OutcomeUnknownError
 from gavel_server.log.redis.connection import Connections
+from gavel_server.log.redis.logs import RedisLogs
 
 from tests.support.redis.tcp_proxy import Link, running_proxy
 
@@ -34,6 +35,24 @@ async def test_waiting_calls_end_when_a_probe_is_answered(redis_url: str) -> Non
         with pytest.raises(OutcomeUnknownError):
             await write
         await connections.close()
+
+
+async def test_a_start_does_not_wait_for_its_timeout(redis_url: str, bus: str) -> None:
+    """The opening of a bus that a silence interrupts ends as soon as the link is back, although nothing watches the bus yet."""
+    async with running_proxy(redis_url) as proxy:
+        logs = RedisLogs(proxy.url, TIMEOUT_MS)
+        proxy.set_link(Link.SILENT)
+        async with logs.probing():
+            opening = asyncio.create_task(logs.open(bus))
+            with pytest.raises(LogUnavailableError):
+                await logs.ping()
+            assert not opening.done()
+            proxy.set_link(Link.PASS)
+            with pytest.raises(LogUnavailableError):
+                await opening
+            log = await logs.open(bus)
+        assert 0 == (await log.head()).sequence_number
+        await logs.close()
 
 
 async def test_connections_of_before_a_silence_are_not_used(redis_url: str) -> None:

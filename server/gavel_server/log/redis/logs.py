@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
 
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.redis_keys import head_key, log_key
@@ -12,6 +15,9 @@ from gavel_server.log.redis.connection import TIMEOUT_MS_DEFAULT, Connections
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.replies import chunks, reason
 from gavel_server.log.redis.resp import Command
+
+# Between two probes of the link while a server starts.
+PROBE_PAUSE_SECONDS: Final = 0.25
 
 
 class RedisLogs:
@@ -47,6 +53,25 @@ class RedisLogs:
     async def ping(self) -> None:
         """Return if Redis answers. Raises LogUnreachableError."""
         await self._watch.probe(("PING",))
+
+    @asynccontextmanager
+    async def probing(self) -> AsyncIterator[None]:
+        """Probe the link during the block, so that no call in it waits for its timeout once Redis answers again.
+
+        Later the polls of the watch (`grown`) do so.
+        """
+        probes = asyncio.create_task(self._probe_forever())
+        try:
+            yield
+        finally:
+            probes.cancel()
+            await asyncio.gather(probes, return_exceptions=True)
+
+    async def _probe_forever(self) -> None:
+        while True:
+            with suppress(LogUnavailableError):  # the calls report it
+                await self.ping()
+            await asyncio.sleep(PROBE_PAUSE_SECONDS)
 
     async def exists(self, bus: str) -> bool:
         """Return whether Redis holds a log of this bus. Creates nothing. Raises LogUnavailableError.
