@@ -224,7 +224,11 @@ def _select(
             continue
         passed = passed or 1
         # Null, a retraction, is of every type.
-        if candidate.value is not None and declaration.name and not is_of_type(candidate.value, declaration.value_type):
+        if (
+            candidate.value is not None
+            and declaration.name
+            and not is_of_type(candidate.value, declaration.value_type, declaration.length_max)
+        ):
             continue
         if candidate.trust_tier > declaration.min_trust:
             passed = max(passed, 2)
@@ -250,7 +254,7 @@ def _is_acceptable(candidate: Candidate, declaration: FactDeclaration) -> bool:
     if declaration.sources and candidate.source not in declaration.sources:
         return False
     return candidate.trust_tier <= declaration.min_trust and (
-        candidate.value is None or is_of_type(candidate.value, declaration.value_type)
+        candidate.value is None or is_of_type(candidate.value, declaration.value_type, declaration.length_max)
     )
 
 

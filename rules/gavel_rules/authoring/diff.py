@@ -284,7 +284,7 @@ def _decide(
     facts = {name: evidence[key] for name, key in keys.items() if key in evidence}
     if any(not fact.optional and fact.name not in facts for fact in version.facts):
         return CaseDecision(_REJECTED, reason_codes.NEED_MORE_FACTS, "")
-    if any(fact.name in facts and not is_of_type(facts[fact.name], fact.value_type) for fact in version.facts):
+    if any(fact.name in facts and not is_of_type(facts[fact.name], fact.value_type, fact.length_max) for fact in version.facts):
         return CaseDecision(_REJECTED, reason_codes.FACT_TYPE_MISMATCH, "")
     count = sample.case.evidence_count + len(facts) - len(sample.facts)
     case = sample.case.with_params(version.typed_params(sample.params), facts, count)

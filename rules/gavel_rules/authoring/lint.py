@@ -1,4 +1,4 @@
-"""Warnings about a valid rule set: rules that never decide, and approvals that overrule refusals.
+"""Warnings about a valid rule set: rules that never decide, approvals that overrule refusals, and decisions that take too long.
 
 Authors ask for them with `gavel rules lint` or ValidateRuleSet. They take time, so a deployment compiles without them. Each warning is
 certain: a rule is reported as unreachable only if no case is left for it (`samples.constraints`), and two rules as overlapping only if both
@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from gavel_rules.authoring.decision_cost import COSTLY, find_costly_actions
 from gavel_rules.authoring.samples.attributes import ATTRIBUTES, attribute_value
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, CaseGenerator, case_generators
@@ -50,6 +51,8 @@ class _Linter:
         self._index_of = {rule["id"]: index for index, rule in enumerate(rules)}
 
     def warnings(self) -> tuple[DocumentMessage, ...]:
+        for path, message, suggestion in find_costly_actions(self._rule_set):
+            self._messages.add(self._source.locate(path), COSTLY, message, suggestion)
         for generator in case_generators(self._rule_set, self._work_max):
             action = generator.action
             name = action.action_type

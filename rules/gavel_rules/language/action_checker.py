@@ -8,12 +8,14 @@ document is broken. An action with a mistake is left out as a whole. Nothing is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gavel.v1.decision_pb2 import RetryPolicy
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
-from gavel_rules.language.cel.cost import ACTION_STEPS_MAX
+from gavel_rules.language.cel.cost import ACTION_STEPS_MAX, suggest_bounds
+from gavel_rules.language.cel.tree_queries import find_variables
 from gavel_rules.language.cel.vocabulary import (
     BOOL,
     DOUBLE,
@@ -46,6 +48,15 @@ from gavel_rules.language.subject_templates import find_dependencies, find_inval
 _FACT_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "number": DOUBLE, "integer": INT, "boolean": BOOL}
 
 
+class ExpressionCost(NamedTuple):
+    """The worst cost of one evaluation of an expression."""
+
+    path: Path  # in the document
+    name: str  # of the expression, for people
+    steps: int
+    suggestion: str  # the bounds that the document could declare, or ""
+
+
 class CheckedAction(NamedTuple):
     """A valid action, with everything that compiling needs of it."""
 
@@ -62,6 +73,7 @@ class CheckedAction(NamedTuple):
     derivations: tuple[DerivationRule, ...]  # by id
     score: CheckedExpression | None
     compensation: Compensation | None
+    costs: tuple[ExpressionCost, ...]  # of all its expressions
 
 
 def check_actions(part: RuleSetPart, source: Source, messages: Messages, expressions: ExpressionChecker) -> dict[str, CheckedAction]:
@@ -109,7 +121,7 @@ class _ActionChecker:
         self._schema = schemas[name]
         # For a broken schema, the types that can be read are used, so that mistakes in expressions are found as well.
         self._params = self._schema.type if self._schema is not None else salvage_type(getattr(self._part, "params", None))
-        self._steps = 0  # of all sound expressions
+        self._costs: list[ExpressionCost] = []  # of all sound expressions
         self._source = source
         self._messages = messages
         self._expressions = expressions
@@ -118,10 +130,11 @@ class _ActionChecker:
         """Return the action, or record its mistakes and return None."""
         before = len(self._messages)
         facts = getattr(self._part, "facts", {})
-        fields = {
-            name: Field(_FACT_TYPES.get(getattr(fact, "type", ""), DYN), not getattr(fact, "optional", False))
-            for name, fact in facts.items()
-        }
+        fields = {name: Field(_fact_type(fact), not getattr(fact, "optional", False)) for name, fact in facts.items()}
+        for name, fact in facts.items():
+            if getattr(fact, "max_length", None) and getattr(fact, "type", "string") != "string":
+                place = self._source.locate_key((*self._path, "facts", name, "max_length"))
+                self._messages.add(place, "unknown-key", f"facts.{name} is no string, so it has no max_length", "remove it")
         environment = self._environment(condition_scope(self._params, fields))
         self._expressions.add_environment(environment)
         conflict_environment = self._environment(conflict_key_scope(self._params))
@@ -163,6 +176,7 @@ class _ActionChecker:
             derivations,
             score,
             compensation,
+            tuple(self._costs),
         )
 
     def _environment(self, scope: Mapping[str, ValueType]) -> Environment:
@@ -170,8 +184,16 @@ class _ActionChecker:
 
     def _check_expression(self, environment: Environment, text: str | None, path: Path, result: str) -> CheckedExpression | None:
         expression = self._expressions.check(environment, text, path, result, self._name)
-        self._steps += expression.steps if expression is not None else 0
+        if expression is not None:
+            names = dict(find_variables(expression.tree, environment.types))
+            self._costs.append(ExpressionCost(path, self._expression_name(path), expression.steps, suggest_bounds(names)))
         return expression
+
+    def _expression_name(self, path: Path) -> str:
+        parts: Mapping[int, object] = dict(self._rules if path[0] == "rules" else self._derivations)
+        if path[0] == "actions":
+            return ".".join(str(part) for part in path[2:])
+        return f"{str(path[0]).removesuffix('s')} {getattr(parts.get(int(path[1])), 'id', path[1])}"
 
     def _check_subjects(self, environment: Environment, names: Iterable[str]) -> dict[str, CheckedExpression]:
         """Return the sound subject templates of these facts, by name."""
@@ -241,8 +263,9 @@ class _ActionChecker:
 
     def _check_steps(self) -> None:
         """Record an action whose expressions together may take too long: one decision evaluates them all."""
-        if self._steps > ACTION_STEPS_MAX:
-            message = f"evaluating all expressions of {self._name} may take {self._steps:,} steps; the limit is {ACTION_STEPS_MAX:,}"
+        steps = sum(cost.steps for cost in self._costs)
+        if steps > ACTION_STEPS_MAX:
+            message = f"evaluating all expressions of {self._name} may take {steps:,} steps; the limit is {ACTION_STEPS_MAX:,}"
             hint = "declare maxItems and maxLength in its params schema, or use costly expressions in fewer rules"
             self._messages.add(self._source.locate_key(self._path), "too-costly", message, hint)
 
@@ -272,5 +295,20 @@ def _compile_schema(action: ActionPart, path: Path, source: Source, messages: Me
 
 def _declare_fact(name: str, part: FactPart) -> FactDeclaration:
     return FactDeclaration(
-        name, part.key, part.type, part.min_trust, part.max_age_ms, frozenset(part.sources), part.optional, part.subject or ""
+        name,
+        part.key,
+        part.type,
+        part.min_trust,
+        part.max_age_ms,
+        frozenset(part.sources),
+        part.optional,
+        part.subject or "",
+        part.max_length or 0,
     )
+
+
+def _fact_type(part: FactPart) -> ValueType:
+    """Return the type of a fact's values. Attributes of the part may be missing: see `read_document`."""
+    type_ = _FACT_TYPES.get(getattr(part, "type", ""), DYN)
+    length_max = getattr(part, "max_length", None)
+    return replace(type_, size_max=length_max) if type_ is STRING and isinstance(length_max, int) else type_

@@ -18,12 +18,16 @@ class FactDeclaration(NamedTuple):
     sources: frozenset[str]  # producers and tools accepted; empty: any
     optional: bool
     subject: str = ""  # the subject template as written; empty: the proposal's subject
+    length_max: int = 0  # of a string, in characters; 0: only messages bound it
 
 
-def is_of_type(value: object, value_type: str) -> bool:
-    """Report whether a value is of a fact's declared type. An integer may be a float without a fraction, as it comes off the wire."""
+def is_of_type(value: object, value_type: str, length_max: int = 0) -> bool:
+    """Report whether a value is of a fact's declared type, and no longer than `length_max` characters (0: of any length).
+
+    An integer may be a float without a fraction, as it comes off the wire.
+    """
     if value_type == "string":
-        return isinstance(value, str)
+        return isinstance(value, str) and (not length_max or len(value) <= length_max)
     if value_type == "boolean":
         return isinstance(value, bool)
     # A constant tuple, not a union: docs/performance.md#isinstance-tuples.

@@ -17,7 +17,7 @@ from gavel.v1.decision_pb2 import RetryPolicy
 from mypy_extensions import mypyc_attr
 
 from gavel_rules.codec.rule_set_fragments import encode_retry_policy, encode_rule_match, encode_rule_outcome, encode_rule_set_reference
-from gavel_rules.language.action_checker import CheckedAction, check_actions, required_versions
+from gavel_rules.language.action_checker import CheckedAction, ExpressionCost, check_actions, required_versions
 from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
@@ -223,6 +223,11 @@ class CompiledAction:
         return tuple(
             explain(self.policy_id, rule.id, condition, self._checked.environment, values) for rule, condition in self._checked.rules
         )
+
+    @property
+    def costs(self) -> tuple[ExpressionCost, ...]:
+        """The worst costs of the action's expressions. A decision evaluates nearly all of them."""
+        return self._checked.costs
 
     def start(self) -> None:
         """Start the Rete network now instead of with the first case. Raises NetworkFaultError."""

@@ -18,10 +18,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from gavel.v1.rule_set_service_pb2 import DocumentMessage, ValidateRuleSetResponse
+from gavel_rules.authoring.decision_cost import COSTLY, find_costly_actions
 from gavel_rules.authoring.lint import lint_rule_set
 from gavel_rules.authoring.samples.cases import CaseGenerator, case_generators, generate_cases
 from gavel_rules.errors import CaseError, NetworkFaultError
 from gavel_rules.language import rule_set
+from gavel_rules.language.document.diagnostics import Messages
+from gavel_rules.language.document.source import Source
 from gavel_rules.language.engines.case import Case
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, DocumentError, compile_rule_set
 from gavel_rules.limits import MESSAGE_BYTES_MAX
@@ -62,7 +65,7 @@ def report_on(document: str, analysed: bool) -> ValidateRuleSetResponse:
         rule_set = compile_rule_set(document)
     except DocumentError as error:
         return ValidateRuleSetResponse(errors=map(_message, error.messages))
-    faults = [*_size_faults(document, rule_set), *_engine_faults(rule_set)]
+    faults = [*_size_faults(document, rule_set), *_cost_faults(document, rule_set), *_engine_faults(rule_set)]
     warnings = rule_set.warnings
     if analysed and not faults:
         warnings = tuple(sorted((*warnings, *lint_rule_set(rule_set, ANALYSIS_WORK_MAX))))
@@ -88,6 +91,14 @@ def _size_faults(document: str, rule_set: CompiledRuleSet) -> Iterator[DocumentM
             message=f"the document and its canonical form take {size_bytes} bytes of an event; the limit is {MESSAGE_BYTES_MAX}",
             suggestion="split the rule set",
         )
+
+
+def _cost_faults(document: str, rule_set: CompiledRuleSet) -> Iterator[DocumentMessage]:
+    """Yield an error for each action whose decisions would hold up the server."""
+    source = Source(document, Messages())
+    for path, message, suggestion in find_costly_actions(rule_set):
+        line, column = source.locate(path)
+        yield DocumentMessage(line=line, column=column, code=COSTLY, message=message, suggestion=suggestion)
 
 
 def _engine_faults(rule_set: CompiledRuleSet) -> Iterator[DocumentMessage]:

@@ -28,9 +28,12 @@ from gavel.v1.rule_set_service_pb2 import (
     ValidateRuleSetRequest,
     ValidateRuleSetResponse,
 )
+from gavel_rules.authoring.decision_cost import total_steps
 from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetPosition
+from gavel_rules.language.cel.cost import DECISION_STEPS_MAX
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
+from gavel_rules.state.records import DeployedRuleSet
 from gavel_rules.state.state import State
 
 from gavel_server.bus.sequencer import Sequencer
@@ -85,6 +88,7 @@ class RuleSetServicer:
         if deployed is not None:
             # Compiled here, the version need not be compiled when the event is applied.
             await ensure_compiled(deployed)
+            _check_cost(await sequencer.settled(), deployed, shadow=shadow)
         return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.peer)).sequence_number)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:
@@ -159,6 +163,26 @@ async def _execute(sequencer: Sequencer, command: Command, caller: str) -> RuleS
     if not isinstance(answer, RuleSetPosition):
         raise TypeError(f"{type(command).__name__} was answered with {type(answer).__name__}")
     return answer
+
+
+def _check_cost(state: State, deployed: DeployedRuleSet, *, shadow: bool) -> None:
+    """Raise ServiceError WRONG_STATE if one decision would take too long with all rule sets that govern, or shadow, one of the actions.
+
+    A log may hold costlier ones, which were activated before this limit: the check is no part of the core, so that they replay.
+    """
+    policy_id = deployed.rule_set.policy_id
+    others = (state.shadows if shadow else state.active_rule_sets).values()
+    for name, action in deployed.rule_set.actions.items():
+        shared = (other.rule_set.actions.get(name) for other in others if other.rule_set.policy_id != policy_id)
+        together = [action, *(one for one in shared if one is not None)]
+        steps = total_steps(together)
+        if steps > DECISION_STEPS_MAX and len(together) > 1:
+            role = "shadow" if shadow else "govern"
+            message = (
+                f"one decision of {name} may take {steps:,} steps with all {len(together)} rule sets that would {role} it; "
+                f"the limit is {DECISION_STEPS_MAX:,}: declare smaller sizes in them, or deactivate one"
+            )
+            raise ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, message)
 
 
 def _name_violations(policy_id: str) -> list[tuple[str, str]]:

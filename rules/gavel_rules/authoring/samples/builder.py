@@ -56,7 +56,10 @@ class CaseBuilder:
                     self.hints[path] = self.hints.get(path, NO_HINTS).merge(hints)
         self._sampler = Sampler(action.params_schema, self.hints, budget)
         declarations = [fact for version in (*other_versions, action) for fact in version.facts]
-        self._fact_schemas = {f"facts.{fact.name}": {"type": fact.value_type} for fact in declarations}
+        self._fact_schemas = {
+            f"facts.{fact.name}": {"type": fact.value_type, **({"maxLength": fact.length_max} if fact.length_max else {})}
+            for fact in declarations
+        }
         self._expand_templates()
         self._values: dict[str, list[object]] = {}
         self._fits: dict[tuple[str, str], bool] = {}

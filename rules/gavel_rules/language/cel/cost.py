@@ -25,6 +25,9 @@ from gavel_rules.limits import MESSAGE_BYTES_MAX, TEXT_BYTES_MAX
 
 EXPRESSION_STEPS_MAX: Final = 50_000_000
 ACTION_STEPS_MAX: Final = 200_000_000
+# A server deploys no action beyond this, so that one decision takes at most about 5 ms (ADR 0036). The compiler takes more: a log may hold
+# rule sets that were deployed before.
+DECISION_STEPS_MAX: Final = 4_000_000
 ITERATIONS_MAX: Final = 9_999  # of one evaluation; the library gives up after 10,000
 
 # Costs in steps.
@@ -163,10 +166,12 @@ def _shape_of_elements(elements: list[Shape], parts: Mapping[str, Shape] | None,
 
 
 def suggest_bounds(names: Mapping[str, ValueType]) -> str:
-    """Return the bounds that the params schema could declare for the variables of an expression; "" if it declares all."""
+    """Return the bounds that the document could declare for the variables of an expression; "" if it declares all."""
     bounds = []
     for name, type_ in sorted(names.items()):
         element = type_.element
+        if name.startswith("facts.") and type_.kind == "string" and type_.size_max is None:
+            bounds.append(f"max_length for {name}")
         if not name.startswith("params."):
             continue
         if type_.size_max is None and type_.kind in _BOUNDS:

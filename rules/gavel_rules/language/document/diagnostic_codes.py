@@ -16,6 +16,8 @@ MISTAKES: Final[Mapping[str, str]] = {
     "bad-number": "A number is not a plain decimal, or a double does not hold it exactly.",
     "cel-error": "CEL refuses the expression for a reason without a code of its own.",
     "cel-syntax": "The expression is not valid CEL.",
+    "costly-decision": "One decision of an action may take more than `DECISION_STEPS_MAX`. A server refuses the document; "
+    "`gavel rules lint` warns.",
     "document-too-long": "The text is longer than `DOCUMENT_BYTES_MAX`, or has more than `DOCUMENT_PARTS_MAX` keys and values.",
     "duplicate-derivation": "Two derivations give the same key for one action and status.",
     "duplicate-id": "Two rules, or two derivations, have the same id.",

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, WithJsonSchema
 
-from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, CONTEST_WINDOW_MS_MAX, DOTTED_NAME, FACT_KEY_LENGTH_MAX, VERSION_LENGTH_MAX
+from gavel_rules.limits import (
+    ACTION_TYPE_LENGTH_MAX,
+    CONTEST_WINDOW_MS_MAX,
+    DOTTED_NAME,
+    FACT_KEY_LENGTH_MAX,
+    TEXT_BYTES_MAX,
+    VERSION_LENGTH_MAX,
+)
 from gavel_rules.values import INTEGER_MAX
 
 RULES_MAX: Final = 2_000
@@ -70,6 +77,8 @@ class FactPart(Part):
     """The fact's subject: CEL over subject, params and other facts that gives "type/id". Default: the proposal's subject."""
     type: Literal["string", "number", "integer", "boolean"]
     """The type of its value. A value of another type does not count."""
+    max_length: Annotated[int, Field(ge=1, le=TEXT_BYTES_MAX)] | None = None
+    """The greatest length of a string, in characters. A longer one does not count. Bounds the cost of rules that search it."""
     min_trust: Annotated[int, Field(ge=1, le=3)] = 1
     """The least trusted tier that is accepted: 1 facts, 2 observations with evidence, 3 any observation."""
     max_age_ms: Milliseconds

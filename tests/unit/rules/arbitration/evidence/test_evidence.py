@@ -172,6 +172,17 @@ def test_a_value_must_be_of_the_declared_type(value_type: str, value: object, ac
         assert (reason_codes.FACT_TYPE_MISMATCH, [("k.value", WRONG_TYPE)]) == refusal(decision)
 
 
+def test_longer_value_than_declared() -> None:
+    """A string of the declared max_length counts; a longer one is refused with FACT_TYPE_MISMATCH, and hides no other source."""
+    rules = [{"id": "fine", "when": "facts.value == facts.value", "effect": "approve"}]
+    core = Core(document({"value": {"key": "k.value", "type": "string", "max_length": 3, "max_age_ms": 10_000}}, rules))
+    core.fact("k.value", "ä" * 4)
+    assert (reason_codes.FACT_TYPE_MISMATCH, [("k.value", WRONG_TYPE)]) == refusal(decide(core))
+    core.fact("k.value", "ä" * 3, source="other-db")
+    selected_event(decide(core))
+    core.prove()
+
+
 def test_source_of_the_wrong_type_does_not_hide_others() -> None:
     """A source with a value of the wrong type does not hide the others."""
     core = one_fact()

@@ -170,7 +170,7 @@ def test_declared_sizes_bound_the_cost(condition: str, size: str, most: int) -> 
         ("params.numbers.map(n, n).size() > 1", "declare maxItems for params.numbers"),
         ("params.note.contains(params.other)", "declare maxLength for params.note, maxLength for params.other"),
         ("params.texts.map(t, t).size() > 1", "declare maxItems for params.texts, maxLength for the elements of params.texts"),
-        ("facts.status.matches('a.{900}')", "loop over fewer elements, search shorter texts, or begin a long pattern with ^"),
+        ("facts.status.matches('a.{900}')", "declare max_length for facts.status"),
     ],
 )
 def test_suggestions_name_the_bounds(condition: str, hint: str) -> None:
