@@ -2,7 +2,8 @@
 
 A process may serve a thousand idle buses, which must cost next to nothing; no bus has a watching task of its own. One Redis command
 asks which logs have grown. In addition one log after the other is checked thoroughly, because only that finds a log that has lost
-events or contradicts itself. A busy bus needs no check: its own appends meet the events of other servers.
+events or contradicts itself. A busy bus needs no check: its own appends meet the events of other servers, and each append is refused if
+the stream has not as many entries as its head counts (`append.lua`).
 
 Nothing is read or decided here. A bus that has something to do is woken and does it itself.
 """
