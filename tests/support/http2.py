@@ -13,6 +13,7 @@ from typing import Final
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0x0, 0x1, 0x3, 0x4, 0x6, 0x7, 0x8, 0x9
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
+HEADER_TABLE_SIZE: Final = 0x1
 INITIAL_WINDOW_SIZE: Final = 0x4
 FRAME_BYTES_MAX: Final = 16_384
 
@@ -38,6 +39,32 @@ def message(data: bytes, *, compressed: bool = False, length: int | None = None)
     return struct.pack(">BI", compressed, len(data) if length is None else length) + data
 
 
+def grpc_status(block: bytes) -> int | None:
+    """Return the status in a block of trailers, whose texts are plain or Huffman coded (RFC 7541 appendix B); None: it has none."""
+    for name in (b"\x0bgrpc-status", bytes((0x80 | len(_STATUS_NAME),)) + _STATUS_NAME):
+        _, found, rest = block.partition(name)
+        if found:
+            is_huffman, value = rest[0] & 0x80, rest[1 : 1 + (rest[0] & 0x7F)]
+            return int(_digits(value) if is_huffman else value)
+    return None
+
+
+def _digits(coded: bytes) -> str:
+    """Return digits that are Huffman coded: 0 to 2 have five bits, the others six."""
+    bits = "".join(f"{byte:08b}" for byte in coded)
+    digits = ""
+    while len(bits) >= 5 and set(bits) != {"1"}:
+        length = 5 if bits[:5] in ("00000", "00001", "00010") else 6
+        code = int(bits[:length], 2)
+        digits += str(code if length == 5 else code - 0b011001 + 3)
+        bits = bits[length:]
+    return digits
+
+
+# "grpc-status", Huffman coded.
+_STATUS_NAME: Final = bytes.fromhex("9acac8b21234da8f")
+
+
 class Http2Connection:
     """A connection of an unusual client. It answers SETTINGS and PING, and discards everything else that it reads."""
 
@@ -52,9 +79,19 @@ class Http2Connection:
     @classmethod
     async def open(cls, host: str, port: int, *, window_bytes: int = 65_535) -> Http2Connection:
         """Connect. `window_bytes` is how much of an answer the server may send on one stream."""
-        reader, writer = await asyncio.open_connection(host, port)
-        connection = cls(reader, writer)
+        connection = cls(*await asyncio.open_connection(host, port))
         connection.send(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window_bytes)))
+        return connection
+
+    @classmethod
+    async def open_plain(cls, address: str) -> Http2Connection:
+        """Connect to HOST:PORT or unix:PATH, and ask for headers that refer to no earlier ones, as `grpc_status` needs them."""
+        host, _, port = address.rpartition(":")
+        if host == "unix":
+            connection = cls(*await asyncio.open_unix_connection(port))
+        else:
+            connection = cls(*await asyncio.open_connection(host, int(port)))
+        connection.send(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", HEADER_TABLE_SIZE, 0)))
         return connection
 
     def send(self, data: bytes) -> None:

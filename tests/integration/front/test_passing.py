@@ -12,6 +12,7 @@ from gavel_server.rpc.limits import RECEIVE_BYTES_MAX, SEND_BYTES_MAX, request_l
 
 from tests.integration.front.world import HOT, LARGE_ERROR, LATE_SECONDS, MEMORY_KIB_MAX, STREAM, TRAILERS, UNARY, World, memory_kib
 from tests.support.fronts import FRONTS
+from tests.support.http2 import END_STREAM, HEADERS, RST_STREAM, Http2Connection, grpc_status, message
 
 BATCH = "/gavel.v1.ArbitrationService/BatchSubmitProposals"
 
@@ -174,3 +175,61 @@ async def test_sizes_of_answers(front: World) -> None:
         answers, code, *_ = await front.call(channel, UNARY, b"grow %d" % (SEND_BYTES_MAX + 1))
         assert ([], False) == (answers, code == grpc.StatusCode.OK)
     assert [b"still here"] == (await front.call_both(UNARY, b"echo still here"))[0]
+
+
+# Headers that no client of gRPC sends, and the status that both transports give the call: OK, DEADLINE_EXCEEDED or INTERNAL. A timeout
+# is at most eight digits and a unit.
+ODD_HEADERS = {
+    (b"grpc-timeout", b"1H"): "0",
+    (b"grpc-timeout", b"0n"): "4",
+    (b"grpc-timeout", b"99999999H"): "0",
+    (b"grpc-timeout", b"-1S"): "13",
+    (b"grpc-timeout", b"1x"): "13",
+    (b"grpc-timeout", b"1"): "13",
+    (b"grpc-timeout", b""): "13",
+    (b"grpc-odd", b"reserved"): "0",
+    (b"empty", b""): "0",
+    (b"empty-bin", b""): "0",
+    (b"text-bin", b"!!"): "13",
+    (b"padded-bin", b"AA=="): "0",
+    (b"two-bin", b"AA,AQ"): "13",
+    (b"content-type", b"text/plain"): "0",
+}
+# Where grpc.aio is more lenient than the front, or answers what HTTP/2 wants reset (RFC 9113 §8.2): its outcome, and that of the front.
+DIFFERENCES = {
+    (b"grpc-timeout", b"123456789S"): ("0", "13"),
+    (b"grpc-timeout", b"1 S"): ("0", "13"),
+    (b"not-utf-8", b"\xff\xfe"): ("0", "13"),
+    (b"control", b"a\x01b"): ("0", "reset"),
+    (b"connection", b"close"): ("0", "reset"),
+    (b"Upper", b"x"): ("13", "reset"),
+    (b"sp ace", b"x"): ("13", "reset"),
+}
+
+
+async def outcome(address: str, *headers: tuple[bytes, bytes]) -> str:
+    """Call UNARY by hand; return the status of gRPC, or how else the call ended."""
+    connection = await Http2Connection.open_plain(address)
+    try:
+        stream = connection.start_call(UNARY.encode(), *headers)
+        connection.send_data(stream, message(b"echo x"))
+        async with asyncio.timeout(20):
+            while True:
+                for kind, flags, number, payload in connection.frames:
+                    if kind == RST_STREAM and number == stream:
+                        return "reset"
+                    if kind == HEADERS and flags & END_STREAM and number == stream:
+                        status = grpc_status(payload)
+                        return "no status" if status is None else str(status)
+                if connection.is_closed:
+                    return "closed"
+                await asyncio.sleep(0.01)
+    finally:
+        await connection.close()
+
+
+async def test_odd_headers(front: World, capfd: pytest.CaptureFixture[str]) -> None:
+    """Headers that no client of gRPC sends end a call with the same status on both transports, apart from those that are listed."""
+    expected = {header: (status, status) for header, status in ODD_HEADERS.items()} | DIFFERENCES
+    assert expected == {header: (await outcome(front.inner, header), await outcome(front.address, header)) for header in expected}
+    capfd.readouterr()  # grpc.aio prints a line for each
