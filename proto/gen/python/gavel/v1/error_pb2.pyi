@@ -66,7 +66,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_LOG_REGRESSED: _ErrorReason.ValueType  # 19
     """UNAVAILABLE. The log is behind the last acknowledged event; an operator has to accept the loss."""
     ERROR_REASON_CLOCK_SKEW: _ErrorReason.ValueType  # 20
-    """UNAVAILABLE. The clock of the server's host is wrong."""
+    """UNAVAILABLE. The clocks of the server's host, of the log store and of the last event differ."""
     ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED: _ErrorReason.ValueType  # 21
     """UNAVAILABLE. This build does not implement the bus's arbiter_version."""
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 22
@@ -137,7 +137,7 @@ ERROR_REASON_LOG_UNAVAILABLE: ErrorReason.ValueType  # 18
 ERROR_REASON_LOG_REGRESSED: ErrorReason.ValueType  # 19
 """UNAVAILABLE. The log is behind the last acknowledged event; an operator has to accept the loss."""
 ERROR_REASON_CLOCK_SKEW: ErrorReason.ValueType  # 20
-"""UNAVAILABLE. The clock of the server's host is wrong."""
+"""UNAVAILABLE. The clocks of the server's host, of the log store and of the last event differ."""
 ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED: ErrorReason.ValueType  # 21
 """UNAVAILABLE. This build does not implement the bus's arbiter_version."""
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 22
