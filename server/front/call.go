@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/tap"
 )
 
-// How much of the next messages of a stream may have come while one is read: what flow control lets through.
+// Bytes of further messages that may arrive on a stream while one is read: what flow control lets through.
 const unreadBytesMax = 2 * windowBytes
 
 // call is one call of a caller and what it holds in memory. Fields without a comment are guarded by the mutex of connections.
@@ -44,19 +44,19 @@ type transportStream interface {
 // callKey is the key of a call in its context.
 type callKey struct{}
 
-// tapCall sees each call before it is handled, and notes it. It refuses none: of a call with a deadline that is refused here, grpc-go keeps the
-// timer until the deadline.
+// tapCall registers each call before it is handled. It refuses none, because grpc-go would keep the timer of a refused call until the call's
+// deadline.
 func tapCall(ctx context.Context, info *tap.Info) (context.Context, error) {
 	from, _ := peer.FromContext(ctx)
 	return context.WithValue(ctx, callKey{}, from.Addr.(callerAddress).connection.open(info.FullMethodName, info.Header)), nil
 }
 
-// begin returns the call that a handler has got, or the reason why it is refused.
+// begin returns the call of a handler's stream, or the error with which the call is refused.
 func begin(stream grpc.ServerStream) (*call, error) {
 	ctx := stream.Context()
 	call := ctx.Value(callKey{}).(*call)
 	transport := grpc.ServerTransportStreamFromContext(ctx).(transportStream)
-	// Answers are never compressed. It costs more than it saves next to the server.
+	// Answers are never compressed: compression costs more than it saves so close to the server.
 	if err := transport.SetSendCompress(""); err != nil {
 		return nil, status.FromContextError(context.Canceled).Err()
 	}
@@ -109,7 +109,7 @@ func (call *call) readOn() {
 	call.isReading, call.since = true, call.connection.table.now
 }
 
-// settle notes that a message that was read is out of memory.
+// settle releases the bytes of a message that was read and is no longer in memory.
 func (call *call) settle(request *request) {
 	call.connection.table.mutex.Lock()
 	defer call.connection.table.unlock()
@@ -118,7 +118,7 @@ func (call *call) settle(request *request) {
 	}
 }
 
-// send sends an answer that is prepared, and waits while the caller does not read.
+// send sends an answer that `prepare` has counted, and waits while the caller does not read.
 func (call *call) send(stream grpc.ServerStream, answer any) error {
 	if err := call.reason(nil); err != nil {
 		return err
@@ -129,7 +129,7 @@ func (call *call) send(stream grpc.ServerStream, answer any) error {
 	return nil
 }
 
-// prepare notes that an answer of some bytes is about to be sent.
+// prepare counts the bytes of an answer that is about to be sent, and returns an error if the call is refused.
 func (call *call) prepare(bytes int) error {
 	bytes += messageHeaderBytes
 	table := call.connection.table
@@ -161,7 +161,7 @@ func (call *call) reason(err error) error {
 	return err
 }
 
-// receive notes that a part of a message has come.
+// receive counts bytes of a message that have arrived, and refuses the call if they exceed a limit.
 func (call *call) receive(bytes int) {
 	if call.refusal != nil {
 		return
@@ -181,7 +181,7 @@ func (call *call) receive(bytes int) {
 	call.connection.table.charge(call, bytes)
 }
 
-// progress notes that a part of the answers was sent.
+// progress counts bytes of answers as sent.
 func (call *call) progress(bytes int) {
 	call.stalled = call.connection.table.now
 	bytes = min(bytes, call.unsent)
@@ -189,7 +189,7 @@ func (call *call) progress(bytes int) {
 	call.connection.table.release(call, bytes)
 }
 
-// refuse ends the call for its caller and its handler. What was not sent of its answers stays in memory until it is, or the call is reset.
+// refuse ends the call for its caller and its handler. Unsent answers stay in memory until they are sent or the call is reset.
 func (call *call) refuse(reason *status.Status) {
 	if call.refusal != nil || call.isOver {
 		return
@@ -202,7 +202,8 @@ func (call *call) refuse(reason *status.Status) {
 	}
 }
 
-// tick ends a call whose message does not come, or whose answers are not read. Where these keep the refusal from being sent, it is reset.
+// tick refuses a call whose message does not arrive, or whose answers are not read. If unread answers keep the refusal from being sent, tick
+// resets the call later.
 func (call *call) tick(now int, limits *limits) {
 	isWaiting := call.isReading && (call.unread > 0 || !call.method.ClientStreaming)
 	if isWaiting && now-call.since >= limits.RequestSeconds {

@@ -22,8 +22,8 @@ type pendingCall struct {
 	bytes   int
 }
 
-// calls are the requests under way on the link. Each has a number, under which one frame answers it. The server is told which callers have
-// gone: it decides none of their requests that are still queued.
+// calls are the requests under way on the link. Each has a number, and one frame with that number answers it. The server is told which callers
+// have gone, and drops their requests that are still queued.
 type calls struct {
 	link     *link
 	bytesMax int
@@ -33,13 +33,13 @@ type calls struct {
 	bytes    int // of the pending requests
 }
 
-// newCalls returns calls on a link. Set bytesMax, how many bytes of requests may wait for the server, before the first.
+// newCalls returns calls on a link. Set bytesMax, the limit on the bytes of waiting requests, before the first call.
 func newCalls(link *link) *calls {
 	return &calls{link: link, pending: map[uint32]pendingCall{}}
 }
 
-// send sends a request frame of a call to the server and returns its number; the answer comes to answers. It returns an error if there is no
-// room.
+// send sends a request frame of a call to the server and returns its number. The answer arrives on the channel answers. It returns an error if
+// bytesMax would be exceeded.
 func (calls *calls) send(kind byte, frame []byte, call *call, answers chan<- answer) (uint32, error) {
 	size := len(frame) - headerBytes
 	// Requests of callers that have gone count as well, until the server has read them.
@@ -59,8 +59,8 @@ func (calls *calls) send(kind byte, frame []byte, call *call, answers chan<- ans
 	return number, nil
 }
 
-// deliver hands an answer to the call that waits for it, if one still does. The answer counts from now on: many may arrive before the first
-// of their calls goes on. Of a call that is refused for it, the content is dropped.
+// deliver hands an answer to the call that waits for it, if one still does. It counts the answer at once, since many may arrive before the first
+// of their calls goes on. If that makes the front refuse the call, it drops the content.
 func (calls *calls) deliver(kind byte, number uint32, content []byte) {
 	pending, found := calls.take(number)
 	if !found {
@@ -92,7 +92,7 @@ func (calls *calls) take(number uint32) (pendingCall, bool) {
 	return call, found
 }
 
-// Channels for one answer each. One goes back once its answer was taken or will never come.
+// A pool of channels for one answer each. A channel goes back once its answer was taken or can no longer arrive.
 var answerChannels = sync.Pool{New: func() any { return make(chan answer, 1) }}
 
 // unary returns the handler of a method with one request and one answer.

@@ -25,7 +25,7 @@ type compression struct {
 
 const compressionMarkBytes = 24
 
-// Those that gRPC's libraries speak.
+// The compressions that gRPC's libraries offer.
 var compressions = []*compression{
 	{name: "gzip", open: func(from io.Reader) (io.Reader, error) { return gzip.NewReader(from) }},
 	{name: "deflate", open: func(from io.Reader) (io.Reader, error) { return zlib.NewReader(from) }},
@@ -52,7 +52,7 @@ func (compression *compression) Decompress(from io.Reader) (io.Reader, error) {
 	return io.MultiReader(bytes.NewReader(compression.mark), from), nil
 }
 
-// compressionOf returns how a message is compressed; nil: it is not.
+// compressionOf returns the compression of a message, or nil if it is not compressed.
 func compressionOf(data mem.BufferSlice) *compression {
 	if len(data) == 0 {
 		return nil

@@ -10,31 +10,31 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// How many bytes are read ahead: many small frames. The payload of a large frame is read past this buffer.
+// Size of the read-ahead buffer, which holds many small frames. The payload of a large frame bypasses it.
 const readAheadBytes = 8 << 10
 
 var errTooManyResets = errors.New("too many calls of the connection were reset")
 
-// connection is a caller's connection as grpc-go reads and writes it. It sees each frame on its way (http2frames.go), so that it knows what
-// every call has received and not read, or sent and not got rid of. grpc-go itself counts neither.
+// connection is a caller's connection as grpc-go reads and writes it. It scans the frames that pass (http2frames.go) to count the bytes that
+// each call has received and not read, or answered and not sent. grpc-go counts neither.
 //
-// It hands a call's headers to grpc-go by themselves: grpc-go handles them, and asks tapCall about the call, before it reads on. So the call
-// that tapCall sees is the one whose headers came last.
+// It hands a call's headers to grpc-go alone, without the bytes that follow. grpc-go handles them, and calls tapCall, before it reads on. The
+// call that tapCall sees is therefore the one whose headers came last.
 type connection struct {
 	net.Conn
 	table  *connections
 	caller string // whose connections are counted together
 	peer   string // the caller's address, as the server hears it
 
-	// Of the goroutine that reads.
+	// Used by the reading goroutine only.
 	inbound  frameScanner
 	buffer   []byte
 	start    int    // of buffer: what grpc-go has not read
 	scanned  int    // of buffer: the end of what grpc-go may read
-	end      int    // of buffer: the end of what has come
+	end      int    // of buffer: the end of what has arrived
 	injected []byte // frames that grpc-go reads before the buffer
 
-	// Of the goroutine that writes.
+	// Used by the writing goroutine only.
 	outbound frameScanner
 
 	writingSince atomic.Int64 // the time of connections, plus one; 0: no write is under way
@@ -124,10 +124,10 @@ func (connection *connection) Read(data []byte) (int, error) {
 	}
 }
 
-// fill reads ahead into the buffer and returns 0; the payload of a large frame it reads into data and returns how much.
+// fill reads ahead into the buffer and returns 0, or reads the payload of a large frame into data and returns its length.
 func (connection *connection) fill(data []byte) (int, error) {
 	if rest := connection.inbound.rest; rest >= len(connection.buffer) && len(data) > 0 {
-		// All but the frame's last byte, with which scan sees its end.
+		// All but the frame's last byte: scan needs that to see the frame's end.
 		count, err := connection.Conn.Read(data[:min(len(data), rest-1)])
 		connection.inbound.rest -= count
 		return count, err
@@ -137,7 +137,7 @@ func (connection *connection) fill(data []byte) (int, error) {
 	return 0, err
 }
 
-// scan goes through what has come, up to the end of a call's headers.
+// scan examines the buffered bytes, up to the end of a call's headers.
 func (connection *connection) scan() error {
 	connection.table.mutex.Lock()
 	defer connection.table.unlock()
@@ -243,7 +243,7 @@ func (connection *connection) remove(call *call) {
 	}
 }
 
-// countReset notes that a call was reset. Each has cost more than its caller; a caller that goes on with that has to leave.
+// countReset counts a call that was reset, and closes the connection if there are too many: a reset costs the front more than the caller.
 func (connection *connection) countReset() {
 	limits := &connection.table.limits
 	if now := connection.table.now; now-connection.resetStart >= limits.ResetSeconds {
@@ -280,13 +280,13 @@ func (connection *connection) inject() {
 	connection.SetReadDeadline(time.Time{})
 }
 
-// tick ends what has taken too long.
+// tick closes the connection, or ends calls, where a time limit has passed.
 func (connection *connection) tick() {
 	now, limits := connection.table.now, &connection.table.limits
 	since := connection.writingSince.Load()
 	isStalled := since > 0 && now+1-int(since) >= limits.StallSeconds
 	if isStalled || len(connection.resets) > 0 && now-connection.resetSince >= limits.StallSeconds {
-		// Nothing can be written, or nothing is read of a frame that has begun: grpc-go cannot end the calls.
+		// grpc-go cannot end the calls: it can write nothing, or waits for the rest of a frame.
 		connection.leave(codeNone)
 		return
 	}
@@ -295,7 +295,7 @@ func (connection *connection) tick() {
 	}
 }
 
-// leave says goodbye and closes the connection; its calls end.
+// leave sends GOAWAY and closes the connection, which ends its calls.
 func (connection *connection) leave(code uint32) {
 	if direct, ok := connection.Conn.(interface{ writeNow([]byte) }); ok {
 		direct.writeNow(newGoAway(connection.opening, code))

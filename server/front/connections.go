@@ -44,7 +44,7 @@ func callerOf(address net.Addr) string {
 	return host
 }
 
-// unlock unlocks the mutex and sends the refusals that were made under it.
+// unlock unlocks the mutex and sends the refusals that were made while it was held.
 func (connections *connections) unlock() {
 	ended := connections.ended
 	connections.ended = nil
@@ -54,7 +54,7 @@ func (connections *connections) unlock() {
 	}
 }
 
-// admit returns a newcomer as a connection, or nil if it has no room. Where there are too many connections, the one that has been idle longest
+// admit returns a newcomer as a connection, or nil if there is no room. If there are too many connections, the one that has been idle longest
 // is closed for it.
 func (connections *connections) admit(newcomer net.Conn) *connection {
 	connections.mutex.Lock()
@@ -74,7 +74,7 @@ func (connections *connections) admit(newcomer net.Conn) *connection {
 	return connection
 }
 
-// longestIdle returns the connection that has been without calls for longest, among those of a caller or all; nil: there is none.
+// longestIdle returns the connection that has been without calls for longest, among those of one caller or of all, or nil.
 func (connections *connections) longestIdle(caller string, ofCaller bool) *connection {
 	var longest *connection
 	for connection := range connections.all {
@@ -109,7 +109,7 @@ func (connections *connections) charge(call *call, bytes int) {
 	call.bytes += bytes
 	connection.bytes += bytes
 	connections.bytes += bytes
-	// One call alone may exceed the limit of a connection: its own limits hold.
+	// A single call may exceed the limit of its connection: the limits of its method bound it.
 	if connection.bytes > connections.limits.ConnectionBytes && connection.bytes > call.bytes {
 		message := fmt.Sprintf("%d bytes of this connection are in flight; read its answers, or try again", connections.limits.ConnectionBytes)
 		call.refuse(exhausted(message))
@@ -182,7 +182,7 @@ func (connections *connections) watch(stop <-chan struct{}) {
 	}
 }
 
-// tick ends what has taken too long.
+// tick advances the clock of the connections by a second and checks their time limits.
 func (connections *connections) tick() {
 	connections.mutex.Lock()
 	defer connections.unlock()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// How much before its deadline the front ends a call, at most.
+// The most by which the front ends a call before its deadline.
 const marginMax = 20 * time.Millisecond
 
 // withMargin returns a context whose deadline is a little before the call's own. At the call's own deadline grpc-go resets the stream, and a

@@ -21,7 +21,7 @@ const (
 	innerConnectionWindowBytes = 1 << 20
 )
 
-// How much earlier than here a deadline may pass at the server, by its clock.
+// The most by which a deadline may pass earlier at the server, by the server's clock, than here.
 const clockDifferenceMax = 100 * time.Millisecond
 
 // The shape of a forwarded call: a stream both ways, which every call fits into. At the server the call has its own shape.
@@ -68,7 +68,7 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		}
 		request := request{}
 		if !call.method.ClientStreaming {
-			// Nothing of a call reaches the server before its message is here.
+			// The call is opened at the server only once its message has arrived.
 			if err := call.readRequest(caller, &request); err != nil {
 				return err
 			}

@@ -13,7 +13,7 @@ const (
 	connectionWindowBytes = 16 << 20
 )
 
-// Goroutines that answer calls one after the other, on a stack that has grown once. More calls at once have one each.
+// Goroutines that answer calls in turn and keep their grown stacks. Each call beyond this number gets a new goroutine.
 const workers = 64
 
 const arbitration = "gavel.v1.ArbitrationService"
@@ -25,7 +25,8 @@ const streamMethod = "StreamProposals"
 
 // newServer returns a server without addresses: the hot path's methods go over the link, all others to inner.
 //
-// Every method is a stream for grpc-go. Of a unary one it would read the message before it calls a handler, and answer UNKNOWN without a message.
+// Every method is registered as a stream. For a unary method grpc-go reads the message before it calls the handler, and answers a call without a
+// message with UNKNOWN.
 func newServer(calls *calls, inner *grpc.ClientConn, limits *limits, stopping <-chan struct{}) *grpc.Server {
 	server := grpc.NewServer(
 		grpc.ForceServerCodecV2(bytesCodec{}),

@@ -29,8 +29,8 @@ type http2Frame struct {
 	stream uint32
 }
 
-// frameScanner follows the frames in one direction of a connection, however its bytes are cut. grpc-go reads and writes the frames; the
-// scanner only sees which there are.
+// frameScanner follows the frames in one direction of a connection, however reads and writes split them. grpc-go interprets the
+// frames; the scanner only reads their headers.
 type frameScanner struct {
 	current  http2Frame
 	rest     int // bytes of the current frame's payload that are to come
@@ -77,12 +77,12 @@ func newHTTP2Frame(kind byte, stream uint32, payload ...uint32) []byte {
 	return frame
 }
 
-// newGoAway returns the frame that ends a connection. Calls after the stream `last` have not been looked at and may be made elsewhere.
+// newGoAway returns the frame that ends a connection. Calls on streams after `last` were not processed, so the caller may repeat them elsewhere.
 func newGoAway(last uint32, code uint32) []byte {
 	return newHTTP2Frame(frameGoAway, 0, last, code)
 }
 
-// newStreamError returns a frame on which grpc-go resets the stream: a window update by nothing is an error of its stream (RFC 9113 §6.9).
+// newStreamError returns a frame that makes grpc-go reset the stream: a window update with an increment of 0 (RFC 9113 §6.9).
 func newStreamError(stream uint32) []byte {
 	return newHTTP2Frame(frameWindowUpdate, stream, 0)
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// limits are the server's limits. They come as JSON with its order to serve. gavel_server/rpc/limits.py has their values and reasons.
+// limits are the server's limits. They arrive as JSON in its order to serve. gavel_server/rpc/limits.py gives their values and reasons.
 type limits struct {
 	Connections             int               `json:"connections"`
 	CallerConnections       int               `json:"caller_connections"`

@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// How many bytes are gathered for one write. Of a long queue, bytes that are written are no longer counted as unsent.
+// The most bytes gathered into one write. A long queue takes several writes, so `unsent` falls as it is written.
 const writeBytes = 1 << 16
 
-// How many bytes one read may bring: many small frames.
+// Size of the read buffer, which holds many small frames.
 const readBytes = 1 << 18
 
 // link is the front's end of the socket pair. Frames that are sent while a write is under way go out together with the next write.

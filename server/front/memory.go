@@ -5,7 +5,8 @@ import (
 	"runtime/metrics"
 )
 
-// Nearly nothing outlives a call. Memory of this size that is never touched makes the collector wait for as much garbage.
+// Memory that is never touched. Almost nothing outlives a call, so the garbage collector would run for very little garbage; with this ballast it
+// waits for about as much.
 const ballastBytes = 32 << 20
 
 // Memory beyond this is returned to the system as soon as the front is quiet: when it took less than quietBytes within a second.
@@ -14,7 +15,7 @@ const (
 	quietBytes       = 4 << 20
 )
 
-// memory returns to the system what a peak has left. Go's runtime does that by itself, within minutes.
+// memory returns unused memory to the system after a peak. Go's runtime alone takes minutes for that.
 type memory struct {
 	samples []metrics.Sample
 	taken   uint64 // since the start, at the last tick
@@ -28,7 +29,7 @@ func newMemory() *memory {
 	}}
 }
 
-// tick looks at the memory. Call it once a second.
+// tick returns unused memory if the front is quiet. Call it once a second.
 func (memory *memory) tick() {
 	metrics.Read(memory.samples)
 	taken, total, released := memory.samples[0].Value.Uint64(), memory.samples[1].Value.Uint64(), memory.samples[2].Value.Uint64()

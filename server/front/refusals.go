@@ -27,7 +27,7 @@ func refusalError(content []byte) error {
 	return status.ErrorProto(&refusal)
 }
 
-// exhausted returns the refusal of what exceeds a limit. The caller may try again.
+// exhausted returns the refusal of a call that exceeds a limit. The caller may try again.
 func exhausted(message string) *status.Status {
 	return retriable(codes.ResourceExhausted, "QUEUE_FULL", message)
 }

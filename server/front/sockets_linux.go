@@ -8,9 +8,9 @@ import (
 	"unsafe"
 )
 
-// directConn is a connection whose reads and writes are raw system calls, unknown to Go's scheduler. For an ordinary system call the scheduler
-// prepares for one that blocks, with a thread that looks after it every 20 µs; that was measured as a sixth of the cost of a call here. These
-// never block, since the socket does not.
+// directConn is a connection whose reads and writes are raw system calls, of which Go's scheduler is not told. The scheduler expects an ordinary
+// system call to block, and a thread checks it every 20 µs; that was measured as a sixth of the cost of a call here. The raw calls never block,
+// because the socket is non-blocking.
 type directConn struct {
 	net.Conn
 	raw   syscall.RawConn

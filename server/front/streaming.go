@@ -9,10 +9,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// How many requests of one stream may be read and unanswered. Flow control holds back what else a caller sends.
+// How many requests of one stream may be read and unanswered. Flow control holds back further requests.
 const streamRequestsMax = 512
 
-// stream is one StreamProposals under way: each of its requests is sent to the server by itself and answered as soon as its answer is there.
+// stream is one StreamProposals under way: each request in it is sent to the server separately and answered as soon as its answer arrives.
 // It ends when each request in it is answered, or with a status once no further request can be (gavel_server/rpc/streaming.py).
 type stream struct {
 	grpc.ServerStream
@@ -28,7 +28,7 @@ type stream struct {
 	closed  bool                // no further request is sent
 }
 
-// streaming returns the handler of a method that answers each request of a stream by itself. Once stopping is closed it reads no more.
+// streaming returns the handler of a method that answers each request of a stream separately. Once stopping is closed it reads no more.
 func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHandler {
 	return func(_ any, serverStream grpc.ServerStream) error {
 		call, err := begin(serverStream)
@@ -127,7 +127,7 @@ func (stream *stream) send(request *request) (bool, error) {
 	return true, err
 }
 
-// settle notes that a request is answered.
+// settle drops an answered request from the pending ones and releases its bytes.
 func (stream *stream) settle(number uint32) {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
@@ -144,7 +144,7 @@ func (stream *stream) unanswered() int {
 	return len(stream.pending)
 }
 
-// close lets no further request be sent.
+// close makes `send` refuse further requests.
 func (stream *stream) close() {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
