@@ -5,6 +5,7 @@ Nothing is recorded; the decision is made by `gavel_rules.preflight`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,6 +24,7 @@ from gavel_rules.commands import Fault
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.preflight import actions_with, explain, preflight
+from gavel_rules.state.state import State
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
@@ -47,6 +49,12 @@ _DECISION: Final = Field(PreflightResult, "decision")
 SLICE_PROPOSALS: Final = 16
 
 
+# Due timers, and candidates of due contests, that one preflight fires at most. Beyond, it waits until the sequencer has recorded them.
+DUE_TIMERS_MAX: Final = 16
+DUE_SECONDS_MAX: Final = 1.0
+DUE_PAUSE_SECONDS: Final = 0.01
+
+
 class Preflight:
     """The preflight methods of ArbitrationService: coroutines from the request's bytes to the response's."""
 
@@ -66,7 +74,7 @@ class Preflight:
         envelope = request.envelope
         proposal = await _admit(sequencer, envelope, request.bus, len(data))
         citations = await _citations(sequencer, [proposal])
-        state = await sequencer.confirmed_state()
+        state = await _state(sequencer)
         actions = None if override is None else actions_with(state, override, envelope.proposal.action_type)
         if isinstance(actions, Fault):
             raise of_fault(actions)
@@ -91,7 +99,7 @@ class Preflight:
             except ServiceError as error:
                 proposals.append(refuse(context.method, error))
         citations = await _citations(sequencer, [proposal for proposal in proposals if isinstance(proposal, ProposalView)])
-        state = await sequencer.confirmed_state()
+        state = await _state(sequencer)
         now_ms = sequencer.now_ms()
         parts: list[bytes] = []
         room_bytes = BATCH_ANSWER_BYTES_MAX
@@ -105,7 +113,7 @@ class Preflight:
             if time_slice.is_over(1):
                 # The bus goes on meanwhile: each decision has the state_version that it was made on.
                 await time_slice.end()
-                state = await sequencer.confirmed_state()
+                state = await _state(sequencer)
                 now_ms = sequencer.now_ms()
             try:
                 decision = _decision(preflight(state, proposal, citations, now_ms)).SerializeToString()
@@ -120,6 +128,26 @@ class Preflight:
 
     async def _sequencer(self, bus: str, context: CallContext) -> Sequencer:
         return await self._buses.existing(bus, context.bus_incarnation)
+
+
+async def _state(sequencer: Sequencer) -> State:
+    """Return the confirmed state once few timers are due. Each preflight fires those that are due, without recording them.
+
+    Raises ServiceError: QUEUE_FULL, or why the bus refuses writes, if timers stay due.
+    """
+    ends_at = asyncio.get_running_loop().time() + DUE_SECONDS_MAX
+    while True:
+        state = await sequencer.confirmed_state()
+        due = state.due_count(sequencer.now_ms())
+        if due <= DUE_TIMERS_MAX:
+            return state
+        if asyncio.get_running_loop().time() >= ends_at:
+            error = sequencer.write_error()
+            if error is not None:
+                raise error.copy()
+            message = f"{due} timers of bus {sequencer.bus} are due and not recorded yet; try again"
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=1_000)
+        await asyncio.sleep(DUE_PAUSE_SECONDS)
 
 
 async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes: int) -> ProposalView:

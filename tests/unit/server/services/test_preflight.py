@@ -8,7 +8,10 @@ import pytest
 from gavel.v1.arbitration_service_pb2 import BatchPreflightRequest, BatchPreflightResponse, PreflightRequest, PreflightResponse
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel_client import GavelError
+from gavel_rules.commands import SubmitProposal
+from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus.registry import BusRegistry
+from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError
@@ -19,7 +22,7 @@ from gavel_server.services.arbitration import Arbitration
 
 from tests.support.calls import call_arbitration
 from tests.support.driver import BUS, proposal_envelope
-from tests.support.simulation.servers import Servers, reason, record_event, with_servers
+from tests.support.simulation.servers import Servers, execute, reason, record_event, with_servers
 
 
 async def arbitration(sequencer: Sequencer) -> Arbitration:
@@ -86,6 +89,31 @@ async def test_reading_on_ends_without_the_log_and_at_a_stop(servers: Servers) -
     await sequencer.stop()
     await asyncio.wait_for(reading, 5)
     await asyncio.wait_for(sequencer.read_on(), 5)
+
+
+@with_servers
+async def test_many_due_timers(servers: Servers) -> None:
+    """A preflight fires a few due timers by itself. If more stay due, it is refused after a while with the reason of the bus."""
+    sequencer, log = await servers.start_with_rules()
+    service = await arbitration(sequencer)
+    fact = await record_event(sequencer, servers.fact())
+    approved = await execute(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+    assert isinstance(approved, CommittedAnswer)
+    log.head_error = LogUnavailableError("connection refused")
+    sequencer.replica.handle_log_error(log.head_error)
+    await asyncio.sleep(60)
+    assert 1 == sequencer.replica.state.due_count(sequencer.now_ms())
+    request = PreflightRequest(envelope=proposal_envelope([fact], trace_id="trace-2"))
+    await call_arbitration(service, "Preflight", request)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(preflight, "DUE_TIMERS_MAX", 0)
+        with pytest.raises(ServiceError) as refused:
+            await call_arbitration(service, "Preflight", request)
+        assert "LOG_UNAVAILABLE" == reason(refused.value)
+        log.head_error = None
+        await asyncio.sleep(10)
+        await call_arbitration(service, "Preflight", request)
+    assert 0 == sequencer.replica.state.due_count(sequencer.now_ms())
 
 
 @with_servers
