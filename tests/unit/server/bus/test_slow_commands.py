@@ -99,6 +99,33 @@ async def test_other_tasks_run_while_a_contest_closes(servers: Servers) -> None:
     await servers.prove()
 
 
+@with_servers
+async def test_slow_timers_are_recorded_in_several_commits(servers: Servers) -> None:
+    """Timers that take long are appended as far as they have fired; the others and the commands after them follow, in order."""
+    clock = Clock(0.0)
+    sequencer, log = await servers.start(monotonic=clock.read)
+    text = document(decision_ttl_ms=1_000)
+    await sequencer.execute(DeployRuleSet(servers.new_id(), compile_cached(text), text))
+    await sequencer.execute(ActivateRuleSet(servers.new_id(), "refunds", 1, None))
+    for number in range(40):
+        subject = f"order/{number}"
+        fact = await record_event(sequencer, servers.fact(subject=subject))
+        envelope = proposal_envelope([fact], subject=subject, trace_id=f"trace-{number}", event_id=servers.new_id())
+        await sequencer.execute(admit_proposal(envelope, BUS)[0])
+    before = len(log.appended)
+    clock.step_seconds = BATCH_SECONDS_MAX / 8
+    answers: list[CommittedAnswer | ServiceError] = []
+    asyncio.get_running_loop().call_later(1.0, lambda: sequencer.submit(servers.fact("cancelled"), answers.append))
+    await asyncio.sleep(5)
+    assert 0 == sequencer.replica.state.due_count(sequencer.now_ms())
+    assert len(log.appended) - before > 4
+    events = await servers.events()
+    expired = [event.decision.evaluated_at.ToMilliseconds() for event in events if event.decision.reason_code == "APPROVAL_EXPIRED"]
+    assert 40 == len(expired)
+    assert [CommittedAnswer] == [type(answer) for answer in answers]
+    await servers.prove()
+
+
 def test_turns_are_bounded_by_units_and_by_time() -> None:
     """A turn is over after its units or its time, whichever comes first."""
     clock = Clock(0.0)
