@@ -54,7 +54,7 @@ func listenOnTCP(address string) ([]net.Listener, string, error) {
 		port = strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 	}
 	if len(listeners) == 0 {
-		return nil, address, errors.Join(err, errors.New("no place to listen"))
+		return nil, address, errors.Join(err, errors.New("no address of the host can be bound"))
 	}
 	return listeners, address[:strings.LastIndexByte(address, ':')+1] + port, nil
 }

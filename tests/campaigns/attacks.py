@@ -2,7 +2,7 @@
 
 `python -m tests.campaigns.attacks HOST:PORT SECONDS SEED [ATTACK…]`
 
-The program runs attacks at random, a few at once, and prints as JSON how often each ran and which events were accepted from it. Without
+The program runs attacks at random, a few at once, and prints as JSON how often each ran and which of its events were accepted. Without
 names it runs all of them.
 """
 
@@ -87,7 +87,7 @@ async def connections(target: Target, count: int, *, window_bytes: int = 65_535)
             await connection.close()
 
 
-async def paths_that_are_no_text(target: Target) -> None:
+async def malformed_paths(target: Target) -> None:
     """Call methods whose names are not UTF-8, empty or very long."""
     async with connections(target, 3) as opened:
         for connection, path in zip(opened, (b"/\xff\xfe/\x80", b"", b"/" + b"a" * 60_000), strict=False):
@@ -262,7 +262,7 @@ async def unknown_fields(target: Target) -> None:
 
 
 async def foreign_traces(target: Target) -> None:
-    """Propose what is refused, as another agent, in the trace of a well-behaved caller."""
+    """Submit refused proposals, as another agent, in the trace of a well-behaved caller."""
     async with GavelClient(target.address) as client:
         for _ in range(20):
             envelope = proposal(_cited())
@@ -402,7 +402,7 @@ async def large_projections(target: Target) -> None:
 
 
 ATTACKS: Final[Sequence[Attack]] = (
-    paths_that_are_no_text,
+    malformed_paths,
     random_bytes,
     compressed_bombs,
     many_empty_fields,

@@ -1,8 +1,8 @@
 """Outages of Redis under load: `python -m tests.campaigns.outages --outages 200`, or `make outages`.
 
 Agents propose, a courier carries out what is approved, and Redis is killed, stopped, slow, refusing or full, one after the other. The
-campaign fails if the server crashes, if an answer is missing from the log or changes when it is repeated, if service is back later than
-`RECOVERY_SECONDS_MAX` after Redis, or if the executor or the fact derivation reactor no longer works at the end.
+campaign fails if the server crashes, if an answer is missing from the log or changes when the request is repeated, if the server accepts
+writes later than `RECOVERY_SECONDS_MAX` after Redis is back, or if the executor or the fact derivation reactor no longer works at the end.
 
 `make outages` runs the compiled build with Python's checking allocator, so that a write outside of an object ends the server.
 """
@@ -149,7 +149,7 @@ class Campaign:
                         progress.advance(task)
                     await self._check(load)
                 if self.server.terminate() != 0:
-                    raise OutageError(f"the server did not end in order:\n{self.server.log()[-2000:]}")
+                    raise OutageError(f"the server did not drain and exit with status 0:\n{self.server.log()[-2000:]}")
         finally:
             self._redis.kill()
 

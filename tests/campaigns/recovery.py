@@ -1,8 +1,8 @@
 """How long a server refuses writes after an outage of Redis has ended, for every kind of outage.
 
 `python -m tests.campaigns.recovery [--seconds 3 7 12] [NAME…]` starts `gavel serve` on a Redis behind a proxy. For each outage and length
-it prints the seconds from the outage's end to the first accepted write: without any call during the outage, and with callers that try
-all the time. The goal is 5 s.
+it prints the seconds from the outage's end to the first accepted write: without any call during the outage, and with callers that
+retry all the time. The goal is 5 s.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def keep_writing(address: str, stop: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def load(address: str, callers: int) -> AsyncIterator[None]:
-    """Write all the time in the block, from some callers."""
+    """Write from several callers for the duration of the block."""
     stop = asyncio.Event()
     tasks = [asyncio.create_task(keep_writing(address, stop)) for _ in range(callers)]
     yield

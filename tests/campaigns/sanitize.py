@@ -2,7 +2,7 @@
 
 Programs with random input run in child processes, one after the other, until the time is over: a simulated world with faults, mutated
 requests, and random rule sets on both engines. The allocator ends a child that writes beside an object or frees it wrongly. The exit status
-is 1 if a child fails; its command is printed, and repeats the failure.
+is 1 if a child fails; the command that repeats the failure is printed.
 """
 
 from __future__ import annotations

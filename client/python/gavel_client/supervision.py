@@ -58,7 +58,7 @@ class SupervisedTask:
 class Supervisor:
     """Runs background tasks of one event loop. `on_failure`, if given, is called after each failure.
 
-    An exception of the types `fatal` ends its task and is raised to whoever awaits it.
+    An exception of one of the types `fatal` is not retried: it ends the task, and awaiting the task raises it.
     """
 
     def __init__(

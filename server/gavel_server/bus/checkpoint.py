@@ -86,7 +86,7 @@ class Checkpoint:
         offset = self._offsets.setdefault(bus, LINE_BYTES * len(self._offsets))
         line = _line(bus, head)
         if os.pwrite(self._descriptor, line, offset) != len(line):
-            raise OSError(f"{self.path} was written in part")
+            raise OSError(f"only a part of {self.path} was written")
 
     def _replace(self) -> None:
         """Replace the file as a whole, with a sync."""
@@ -96,7 +96,7 @@ class Checkpoint:
         try:
             content = b"".join(_line(bus, head) for bus, head in self._heads.items())
             if os.write(descriptor, content) != len(content):
-                raise OSError(f"{temporary} was written in part")
+                raise OSError(f"only a part of {temporary} was written")
             os.fdatasync(descriptor)
             temporary.replace(self.path)
         except BaseException:

@@ -16,7 +16,7 @@ from gavel_server.process import metrics
 class CommandQueue:
     """The queue of `bus`. It is full with `commands_max` commands, or with more than `bytes_max` bytes.
 
-    A caller may fill it. When it is full, a caller that has less than its share in it displaces what came last of the caller that has most.
+    A single caller may fill it. When it is full, a caller with less than its share displaces the newest commands of the caller with most.
     """
 
     def __init__(self, bus: str, commands_max: int, bytes_max: int) -> None:

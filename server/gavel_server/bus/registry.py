@@ -20,7 +20,7 @@ from gavel_server.log import LogError
 
 BUS_DEFAULT: Final = "default"
 BUSES_MAX: Final = 1_000
-# A bus that nobody has called for that many rounds, and on which nothing is going on, is closed in this process.
+# A bus that is idle for IDLE_ROUNDS_MAX rounds without a call is closed in this process.
 IDLE_ROUND_SECONDS: Final = 60.0
 IDLE_ROUNDS_MAX: Final = 5
 
@@ -33,14 +33,14 @@ _LOG: Final = structlog.get_logger(__name__)
 
 
 async def _do_nothing(_: Sequencer) -> None:
-    """Need nothing more for a bus."""
+    """The default of `opened` and `closed`."""
 
 
 class BusRegistry:
     """Sequencers by bus name. An empty name means BUS_DEFAULT.
 
-    `opener` creates and starts the sequencer of a bus. `exists` tells whether the log store holds a bus. `opened` does what else a bus
-    needs once it has its first event; `closed` ends that after the sequencer has stopped.
+    `opener` creates and starts the sequencer of a bus. `exists` tells whether the log store holds a bus. `opened` runs once a
+    bus has its first event, and `closed` after its sequencer has stopped.
     """
 
     def __init__(self, opener: OpenSequencer, exists: BusExists, *, opened: Opened = _do_nothing, closed: Closed = _do_nothing) -> None:

@@ -47,9 +47,9 @@ _LOG: Final = structlog.get_logger(__name__)
 class Replica:
     """One bus as this process knows it. Only the sequencer changes it.
 
-    `write_block` is the error that writes get, None while they are allowed. `volatility` tells why the log, which may lose
-    acknowledged events, is not written to; "" if it is. `is_behind`: the log is known to have more events.
-    `has_diverged`: the log is no longer the one that was followed, and nothing more of it is applied. `on_execution` is called
+    `write_block` is the error that writes get, None while they are allowed. `volatility` says why writes are refused because the log
+    may lose acknowledged events; "" if they are not. `is_behind`: the log is known to have more events. `has_diverged`: the log is no
+    longer the one that this process followed, so nothing more of it is applied. `on_execution` is called
     after the log gets a start or report of an execution.
     """
 
@@ -83,7 +83,7 @@ class Replica:
         return max(state.time_ms(self.clock.now_ms()), state.recorded_at_ms)
 
     def write_error(self) -> ServiceError | None:
-        """Return why nothing may be written now, or None."""
+        """Return the error that writes get now, or None."""
         if self.write_block is not None:
             return self.write_block
         if self.volatility:

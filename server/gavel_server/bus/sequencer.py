@@ -49,7 +49,7 @@ QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 BATCH_COMMANDS_MAX: Final = 128
 # A batch is dated when it begins. Commands that are not decided by then get another batch.
 BATCH_SECONDS_MAX: Final = 0.25
-# Commands that are decided before other tasks get a turn, unless the time for that is up (`TimeSlice`).
+# Commands that are decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_COMMANDS: Final = 16
 UNWRITABLE_PAUSE_SECONDS: Final = 0.25
 # Refusals in a row of appends whose date differs from the log store's time; then the callers get an error.
@@ -189,7 +189,7 @@ class Sequencer:
         """Queue an admitted command; `callback` gets the result once it is committed. Raises ServiceError if the queue refuses it.
 
         `idempotency_key` is the event_id if the producer chose it. `size_bytes` counts against the limits of batch and queue. A command
-        whose `cancellation` is cancelled before it is decided is dropped, without an answer. `caller` is whose share of the queue it uses.
+        whose `cancellation` is cancelled before it is decided is dropped without an answer. It uses `caller`'s share of the queue.
         """
         error = self._shutting_down() or self.replica.write_block
         if error is not None:

@@ -1,7 +1,7 @@
 """Queues and places that are fair between callers.
 
-Room: a caller may use all the room that others leave. When there is none left, a caller that uses less than its equal share displaces what
-came last of the caller that uses most. Shares are equal between addresses, and between the callers of an address.
+Room: a caller may use all the room that others leave. When there is none left, a caller that uses less than its equal share displaces
+the newest items of the caller that uses most. Shares are equal between addresses, and between the callers of an address.
 
 Turns: deficit round robin (Shreedhar and Varghese 1995) over addresses, and over the callers of an address. A caller's turn takes
 items worth QUANTUM units; an item counts as one unit and one more for each UNIT_BYTES. Within a caller the order is kept.
@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 
 class Use:
-    """How much a caller, an address or all together (the `parent` of addresses) use of something: pieces, and their bytes."""
+    """How much of something a caller, an address or all addresses together (their `parent`) use: pieces, and their bytes."""
 
     def __init__(self, name: str, parent: Use | None) -> None:
         self.name: Final = name
@@ -37,7 +37,7 @@ class Use:
         self.size_bytes = 0
 
     def amount(self, by_bytes: bool) -> int:
-        """Return the use as a number."""
+        """Return the bytes or the number of pieces."""
         return self.size_bytes if by_bytes else self.count
 
     def largest(self, by_bytes: bool) -> Use:
@@ -76,7 +76,7 @@ class Shares:
             node = node.parent
 
     def remove(self, use: Use, size_bytes: int = 0) -> None:
-        """Discount a piece of a caller."""
+        """Remove a piece of a caller from the count."""
         node: Use = use
         while True:
             node.count -= 1
@@ -147,7 +147,7 @@ class FairQueue(Generic[Item]):
         return self._shares.all.size_bytes
 
     def make_room(self, caller: str) -> list[Item] | None:
-        """Make room for an item of a caller; return the items that it displaces, which leave the queue. None: there is no room for it."""
+        """Make room for an item of a caller; return the items displaced for it, which leave the queue. None if there is no room."""
         everything = self._shares.all
         is_full = everything.count >= self.items_max
         if not is_full and everything.size_bytes <= self.bytes_max:

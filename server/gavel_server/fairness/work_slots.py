@@ -1,7 +1,7 @@
 """Slots: how much expensive work of one kind runs on a server at once, and how callers share it.
 
-A caller occupies at most one slot of a kind. Who finds none waits for a moment, and is then refused; a free slot goes to a waiting caller
-other than the one that has just left it, if there is one.
+The callers of one address (`callers`) occupy at most one slot of a kind. A call that finds no slot waits for a moment and is then refused.
+A free slot goes to a waiting address other than the one that has just left it, if there is one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIGESTS_MAX: Final = 1
 
 
 class Slots:
-    """At most `slots_max` pieces of `work` at once, one a caller; at most `waiting_max` wait, each at most `wait_seconds_max`."""
+    """At most `slots_max` pieces of `work` at once, one for each address. At most `waiting_max` wait, each for `wait_seconds_max`."""
 
     def __init__(
         self, work: str, slots_max: int, *, wait_seconds_max: float = 0.0, waiting_max: int = 0, retry_after_ms: int, advice: str = ""
@@ -40,30 +40,30 @@ class Slots:
         self._waiting_max = waiting_max
         self._retry_after_ms = retry_after_ms
         self._advice = advice
-        self._running: set[str] = set()  # callers
+        self._running: set[str] = set()  # addresses
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def occupy(self, caller: str) -> AsyncIterator[None]:
+    async def occupy(self, address: str) -> AsyncIterator[None]:
         """Occupy a slot within the block. Raises ServiceError QUEUE_FULL."""
-        if self._is_free_for(caller):
-            self._running.add(caller)
+        if self._is_free_for(address):
+            self._running.add(address)
         else:
-            await self._wait(caller)
+            await self._wait(address)
         try:
             yield
         finally:
-            self._leave(caller)
+            self._leave(address)
 
-    def _is_free_for(self, caller: str) -> bool:
-        return len(self._running) < self._slots_max and caller not in self._running
+    def _is_free_for(self, address: str) -> bool:
+        return len(self._running) < self._slots_max and address not in self._running
 
-    async def _wait(self, caller: str) -> None:
-        """Wait until `_leave` has given the caller a slot."""
+    async def _wait(self, address: str) -> None:
+        """Wait until `_leave` has given the address a slot."""
         if len(self._waiting) >= self._waiting_max:
             raise self._refusal()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = caller, turn
+        place = address, turn
         self._waiting.append(place)
         try:
             async with asyncio.timeout(self._wait_seconds_max):
@@ -76,15 +76,15 @@ class Slots:
             raise
 
     def _give_up(self, place: tuple[str, asyncio.Future[None]]) -> None:
-        caller, turn = place
+        address, turn = place
         if place in self._waiting:
             self._waiting.remove(place)
         elif turn.done() and not turn.cancelled():
-            self._leave(caller)  # the slot came at the same moment
+            self._leave(address)  # the slot came at the same moment
 
-    def _leave(self, caller: str) -> None:
-        self._running.discard(caller)
-        while (place := self._next(caller)) is not None:
+    def _leave(self, address: str) -> None:
+        self._running.discard(address)
+        while (place := self._next(address)) is not None:
             self._waiting.remove(place)
             self._running.add(place[0])
             place[1].set_result(None)
@@ -95,7 +95,7 @@ class Slots:
         return min(able, key=lambda place: place[0] == last, default=None)
 
     def _refusal(self) -> ServiceError:
-        message = f"{self._slots_max} {self._work} run on this server at once, and one of each caller; try again{self._advice}"
+        message = f"{self._slots_max} {self._work} run on this server at once, and one for each address; try again{self._advice}"
         return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=self._retry_after_ms)
 
 

@@ -17,7 +17,7 @@ from gavel_server.log.entries import Entry, Head, Record
 
 # The default limit of `read`.
 READ_LIMIT: Final = 1000
-# Envelopes in the reply to one read, until which it goes on: it has at most one event beyond.
+# The bytes of envelopes at which one read stops. The event that reaches them is still in the reply.
 CHUNK_BYTES: Final = 1024 * 1024
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
@@ -129,7 +129,7 @@ class EventLog(Protocol):
         """Return whether the events up to this number are known to have the promised durability. Does not ask the store."""
 
     async def confirm(self, sequence_number: int) -> None:
-        """Wait until the events up to this number have the promised durability (GAVEL_ACK=replicas:N); at once if they are known to.
+        """Wait until the events up to this number have the promised durability (GAVEL_ACK=replicas:N); return at once if `is_confirmed`.
 
         Raises NotReplicatedError if too few replicas confirm them in time.
         """
@@ -137,7 +137,7 @@ class EventLog(Protocol):
     async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int = READ_LIMIT) -> list[Record]:
         """Return the events between two sequence numbers, both included, ascending, at most `limit`.
 
-        It returns fewer events where CHUNK_BYTES are reached, and at least one of those that there are.
+        It stops after the event that reaches CHUNK_BYTES, so it returns at least one event if there is any.
 
         Archived and trimmed events are absent at the start; a gap after the first event raises LogCorruptError.
         """

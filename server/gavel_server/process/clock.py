@@ -42,12 +42,12 @@ def is_timely(dated_ms: int, store_ms: int) -> bool:
 
 
 def lag_problem(now_ms: int, head_recorded_at_ms: int) -> str:
-    """Return why nothing may be written now to a log whose last event is dated so far ahead, or ""."""
+    """Return why the date of a log's last event forbids writes now, or ""."""
     behind_ms = head_recorded_at_ms - now_ms
     if behind_ms <= LAG_MS_MAX:
         return ""
     return (
-        f"this host's clock is {behind_ms} ms behind the log's last event; at most {LAG_MS_MAX} ms are allowed: synchronise it, "
+        f"this host's clock is {behind_ms} ms behind the log's last event; at most {LAG_MS_MAX} ms are allowed: synchronize it, "
         "or if the event is dated wrongly, accept its time with gavel accept-clock"
     )
 
@@ -81,7 +81,7 @@ class GuardedClock:
         self._has_agreed = self._has_agreed or abs(self._skew_ms) <= SKEW_MS_MAX
 
     def _is_believed(self, step_ms: int) -> bool:
-        """Return whether the anchor may follow the wall clock, which agrees with the store's."""
+        """Return whether the anchor may follow a wall clock that agrees with the store's clock."""
         if abs(step_ms) <= STEP_MS_MAX or not self._has_agreed:
             return True
         elapsed_ms = self._elapsed_ms()
@@ -95,4 +95,4 @@ class GuardedClock:
             return ""
         both = f"; if both were set, writes go on after {STEP_SECONDS} s" if self._step_since_ms is not None else ""
         off_ms = abs(self._skew_ms)
-        return f"this host's clock is {off_ms} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed: synchronise both{both}"
+        return f"this host's clock is {off_ms} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed: synchronize both{both}"

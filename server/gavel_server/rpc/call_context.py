@@ -69,12 +69,12 @@ class CallContext:
 
     @property
     def peer(self) -> str:
-        """The caller's address: "HOST:PORT", "[IPV6]:PORT", or "unix:"."""
+        """The caller's end of its connection: "HOST:PORT", "[IPV6]:PORT", or "unix:"."""
         return self._decoded().peer if self._peer is None else self._peer
 
     @property
-    def caller(self) -> str:
-        """The key under which limits count the calls of an address (`fairness/callers`); `peer` is that of the connection."""
+    def address(self) -> str:
+        """The address that the caller belongs to (`fairness/callers`), for limits by address; `peer` is for limits by connection."""
         return address_of(self.peer)
 
     @property

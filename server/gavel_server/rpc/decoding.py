@@ -23,7 +23,7 @@ _ITEMS: Final = "envelopes"
 _NO_CHILDREN: Final = Layout()
 # Batches up to this size are decoded and admitted at once, within about 5 ms. Larger ones let other tasks run in between.
 BATCH_BYTES_AT_ONCE: Final = 64 * 1024
-# Items of a batch that are decoded or admitted before other tasks get a turn, unless the time for that is up (`TimeSlice`).
+# Items of a batch that are decoded or admitted before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_ITEMS: Final = 64
 
 

@@ -42,7 +42,7 @@ PING_SECONDS_MIN: Final = 10
 # After so long a silence the server pings a caller, and closes the connection if no answer comes.
 KEEPALIVE_SECONDS: Final = 60
 KEEPALIVE_TIMEOUT_SECONDS: Final = 20
-# Beyond this, the native front looks for unused memory all the time. It needs BYTES_IN_FLIGHT_MAX, and some for connections and buffers.
+# Near this, the native front collects garbage all the time. It needs BYTES_IN_FLIGHT_MAX, and some for connections and buffers.
 FRONT_MEMORY_BYTES: Final = 224 * 1024 * 1024
 
 # A request that only reads or names things.

@@ -23,9 +23,9 @@ PROBE_SECONDS_MAX: Final = 2.0
 # Probes without an answer in a row after which the server is built again. A loop that is busy for long misses few probes, since it sends
 # none meanwhile.
 UNANSWERED_PROBES_MAX: Final = 5
-# Before a new server binds the address: the old one gives it up in its own thread, and removes the path of a Unix socket.
+# The pause before a new server binds the address: the old one releases it, and removes the path of a Unix socket, in a thread of its own.
 REBIND_PAUSE_SECONDS: Final = 0.1
-# An address that is still taken is tried again.
+# The pause before another try at an address that is still taken.
 RETRY_PAUSE_SECONDS: Final = 0.5
 
 REBUILDS: Final = Counter("gavel_listener_rebuilds", "How often the server's own gRPC server had to be built again.")
@@ -105,9 +105,9 @@ class Listener:
             check: Any = channel.unary_unary(_CHECK)
             while True:
                 try:
-                    # Raises what has ended grpc.aio's loop.
+                    # Raises the exception that ended grpc.aio's loop.
                     await self._server.wait_for_termination(PROBE_INTERVAL_SECONDS)
-                except Exception as error:  # noqa: BLE001  # whatever it is, nobody is served
+                except Exception as error:  # noqa: BLE001  # after any exception, nobody is served
                     return f"grpc.aio ended with {type(error).__name__}"
                 try:
                     await check(health_pb2.HealthCheckRequest().SerializeToString(), timeout=PROBE_SECONDS_MAX)

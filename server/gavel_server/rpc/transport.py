@@ -35,7 +35,7 @@ def make_server(*, behind_front: bool = False) -> grpc.aio.Server:
     of_connections = [
         ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
         ("grpc.max_connection_idle_ms", IDLE_SECONDS_MAX * 1000),
-        # Two settings of one limit: between them gRPC refuses calls at random.
+        # gRPC has a soft and a hard limit, and between them refuses calls at random: set both to one value.
         ("grpc.max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", HEADER_BYTES_MAX),
         ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),

@@ -24,7 +24,7 @@ _END_GROUP: Final = 4
 _FIXED32: Final = 5
 # The bit of a varint's byte that says that another byte follows.
 _CONTINUES: Final = 0x80
-# Of a tag's first byte: the wire type, and the bit above.
+# Parts of a tag's first byte: the wire type, and the bit above it.
 _LENGTH_DELIMITED_MASK: Final = 7 | _CONTINUES
 _TOO_LONG: Final = "a field exceeds its message"
 
@@ -142,7 +142,7 @@ class _Counter:
             fields += 1
             if fields > fields_max:
                 break
-            # Most fields have a tag and a length of one byte each; the others take the general way.
+            # The fast path: most fields have a tag and a length of one byte each.
             tag = data[place]
             if tag & _LENGTH_DELIMITED_MASK == _LENGTH_DELIMITED and place + 1 < end and data[place + 1] < _CONTINUES:
                 content = place + 2
@@ -210,4 +210,4 @@ class _Counter:
             if data[place - 1] < _CONTINUES:
                 self.place = place
                 return
-        raise ValueError("a number does not end")
+        raise ValueError("a varint does not end")

@@ -2,7 +2,7 @@
 
 Reads come from the log itself, so they include the events that other servers committed. The log has no index by subject or trace: a listing
 with such a filter scans SCAN_EVENTS_MAX events per page, and GetTrace reads the log from its first event on. Only a few of these scans run
-at once (`slots`), so that reads cannot use up the memory of Redis and server, nor keep writes waiting.
+at once (`fairness/work_slots`), so that reads can neither use up the memory of Redis and server nor delay writes.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ from gavel_server.services.reads.tool_pairs import tool_pairs
 
 # Proposals and executions have RPCs of their own; decisions are made by Gavel alone.
 PUBLISHABLE: Final = frozenset({"fact", "observation", "tool_call", "tool_result", "agent_diagnostic"})
-# What one page of a filtered listing scans.
+# The most that one page of a filtered listing scans.
 SCAN_EVENTS_MAX: Final = 10_000
 SCAN_BYTES_MAX: Final = 64 * 1024 * 1024
 # Pages without a filter that are read at once.
 PAGE_READS_MAX: Final = 4
-# Events for subscriptions that are read and not sent, in all and of one caller's address. gRPC copies each event once more to send it.
+# Events for subscriptions that are read and not sent, in all and for one address. gRPC copies each event once more to send it.
 FOLLOW_BYTES_MAX: Final = 32 * 1024 * 1024
 CALLER_FOLLOW_BYTES_MAX: Final = FOLLOW_BYTES_MAX // 2
 # A trace is cut before it outgrows the 4 MiB that gRPC clients accept by default; its pairs need room, too.
@@ -153,7 +153,7 @@ class EventServicer:
         page = page_of(request.page_size, request.page_token, query, (int, int))
         head = await _confirmed_head(sequencer)
         event_filter = Filter(frozenset(request.categories), subject=request.subject, trace_id=request.trace_id)
-        async with self._page_reads if event_filter.selects_all else self._scans.occupy(context.caller):
+        async with self._page_reads if event_filter.selects_all else self._scans.occupy(context.address):
             # The first page fixes the end of the listing, so that the listing ends although others write.
             position = page.after or (first, last or head)
             return await _list(sequencer.log, event_filter, page, max(int(position[0]), 1), min(int(position[1]), head))
@@ -175,7 +175,7 @@ class EventServicer:
         while True:
             head = await sequencer.wait_beyond(number - 1)
             await sequencer.confirm(head)
-            async with aclosing(read_chunks(sequencer.log, number, head, partial(self._follow_bytes.reserve, context.caller))) as history:
+            async with aclosing(read_chunks(sequencer.log, number, head, partial(self._follow_bytes.reserve, context.address))) as history:
                 async for records in history:
                     sent = 0
                     for event in event_filter.select(records):
@@ -195,7 +195,7 @@ class EventServicer:
             raise invalid([("trace_id", f"is not 1 to {TRACE_ID_LENGTH_MAX} printable ASCII characters")])
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         last = await _confirmed_head(sequencer)
-        async with self._scans.occupy(context.caller):
+        async with self._scans.occupy(context.address):
             return await _trace(sequencer.log, trace_id, last)
 
     async def AcceptClock(self, request: AcceptClockRequest, context: CallContext) -> AcceptClockResponse:

@@ -108,7 +108,7 @@ class ProjectionServicer:
             # Callers ask for the status above all when the log is unavailable: answer from memory, with the reason.
             unreadable = str(error)
             durability_warnings = [f"the durability of the log is unknown: {unreadable}"]
-        digest = await self._digests.read(sequencer, context.caller) if request.include_projection_digest else ""
+        digest = await self._digests.read(sequencer, context.address) if request.include_projection_digest else ""
         # The digest is that of this state: nothing is awaited in between.
         state = sequencer.replica.state if digest else await sequencer.settled()
         head = sequencer.head

@@ -39,7 +39,7 @@ class ReplayServicer:
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        async with self._replay_slots.occupy(context.caller):
+        async with self._replay_slots.occupy(context.address):
             try:
                 responses = verify(sequencer.log, engine=request.engine, from_sequence_number=first, to_sequence_number=last)
                 async with aclosing(responses) as items:

@@ -143,7 +143,7 @@ class RuleSetServicer:
         disagreements = find_disagreements(candidate, (active.rule_set for active in active_rule_sets.values()))
         if disagreements:
             raise ServiceError(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(disagreements))
-        async with self._replay_slots.occupy(context.caller):
+        async with self._replay_slots.occupy(context.address):
             try:
                 responses = impact(sequencer.log, candidate, from_sequence_number=first, to_sequence_number=last)
                 async with aclosing(responses) as items:

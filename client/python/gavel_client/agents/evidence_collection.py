@@ -159,7 +159,7 @@ def _reading_envelopes(
             **fields,
         )
     except (ValueError, TypeError) as error:
-        raise ProviderError("INVALID_READING", f"the reading cannot be written down: {type(error).__name__}") from error
+        raise ProviderError("INVALID_READING", f"the reading cannot be recorded: {type(error).__name__}") from error
     return answer, observation
 
 

@@ -63,7 +63,7 @@ Revise = Callable[[Envelope, Envelope], Awaitable[Proposal | None] | Proposal | 
 
 
 class ProposalLoop:
-    """Plays proposals until their final decision. One loop may play any number of proposals, also concurrently.
+    """Takes proposals to their final decisions. One loop may run any number of proposals, also concurrently.
 
     `providers` get the evidence that hints require; `revise` changes a proposal that the rules refused. `proposals_max` limits
     the proposals of one run, the first included, and `deadline_ms` its time. `backoff_initial_ms` and `backoff_maximum_ms` pace
@@ -98,7 +98,7 @@ class ProposalLoop:
         self._backoff_maximum_ms = backoff_maximum_ms
 
     async def run(self, proposal: Envelope) -> LoopResult:
-        """Play one proposal (see `proposal_envelope`) until its final decision.
+        """Take one proposal (see `proposal_envelope`) to its final decision.
 
         Raises GavelError if the server refuses to decide it (e.g. INVALID_ARGUMENT). Transient errors are retried until the
         deadline.
@@ -135,7 +135,7 @@ class SyncProposalLoop:
         self._loop = ProposalLoop(ThreadedClient(client), providers, **settings)  # type: ignore[arg-type]  # the five calls that a loop makes
 
     def run(self, proposal: Envelope) -> LoopResult:
-        """Play one proposal until its final decision; see ProposalLoop.run. Waits for the threads of late providers."""
+        """Take one proposal to its final decision; see ProposalLoop.run. Waits for the threads of late providers."""
         return asyncio.run(self._loop.run(proposal))
 
 

@@ -46,9 +46,9 @@ EXECUTIONS: Final = "executions"
 
 # Silence of a consumer after which other consumers claim its entries.
 MIN_IDLE_MS_DEFAULT: Final = 30_000
-# Longest wait of one read, and thus of a stop for a read.
+# Longest wait of one read, and thus the longest time that a stop waits for a read.
 BLOCK_MS: Final = 200
-# Longest wait for the wakeup event before a read without it.
+# A consumer that waits for the wakeup event reads at least this often without it.
 WAKEUP_TIMEOUT_MS: Final = 10_000
 # Longer than any command takes; detects a connection to a host that has vanished.
 COMMAND_TIMEOUT_S: Final = 3.0
@@ -140,7 +140,7 @@ class WorkQueue:
         return _entry(item)
 
     async def claim(self, cursor: str) -> tuple[str, Entry | None]:
-        """Claim the next entry from `cursor` on that has been idle for `min_idle_ms` with any consumer.
+        """Claim the next entry, at or after `cursor`, that any consumer has left idle for `min_idle_ms`.
 
         Return the next cursor (START: the scan is complete) and the entry, if any. Entries deleted in the meantime are
         acknowledged.

@@ -24,7 +24,7 @@ TARGET_DEFAULT: Final = "127.0.0.1:9090"
 BUS_INCARNATION_KEY: Final = "gavel-bus-incarnation"
 # Marks the call with which the client asks for the incarnation; an empty one is not checked.
 INCARNATION_QUESTION: Final = ((BUS_INCARNATION_KEY, ""),)
-# How long a call waits for the server to tell the incarnation. It is asked once a bus, after the first call that succeeds.
+# How long a call waits for the server to tell the incarnation. The client asks once for each bus, after the first call that succeeds.
 INCARNATION_TIMEOUT_SECONDS: Final = 2.0
 _TRANSIENT: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND}

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from gavel.v1.projection_service_pb2 import GetProjectionResponse
 
-# How often a projection is read from its first page because the bus has moved on between two pages.
+# How many times a projection is read from its first page if the bus moves between two pages.
 PROJECTION_TRIES_MAX: Final = 3
 
 
@@ -47,8 +47,8 @@ def sync_pages(call: Callable[..., _Page], **arguments: object) -> Iterator[_Pag
 async def whole_projection(call: Callable[..., Awaitable[GetProjectionResponse]], **arguments: object) -> GetProjectionResponse:
     """Return the whole projection of a subject; `call` is GavelClient.get_projection. Raises what the method raises.
 
-    All pages have one version if the bus rests for as long as they are read, in one of PROJECTION_TRIES_MAX tries. Otherwise pages of
-    the last try are combined, under the lowest of their versions: what was recorded later may be in them.
+    All pages have one version if the bus does not move while they are read, in one of PROJECTION_TRIES_MAX tries. Otherwise the pages of
+    the last try are combined under the lowest of their versions; they may contain later events.
     """
     tries = 0
     while True:

@@ -1,7 +1,7 @@
 """Answers about events that are in the log, given once the log has confirmed these events as durably as the server promises.
 
 Without GAVEL_ACK=replicas:N every event of the log is confirmed, and answers are given at once. Otherwise an answer waits, beside the
-sequencer's loop, until enough replicas have its event; all answers that wait share one question to the log. If too few replicas confirm,
+sequencer's loop, until enough replicas have its event; all waiting answers share one call of `confirm`. If too few replicas confirm,
 the caller gets LOG_UNAVAILABLE and may retry with the same event_id.
 """
 

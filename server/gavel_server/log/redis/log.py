@@ -50,7 +50,7 @@ FORMAT_VERSION: Final = 1
 TIME_MS_MAX: Final = 1 << 53
 # The largest sequence number of the contract, an int64.
 SEQUENCE_NUMBER_MAX: Final = 2**63 - 1
-# An append fails after this many refusals in a row because of other servers' fences: Redis then loses reply after reply.
+# An append fails after this many refusals in a row by other servers' fences, which means that Redis keeps losing replies.
 FENCED_MAX: Final = 5
 
 # Refusals of a Redis that starts, fails over or is busy.

@@ -30,7 +30,7 @@ class RedisLogs:
         self._connections = Connections(url, timeout_ms, accept_volatile=accept_volatile)
         self._watch = self._connections.watch
         self._known: dict[str, int] = {}
-        self._commands: list[_GrowthCommand] = []  # for `_known`
+        self._commands: list[_GrowthCommand] = []  # the commands that ask about `_known`
 
     async def grown(self, known: Mapping[str, int]) -> set[str]:
         """Return the buses whose logs hold events beyond the given sequence numbers. One command for LOOKUPS_MAX buses.

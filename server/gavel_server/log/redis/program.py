@@ -58,7 +58,7 @@ def find_redis(version_min: tuple[int, int], data_directory: Path) -> RedisProgr
 def settings(data_directory: Path, socket: Path, memory_bytes_max: int) -> list[str]:
     """Return the arguments of a Redis that stores its data durably in a directory and listens on a Unix socket only.
 
-    `memory_bytes_max` limits its data, 0: not. Redis then refuses writes and still serves reads.
+    `memory_bytes_max` limits its data (0: no limit); at the limit, Redis refuses writes and still serves reads.
     """
     values = {
         "port": "0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-# Keys or ids that one call to Redis asks for.
+# The most keys or ids in one call to Redis.
 LOOKUPS_MAX: Final = 1000
 
 Item = TypeVar("Item")

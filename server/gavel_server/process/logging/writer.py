@@ -1,7 +1,7 @@
 """Writes log lines to a file descriptor from a thread, so that nobody waits for the reader of the log.
 
-A reader that stops, such as a full pipe, stops only the thread. The lines after that wait in a buffer. Lines for which the buffer has no
-room are dropped and counted: in `gavel_log_lines_dropped`, and in a line `log.dropped` once the reader goes on.
+A reader that stops reading, for instance behind a full pipe, blocks only the thread. Later lines wait in a buffer. Lines that do not
+fit are dropped and counted: in `gavel_log_lines_dropped`, and in a line `log.dropped` once the reader goes on.
 """
 
 from __future__ import annotations

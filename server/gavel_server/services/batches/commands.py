@@ -31,7 +31,7 @@ class AdmittedCommand(NamedTuple):
 def check_batch(items: int) -> None:
     """Raise ServiceError INVALID_REQUEST if a batch is empty or too long."""
     if not 1 <= items <= BATCH_ITEMS_MAX:
-        raise invalid([("envelopes", f"are {items}, not 1 to {BATCH_ITEMS_MAX}")])
+        raise invalid([("envelopes", f"has {items} items; 1 to {BATCH_ITEMS_MAX} are allowed")])
 
 
 async def admit_all(envelopes: Sequence[Envelope], admit: Callable[[Envelope], AdmittedCommand]) -> list[AdmittedCommand | ServiceError]:

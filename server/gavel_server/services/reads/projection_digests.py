@@ -32,13 +32,13 @@ class ProjectionDigests:
         self._known: dict[str, tuple[Head, str]] = {}
         self._slots = digest_slots()
 
-    async def read(self, sequencer: Sequencer, caller: str) -> str:
-        """Return the digest of the state as it is at the return. Raises ServiceError QUEUE_FULL."""
+    async def read(self, sequencer: Sequencer, address: str) -> str:
+        """Return the digest of the settled state at the moment of return. Raises ServiceError QUEUE_FULL."""
         await sequencer.settled()
         known = self._find(sequencer)
         if known:
             return known
-        async with self._slots.occupy(caller):
+        async with self._slots.occupy(address):
             for _ in range(DIGEST_TRIES_MAX):
                 if self._find(sequencer) or await self._compute(sequencer):
                     break

@@ -46,4 +46,4 @@ async def test_large_batch_without_a_proposal(servers: Servers) -> None:
     service = await arbitration(sequencer)
     with pytest.raises(ServiceError) as refused:
         await call_arbitration(service, "BatchSubmitProposals", BatchSubmitProposalsRequest(bus="x" * 100_000))
-    assert [("envelopes", "are 0, not 1 to 500")] == [*refused.value.violations]
+    assert [("envelopes", "has 0 items; 1 to 500 are allowed")] == [*refused.value.violations]
