@@ -14,7 +14,10 @@ from gavel.v1.common_pb2 import EventReference
 from gavel.v1.decision_pb2 import Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
+from google.protobuf.message import DecodeError
 
+from gavel_rules.arbitration.contest import Hearing
+from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent, cited_event
@@ -25,6 +28,7 @@ from gavel_rules.replay.differences import field_differences
 from gavel_rules.replay.errors import DivergedError
 from gavel_rules.replay.inputs import command_of, is_consequence, unjudged_candidates
 from gavel_rules.replay.integrity import decode
+from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
 
@@ -50,9 +54,28 @@ class Recomputation:
         self._expected: deque[RecordedEvent] = deque()
         self._cited_events: dict[int, CitedEvent] = {}
         self._input: Envelope | None = None
+        self._hearing: Hearing | None = None
         self.events = 0
         self.decisions = 0
         self.derived_facts = 0
+
+    def hearing(self, envelope_bytes: bytes) -> Hearing | None:
+        """Return the hearing of a contest that closes before this event, the next to be fed; None if none does.
+
+        A caller that shares its thread may step it to the end before `feed`, which otherwise judges all candidates at once.
+        """
+        self._hearing = None
+        if self._expected or not self.state.contests:
+            return None
+        try:
+            recorded = Envelope.FromString(envelope_bytes)
+        except DecodeError:
+            return None  # `feed` reports it
+        now_ms = milliseconds(recorded.recorded_at)
+        due = self.state.next_due(now_ms)
+        if isinstance(due, OpenContest) and not unjudged_candidates(recorded):
+            self._hearing = Hearing(self.state, due, now_ms, evaluator(self.state, self.state.head + 1, self._engine))
+        return self._hearing
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> Envelope:
         """Recompute one event and return its recorded envelope.
@@ -87,7 +110,9 @@ class Recomputation:
         self.state.commit()
         number = recorded.sequence_number
         now_ms = milliseconds(recorded.recorded_at)
-        timers = handle(self.state, Tick(1, unjudged_candidates(recorded)), now_ms=now_ms, engine=self._engine)
+        judgements = self._hearing.judgements if self._hearing is not None else {}
+        self._hearing = None
+        timers = handle(self.state, Tick(1, unjudged_candidates(recorded), judgements), now_ms=now_ms, engine=self._engine)
         if timers.events:
             self._input = timers.events[0].envelope
             self._expected.extend(timers.events)

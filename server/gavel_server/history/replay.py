@@ -62,7 +62,14 @@ async def verify(
             compiled=precompiler.compile_document,
         )
         feed = recomputation.feed
-        before = partial(precompiler.before, recomputation.state)
+
+        async def before(envelope: bytes) -> None:
+            await precompiler.before(recomputation.state, envelope)
+            hearing = recomputation.hearing(envelope)
+            time_slice = TimeSlice(SLICE_EVENTS)
+            while hearing is not None and hearing.step():
+                await time_slice.spend(1)
+
         async for number in _pages(log, last, lambda record: feed(record.sequence_number, record.envelope), before):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
         recomputation.finish(at_head=last == head)

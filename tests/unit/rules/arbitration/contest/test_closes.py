@@ -18,7 +18,7 @@ from gavel_rules.errors import NetworkFaultError
 from gavel_rules.events.citation import cited_event
 from gavel_rules.language.engines.rete import Network
 from gavel_rules.preflight import preflight
-from gavel_rules.replay import DivergedError
+from gavel_rules.replay import DivergedError, Recomputation
 from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
@@ -134,6 +134,26 @@ def test_candidates_judged_ahead(failing: bool, monkeypatch: pytest.MonkeyPatch)
     assert expected == [event.SerializeToString() for event in closed.envelopes]
     assert failing or evaluations == calls
     monkeypatch.undo()
+
+
+def test_replay_judges_candidates_ahead() -> None:
+    """A replay that steps the hearing of each contest before it feeds the close proves the log; other events have no hearing."""
+    core = Core(contest_document())
+    fact = deliver(core)
+    for priority in (3, 1, 2):
+        core.enter([fact], trace_id=f"t{priority}", priority=priority)
+    core.tick(WINDOW_MS)
+    recomputation = Recomputation(BUS)
+    steps: dict[int, int] = {}
+    for number, record in enumerate(core.records, 1):
+        hearing = recomputation.hearing(record.envelope)
+        while hearing is not None and hearing.step():
+            steps[number] = steps.get(number, 0) + 1
+        recomputation.feed(number, record.envelope)
+    recomputation.finish(at_head=True)
+    assert {len(core.records) - 2: 3} == steps
+    assert core.state.digest() == recomputation.state.digest()
+    assert recomputation.hearing(b"\xff") is None
 
 
 def test_shadow_decides_the_contest() -> None:
