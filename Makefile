@@ -29,7 +29,7 @@ CHECKING := PYTHONMALLOC=debug PYTHONFAULTHANDLER=1
 GHZ_VERSION := v0.120.0
 # The native front and its sources. REQUIRED=1: fail if the front cannot be built.
 FRONT := $(BIN)/gavel-front
-FRONT_SOURCES := $(wildcard server/front/*)
+FRONT_SOURCES := $(shell find server/front -type f)
 REQUIRED ?=
 export REQUIRED
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".

@@ -11,6 +11,10 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
+
+	"gavel/front/internal/headers"
+	"gavel/front/internal/link"
+	"gavel/front/internal/refusals"
 )
 
 // Bytes of further messages that may arrive on a stream while one is read: what flow control lets through.
@@ -69,11 +73,19 @@ func begin(stream grpc.ServerStream) (*call, error) {
 	return call, call.refusal.Err()
 }
 
+// caller returns the part of a request frame that describes the caller, or an error if its headers cannot be passed on.
+func (call *call) caller(ctx context.Context) (link.Caller, error) {
+	if err := headers.Check(call.metadata, call.connection.table.limits.HeaderBytes); err != nil {
+		return link.Caller{}, err
+	}
+	return link.NewCaller(ctx, call.connection.peer, call.metadata), nil
+}
+
 // readRequest reads the one message of a call.
 func (call *call) readRequest(stream grpc.ServerStream, request *request) error {
 	err := call.read(stream, request)
 	if err == io.EOF {
-		return invalid("request", "is missing: the call ended without a message").Err()
+		return refusals.Invalid("request", "is missing: the call ended without a message").Err()
 	}
 	return err
 }
@@ -175,7 +187,7 @@ func (call *call) receive(bytes int) {
 		limit += unreadBytesMax
 	}
 	if call.isKnown && call.unread > limit {
-		call.refuse(tooLarge(call.method.RequestBytes))
+		call.refuse(refusals.TooLarge(call.method.RequestBytes))
 		return
 	}
 	call.connection.table.charge(call, bytes)
@@ -207,13 +219,13 @@ func (call *call) refuse(reason *status.Status) {
 func (call *call) tick(now int, limits *limits) {
 	isWaiting := call.isReading && (call.unread > 0 || !call.method.ClientStreaming)
 	if isWaiting && now-call.since >= limits.RequestSeconds {
-		call.refuse(exhausted(fmt.Sprintf("the request has not arrived within %d s", limits.RequestSeconds)))
+		call.refuse(refusals.Exhausted(fmt.Sprintf("the request has not arrived within %d s", limits.RequestSeconds)))
 	}
 	if call.unsent > 0 && now-call.stalled >= limits.StallSeconds {
 		if call.refusal != nil {
 			call.connection.reset(call)
 		}
-		call.refuse(exhausted(fmt.Sprintf("the answers were not read for %d s", limits.StallSeconds)))
+		call.refuse(refusals.Exhausted(fmt.Sprintf("the answers were not read for %d s", limits.StallSeconds)))
 		call.stalled = now
 	}
 }

@@ -6,6 +6,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+
+	"gavel/front/internal/link"
+	"gavel/front/internal/refusals"
 )
 
 // answer is the server's answer to one request: a frame of kind response or refusal.
@@ -25,7 +28,7 @@ type pendingCall struct {
 // calls are the requests under way on the link. Each has a number, and one frame with that number answers it. The server is told which callers
 // have gone, and drops their requests that are still queued.
 type calls struct {
-	link     *link
+	link     *link.Link
 	bytesMax int
 	mutex    sync.Mutex
 	pending  map[uint32]pendingCall
@@ -34,28 +37,28 @@ type calls struct {
 }
 
 // newCalls returns calls on a link. Set bytesMax, the limit on the bytes of waiting requests, before the first call.
-func newCalls(link *link) *calls {
+func newCalls(link *link.Link) *calls {
 	return &calls{link: link, pending: map[uint32]pendingCall{}}
 }
 
 // send sends a request frame of a call to the server and returns its number. The answer arrives on the channel answers. It returns an error if
 // bytesMax would be exceeded.
 func (calls *calls) send(kind byte, frame []byte, call *call, answers chan<- answer) (uint32, error) {
-	size := len(frame) - headerBytes
+	size := len(frame) - link.HeaderBytes
 	// Requests of callers that have gone count as well, until the server has read them.
-	unsent := calls.link.unsentBytes()
+	unsent := calls.link.UnsentBytes()
 	calls.mutex.Lock()
 	if max(calls.bytes, unsent)+size > calls.bytesMax {
 		calls.mutex.Unlock()
-		return 0, exhausted(fmt.Sprintf("%d bytes of requests wait for decisions; try again", calls.bytesMax)).Err()
+		return 0, refusals.Exhausted(fmt.Sprintf("%d bytes of requests wait for decisions; try again", calls.bytesMax)).Err()
 	}
 	calls.number++
 	number := calls.number
 	calls.pending[number] = pendingCall{call, answers, size}
 	calls.bytes += size
 	calls.mutex.Unlock()
-	putHeader(frame, kind, number)
-	calls.link.send(frame)
+	link.PutHeader(frame, kind, number)
+	calls.link.Send(frame)
 	return number, nil
 }
 
@@ -66,7 +69,7 @@ func (calls *calls) deliver(kind byte, number uint32, content []byte) {
 	if !found {
 		return
 	}
-	if kind == response && pending.call.prepare(len(content)) != nil {
+	if kind == link.Response && pending.call.prepare(len(content)) != nil {
 		content = nil
 	}
 	pending.answers <- answer{kind, number, content}
@@ -76,7 +79,7 @@ func (calls *calls) deliver(kind byte, number uint32, content []byte) {
 func (calls *calls) forget(number uint32) bool {
 	_, found := calls.take(number)
 	if found {
-		calls.link.send(newFrame(cancel, number, ""))
+		calls.link.Send(link.NewFrame(link.Cancel, number, ""))
 	}
 	return found
 }
@@ -103,7 +106,7 @@ func (calls *calls) unary(kind byte) grpc.StreamHandler {
 			return err
 		}
 		ctx := stream.Context()
-		caller, err := newCaller(ctx, call)
+		caller, err := call.caller(ctx)
 		if err != nil {
 			return err
 		}
@@ -122,8 +125,8 @@ func (calls *calls) unary(kind byte) grpc.StreamHandler {
 		select {
 		case answer := <-answers:
 			answerChannels.Put(answers)
-			if answer.kind != response {
-				return refusalError(answer.content)
+			if answer.kind != link.Response {
+				return refusals.Decode(answer.content)
 			}
 			return call.send(stream, content(answer.content))
 		case <-ctx.Done():

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"gavel/front/internal/link"
 )
 
 // tests/integration/front tests whole fronts. The tests here would take 256 MiB, or a pipe cut in pieces, there.
@@ -17,16 +19,16 @@ import (
 func pipe(t *testing.T) (*calls, net.Conn) {
 	ours, theirs := net.Pipe()
 	t.Cleanup(func() { ours.Close(); theirs.Close() })
-	link := newLink(ours)
-	go link.write()
+	link := link.New(ours)
+	go link.Write()
 	calls := newCalls(link)
 	calls.bytesMax = 1 << 20
-	go link.read(calls.deliver)
+	go link.Read(calls.deliver)
 	return calls, theirs
 }
 
 func requestOf(size int) []byte {
-	return make([]byte, headerBytes+size)
+	return make([]byte, link.HeaderBytes+size)
 }
 
 // callOf returns a call of a caller of its own.
@@ -36,7 +38,7 @@ func callOf(t *testing.T, limits limits) *call {
 
 // receive reads one frame at the server's end.
 func receive(t *testing.T, server net.Conn) []byte {
-	header := make([]byte, headerBytes)
+	header := make([]byte, link.HeaderBytes)
 	if _, err := io.ReadFull(server, header); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +86,7 @@ func TestLimitOfPendingBytes(t *testing.T) {
 	if !calls.forget(second) {
 		t.Fatal("the second call does not wait")
 	}
-	if frame := receive(t, server); frame[8] != cancel || frame[4] != byte(second) {
+	if frame := receive(t, server); frame[8] != link.Cancel || frame[4] != byte(second) {
 		t.Fatalf("the server hears %v, and not that the second call's caller has gone", frame)
 	}
 	waitUntilSent(calls)
@@ -92,7 +94,7 @@ func TestLimitOfPendingBytes(t *testing.T) {
 	receive(t, server)
 	waitUntilSent(calls)
 	mustBeFull(t, calls, 1)
-	if _, err := server.Write(newFrame(response, first, "done")); err != nil {
+	if _, err := server.Write(link.NewFrame(link.Response, first, "done")); err != nil {
 		t.Fatal(err)
 	}
 	if answer := <-answers; string(answer.content) != "done" {
@@ -106,7 +108,7 @@ func TestLimitOfPendingBytes(t *testing.T) {
 func TestForgottenRequestsCountUntilTheyAreSent(t *testing.T) {
 	calls, server := pipe(t)
 	calls.bytesMax = 1000
-	number, _ := mustSend(t, calls, 1000-headerBytes)
+	number, _ := mustSend(t, calls, 1000-link.HeaderBytes)
 	calls.forget(number)
 	mustBeFull(t, calls, 1)
 	receive(t, server)
@@ -116,7 +118,7 @@ func TestForgottenRequestsCountUntilTheyAreSent(t *testing.T) {
 }
 
 func waitUntilSent(calls *calls) {
-	for calls.link.unsentBytes() > 0 {
+	for calls.link.UnsentBytes() > 0 {
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -125,9 +127,9 @@ func waitUntilSent(calls *calls) {
 func TestFramesArriveHoweverTheBytesAreCut(t *testing.T) {
 	calls, server := pipe(t)
 	number, answers := mustSend(t, calls, 3)
-	sent := append(newFrame(response, 4711, "nobody"), newFrame(refusal, number, "")...)
+	sent := append(link.NewFrame(link.Response, 4711, "nobody"), link.NewFrame(link.Refusal, number, "")...)
 	other, others := mustSend(t, calls, 0)
-	sent = append(sent, newFrame(response, other, string(make([]byte, 70_000)))...)
+	sent = append(sent, link.NewFrame(link.Response, other, string(make([]byte, 70_000)))...)
 	for range 2 {
 		receive(t, server)
 	}
@@ -138,10 +140,10 @@ func TestFramesArriveHoweverTheBytesAreCut(t *testing.T) {
 		}
 		sent = sent[count:]
 	}
-	if answer := <-answers; answer.kind != refusal || len(answer.content) != 0 {
+	if answer := <-answers; answer.kind != link.Refusal || len(answer.content) != 0 {
 		t.Fatalf("the first call got %v", answer)
 	}
-	if answer := <-others; answer.kind != response || len(answer.content) != 70_000 {
+	if answer := <-others; answer.kind != link.Response || len(answer.content) != 70_000 {
 		t.Fatalf("the second call got a frame of kind %d, %d bytes", answer.kind, len(answer.content))
 	}
 }
@@ -161,7 +163,7 @@ func TestAnswersCountWhenTheyArrive(t *testing.T) {
 		}
 		receive(t, server)
 		answers = append(answers, waiting)
-		go server.Write(newFrame(response, number, string(make([]byte, 40_000))))
+		go server.Write(link.NewFrame(link.Response, number, string(make([]byte, 40_000))))
 		for len(waiting) == 0 {
 			time.Sleep(time.Millisecond)
 		}

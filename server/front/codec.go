@@ -6,6 +6,9 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+
+	"gavel/front/internal/link"
+	"gavel/front/internal/refusals"
 )
 
 // In front of each message of gRPC: a byte that says whether it is compressed, and its length.
@@ -13,8 +16,8 @@ const messageHeaderBytes = 1 + 4
 
 // request is a message of a caller. `caller`, `limit` and `decompressions` are set before decoding; `size` is the length that counts.
 type request struct {
-	caller         *caller // the message becomes the frame that goes over the link; nil: it is held as it is
-	limit          int     // in bytes, compressed or not
+	caller         *link.Caller // the message becomes the frame that goes over the link; nil: it is held as it is
+	limit          int          // in bytes, compressed or not
 	decompressions chan struct{}
 
 	frame     []byte
@@ -72,7 +75,7 @@ func (request *request) take(data mem.BufferSlice) {
 	}
 	request.size, request.wireBytes = size, size+messageHeaderBytes
 	if size > request.limit {
-		request.refusal = tooLarge(request.limit)
+		request.refusal = refusals.TooLarge(request.limit)
 		return
 	}
 	if compression != nil {
@@ -89,7 +92,7 @@ func (request *request) take(data mem.BufferSlice) {
 		request.message.data = data
 		return
 	}
-	frame, room := request.caller.newRequest(data.Len())
+	frame, room := request.caller.NewRequest(data.Len())
 	data.CopyTo(room)
 	request.frame = frame
 }

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+
+	"gavel/front/internal/refusals"
 )
 
 // compression is a way in which callers may compress messages. grpc-go would decompress up to the largest limit of all methods, and any number
@@ -85,7 +87,7 @@ func (compression *compression) decompress(data mem.BufferSlice, limit int, deco
 		size += count
 		switch {
 		case size > limit:
-			return nil, tooLarge(limit)
+			return nil, refusals.TooLarge(limit)
 		case err == io.EOF:
 			return plain[:size], nil
 		case err != nil:
@@ -98,5 +100,5 @@ func (compression *compression) decompress(data mem.BufferSlice, limit int, deco
 }
 
 func undecodable(err error) *status.Status {
-	return invalid("request", "cannot be decompressed: "+err.Error())
+	return refusals.Invalid("request", "cannot be decompressed: "+err.Error())
 }

@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc/metadata"
+
+	"gavel/front/internal/headers"
+	"gavel/front/internal/http2"
+	"gavel/front/internal/sockets"
 )
 
 // Size of the read-ahead buffer, which holds many small frames. The payload of a large frame bypasses it.
@@ -15,7 +19,7 @@ const readAheadBytes = 8 << 10
 
 var errTooManyResets = errors.New("too many calls of the connection were reset")
 
-// connection is a caller's connection as grpc-go reads and writes it. It scans the frames that pass (http2frames.go) to count the bytes that
+// connection is a caller's connection as grpc-go reads and writes it. It scans the frames that pass (internal/http2) to count the bytes that
 // each call has received and not read, or answered and not sent. grpc-go counts neither.
 //
 // It hands a call's headers to grpc-go alone, without the bytes that follow. grpc-go handles them, and calls tapCall, before it reads on. The
@@ -27,7 +31,7 @@ type connection struct {
 	peer   string // the caller's address, as the server hears it
 
 	// Used by the reading goroutine only.
-	inbound  frameScanner
+	inbound  http2.Scanner
 	buffer   []byte
 	start    int    // of buffer: what grpc-go has not read
 	scanned  int    // of buffer: the end of what grpc-go may read
@@ -35,7 +39,7 @@ type connection struct {
 	injected []byte // frames that grpc-go reads before the buffer
 
 	// Used by the writing goroutine only.
-	outbound frameScanner
+	outbound http2.Scanner
 
 	writingSince atomic.Int64 // the time of connections, plus one; 0: no write is under way
 	hasResets    atomic.Bool
@@ -56,17 +60,17 @@ func newConnection(table *connections, from net.Conn) *connection {
 	address := from.RemoteAddr()
 	peer := address.String()
 	if address.Network() == "unix" {
-		peer = unixPrefix
+		peer = sockets.UnixPrefix
 	}
 	connection := &connection{
-		Conn:   newDirectConn(from),
-		table:  table,
-		caller: callerOf(address),
-		peer:   peer,
-		buffer: make([]byte, readAheadBytes),
-		calls:  map[uint32]*call{},
+		Conn:    sockets.NewDirect(from),
+		table:   table,
+		caller:  callerOf(address),
+		peer:    peer,
+		buffer:  make([]byte, readAheadBytes),
+		calls:   map[uint32]*call{},
+		inbound: http2.NewScanner(),
 	}
-	connection.inbound.rest = http2PrefaceBytes
 	table.idle++
 	connection.idle = table.idle
 	return connection
@@ -104,7 +108,7 @@ func (connection *connection) Read(data []byte) (int, error) {
 			connection.start += count
 			return count, nil
 		}
-		if connection.hasResets.Load() && connection.inbound.isBetweenFrames() {
+		if connection.hasResets.Load() && connection.inbound.IsBetweenFrames() {
 			connection.inject()
 			continue
 		}
@@ -126,10 +130,10 @@ func (connection *connection) Read(data []byte) (int, error) {
 
 // fill reads ahead into the buffer and returns 0, or reads the payload of a large frame into data and returns its length.
 func (connection *connection) fill(data []byte) (int, error) {
-	if rest := connection.inbound.rest; rest >= len(connection.buffer) && len(data) > 0 {
+	if rest := connection.inbound.Rest(); rest >= len(connection.buffer) && len(data) > 0 {
 		// All but the frame's last byte: scan needs that to see the frame's end.
 		count, err := connection.Conn.Read(data[:min(len(data), rest-1)])
-		connection.inbound.rest -= count
+		connection.inbound.Skip(count)
 		return count, err
 	}
 	count, err := connection.Conn.Read(connection.buffer)
@@ -142,18 +146,18 @@ func (connection *connection) scan() error {
 	connection.table.mutex.Lock()
 	defer connection.table.unlock()
 	for connection.scanned < connection.end {
-		used, began, ended := connection.inbound.next(connection.buffer[connection.scanned:connection.end])
+		used, began, ended := connection.inbound.Next(connection.buffer[connection.scanned:connection.end])
 		connection.scanned += used
-		frame := connection.inbound.current
+		frame := connection.inbound.Current
 		if began {
 			connection.receive(frame)
 		}
 		if connection.isCalm {
 			return errTooManyResets
 		}
-		isHeaders := frame.kind == frameHeaders || frame.kind == frameContinuation
-		if ended && isHeaders && frame.flags&flagEndHeaders != 0 {
-			connection.opening = frame.stream
+		isHeaders := frame.Kind == http2.Headers || frame.Kind == http2.Continuation
+		if ended && isHeaders && frame.Flags&http2.EndHeaders != 0 {
+			connection.opening = frame.Stream
 			return nil
 		}
 	}
@@ -161,14 +165,14 @@ func (connection *connection) scan() error {
 }
 
 // receive notes a frame from the caller.
-func (connection *connection) receive(frame http2Frame) {
-	call := connection.calls[frame.stream]
-	switch frame.kind {
-	case frameData:
+func (connection *connection) receive(frame http2.Frame) {
+	call := connection.calls[frame.Stream]
+	switch frame.Kind {
+	case http2.Data:
 		if call != nil {
-			call.receive(frame.length)
+			call.receive(frame.Length)
 		}
-	case frameReset:
+	case http2.Reset:
 		connection.countReset()
 		if call != nil {
 			connection.remove(call)
@@ -181,10 +185,10 @@ func (connection *connection) Write(data []byte) (int, error) {
 	table := connection.table
 	table.mutex.Lock()
 	for rest := data; len(rest) > 0; {
-		used, began, _ := connection.outbound.next(rest)
+		used, began, _ := connection.outbound.Next(rest)
 		rest = rest[used:]
 		if began {
-			connection.send(connection.outbound.current)
+			connection.send(connection.outbound.Current)
 		}
 	}
 	connection.writingSince.Store(int64(table.now) + 1)
@@ -195,25 +199,25 @@ func (connection *connection) Write(data []byte) (int, error) {
 }
 
 // send notes a frame to the caller.
-func (connection *connection) send(frame http2Frame) {
-	call := connection.calls[frame.stream]
-	if frame.kind == frameReset {
+func (connection *connection) send(frame http2.Frame) {
+	call := connection.calls[frame.Stream]
+	if frame.Kind == http2.Reset {
 		connection.countReset()
 	}
 	if call == nil {
 		return
 	}
-	if frame.kind == frameData {
-		call.progress(frame.length)
+	if frame.Kind == http2.Data {
+		call.progress(frame.Length)
 	}
-	isLast := frame.kind == frameHeaders && frame.flags&flagEndStream != 0
-	if isLast || frame.kind == frameReset {
+	isLast := frame.Kind == http2.Headers && frame.Flags&http2.EndStream != 0
+	if isLast || frame.Kind == http2.Reset {
 		connection.remove(call)
 	}
 }
 
 // open notes the call whose headers have just come.
-func (connection *connection) open(path string, headers metadata.MD) *call {
+func (connection *connection) open(path string, all metadata.MD) *call {
 	table := connection.table
 	table.mutex.Lock()
 	defer table.unlock()
@@ -221,14 +225,14 @@ func (connection *connection) open(path string, headers metadata.MD) *call {
 	call := &call{
 		connection: connection,
 		id:         connection.opening,
-		metadata:   headers,
+		metadata:   all,
 		method:     method,
 		isKnown:    isKnown,
 		isReading:  true,
 		since:      table.now,
 	}
 	connection.calls[call.id] = call
-	table.charge(call, headersBytes(headers))
+	table.charge(call, headers.MemoryBytes(all))
 	return call
 }
 
@@ -252,7 +256,7 @@ func (connection *connection) countReset() {
 	connection.resetCount++
 	if connection.resetCount > limits.Resets && !connection.isCalm {
 		connection.isCalm = true
-		connection.leave(codeEnhanceYourCalm)
+		connection.leave(http2.EnhanceYourCalm)
 	}
 }
 
@@ -273,7 +277,7 @@ func (connection *connection) inject() {
 	connection.table.mutex.Lock()
 	defer connection.table.unlock()
 	for _, stream := range connection.resets {
-		connection.injected = append(connection.injected, newStreamError(stream)...)
+		connection.injected = append(connection.injected, http2.NewStreamError(stream)...)
 	}
 	connection.resets = nil
 	connection.hasResets.Store(false)
@@ -287,7 +291,7 @@ func (connection *connection) tick() {
 	isStalled := since > 0 && now+1-int(since) >= limits.StallSeconds
 	if isStalled || len(connection.resets) > 0 && now-connection.resetSince >= limits.StallSeconds {
 		// grpc-go cannot end the calls: it can write nothing, or waits for the rest of a frame.
-		connection.leave(codeNone)
+		connection.leave(http2.NoError)
 		return
 	}
 	for _, call := range connection.calls {
@@ -297,8 +301,8 @@ func (connection *connection) tick() {
 
 // leave sends GOAWAY and closes the connection, which ends its calls.
 func (connection *connection) leave(code uint32) {
-	if direct, ok := connection.Conn.(interface{ writeNow([]byte) }); ok {
-		direct.writeNow(newGoAway(connection.opening, code))
+	if direct, ok := connection.Conn.(interface{ WriteNow([]byte) }); ok {
+		direct.WriteNow(http2.NewGoAway(connection.opening, code))
 	}
 	connection.table.remove(connection)
 	connection.Conn.Close()

@@ -7,6 +7,10 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"gavel/front/internal/http2"
+	"gavel/front/internal/refusals"
+	"gavel/front/internal/sockets"
 )
 
 // connections are the callers' connections and what their calls hold in memory. They refuse what exceeds a limit.
@@ -35,7 +39,7 @@ func newConnections(limits limits) *connections {
 // callerOf returns whose connections are counted together: those of one address, or of all Unix sockets.
 func callerOf(address net.Addr) string {
 	if address.Network() == "unix" {
-		return unixPrefix
+		return sockets.UnixPrefix
 	}
 	host, _, err := net.SplitHostPort(address.String())
 	if err != nil {
@@ -67,7 +71,7 @@ func (connections *connections) admit(newcomer net.Conn) *connection {
 		if idle == nil {
 			return nil
 		}
-		idle.leave(codeNone)
+		idle.leave(http2.NoError)
 	}
 	connections.all[connection] = struct{}{}
 	connections.counts[connection.caller]++
@@ -112,7 +116,7 @@ func (connections *connections) charge(call *call, bytes int) {
 	// A single call may exceed the limit of its connection: the limits of its method bound it.
 	if connection.bytes > connections.limits.ConnectionBytes && connection.bytes > call.bytes {
 		message := fmt.Sprintf("%d bytes of this connection are in flight; read its answers, or try again", connections.limits.ConnectionBytes)
-		call.refuse(exhausted(message))
+		call.refuse(refusals.Exhausted(message))
 	}
 	if connections.bytes > connections.limits.BytesInFlight {
 		connections.shed()
@@ -146,7 +150,7 @@ func (connections *connections) shed() {
 		if connections.bytes <= limit-limit/8 {
 			return
 		}
-		call.refuse(exhausted(message))
+		call.refuse(refusals.Exhausted(message))
 		if call.unsent > 0 {
 			call.connection.reset(call)
 		}
@@ -189,5 +193,25 @@ func (connections *connections) tick() {
 	connections.now++
 	for connection := range connections.all {
 		connection.tick()
+	}
+}
+
+// limitedListener accepts callers for whose connections there is room, and hangs up on others.
+type limitedListener struct {
+	net.Listener
+	connections *connections
+}
+
+// Accept waits for a caller.
+func (listener limitedListener) Accept() (net.Conn, error) {
+	for {
+		newcomer, err := listener.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if connection := listener.connections.admit(newcomer); connection != nil {
+			return connection, nil
+		}
+		newcomer.Close()
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/codes"
+
+	"gavel/front/internal/http2"
 )
 
 // socket is one end of a pipe from an address.
@@ -163,7 +165,7 @@ func TestResets(t *testing.T) {
 	connection := connections.admitFrom(t, "10.0.0.1")
 	for range 3 {
 		for range limits.Resets {
-			connection.receive(http2Frame{kind: frameReset, stream: connection.openNext().id})
+			connection.receive(http2.Frame{Kind: http2.Reset, Stream: connection.openNext().id})
 		}
 		connections.now += limits.ResetSeconds
 	}
@@ -171,7 +173,7 @@ func TestResets(t *testing.T) {
 		t.Fatal("the connection is closed below the limit")
 	}
 	for range limits.Resets + 1 {
-		connection.send(http2Frame{kind: frameReset, stream: connection.openNext().id})
+		connection.send(http2.Frame{Kind: http2.Reset, Stream: connection.openNext().id})
 	}
 	if connections.holds(connection) || !connection.isCalm {
 		t.Error("the connection stays open above the limit")

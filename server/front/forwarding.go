@@ -13,6 +13,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"gavel/front/internal/headers"
+	"gavel/front/internal/sockets"
 )
 
 // Fixed and small: windows that grow with the traffic let a stream that nobody reads fill this process.
@@ -29,13 +32,13 @@ var anyShape = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
 
 // newInner returns a channel to the server's own gRPC, on its private unix socket.
 func newInner(address string, limits *limits) (*grpc.ClientConn, error) {
-	path := strings.TrimPrefix(address, unixPrefix)
+	path := strings.TrimPrefix(address, sockets.UnixPrefix)
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		connection, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err != nil {
 			return nil, err
 		}
-		return newDirectConn(connection), nil
+		return sockets.NewDirect(connection), nil
 	}
 	return grpc.NewClient(
 		"passthrough:///"+path,
@@ -63,7 +66,7 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		if err != nil {
 			return err
 		}
-		if err := call.checkMetadata(); err != nil {
+		if err := headers.Check(call.metadata, call.connection.table.limits.HeaderBytes); err != nil {
 			return err
 		}
 		request := request{}
@@ -73,8 +76,8 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 				return err
 			}
 		}
-		outgoing := ownMetadata(call.metadata)
-		outgoing.Set(peerKey, call.connection.peer)
+		outgoing := headers.Own(call.metadata)
+		outgoing.Set(headers.PeerKey, call.connection.peer)
 		timed, cancelTimed := withMargin(caller.Context())
 		defer cancelTimed()
 		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, outgoing))
@@ -96,7 +99,7 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 			server.CloseSend() // passResponses returns how the call ended
 		}
 		err = call.passResponses(server, caller)
-		caller.SetTrailer(ownMetadata(server.Trailer()))
+		caller.SetTrailer(headers.Own(server.Trailer()))
 		select {
 		case err := <-unreadable:
 			return err
@@ -138,7 +141,7 @@ func (call *call) passRequests(caller grpc.ServerStream, server grpc.ClientStrea
 func (call *call) passResponses(server grpc.ClientStream, caller grpc.ServerStream) error {
 	// Some methods send headers before the first message: they tell a caller that it is subscribed.
 	if header, err := server.Header(); err == nil && header != nil {
-		if err := caller.SendHeader(ownMetadata(header)); err != nil {
+		if err := caller.SendHeader(headers.Own(header)); err != nil {
 			return err
 		}
 	}

@@ -1,8 +1,8 @@
 // Gavel-front is Gavel's native front: a process that speaks gRPC for the server and decides nothing.
 //
-// The server starts it with one end of a socket pair. Calls of the hot path go over that link as frames (frames.go, link.go, calls.go,
+// The server starts it with one end of a socket pair. Calls of the hot path go over that link as frames (internal/link, calls.go,
 // streaming.go), together with the caller's address, metadata and deadline. All other calls are forwarded to the server's own gRPC
-// (forwarding.go). Callers cannot tell it from a server without a front (docs/decisions/0031-two-transports.md).
+// (forwarding.go). connection.go, connections.go and call.go keep what callers hold in memory within limits. Callers cannot tell it from a server without a front (docs/decisions/0031-two-transports.md).
 //
 // It ends when the link closes, which the kernel does however the server ends. It writes no log; the server logs what happens to it.
 package main
@@ -22,6 +22,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/grpclog"
+
+	"gavel/front/internal/link"
+	"gavel/front/internal/sockets"
 )
 
 // The protocol of the link: PROTOCOL of frames.py, which says what it covers. The first argument and the frame UNBOUND never change, so that a
@@ -48,20 +51,20 @@ func main() {
 		os.Exit(2)
 	}
 	orders := newOrders()
-	server := newLink(newDirectConn(end))
+	server := link.New(sockets.NewDirect(end))
 	calls := newCalls(server)
 	if os.Args[1] != linkProtocol || len(os.Args) != 5 {
-		end.Write(newFrame(unbound, 0, "gavel-front was built for another version of gavel; run make front"))
+		end.Write(link.NewFrame(link.Unbound, 0, "gavel-front was built for another version of gavel; run make front"))
 		return
 	}
-	go server.write()
+	go server.Write()
 	go func() {
-		server.read(func(kind byte, number uint32, content []byte) {
+		server.Read(func(kind byte, number uint32, content []byte) {
 			switch kind {
-			case serve, stop:
+			case link.Serve, link.Stop:
 				orders.take(kind, content)
-			case ping:
-				server.send(newFrame(pong, 0, ""))
+			case link.Ping:
+				server.Send(link.NewFrame(link.Pong, 0, ""))
 			default:
 				calls.deliver(kind, number, content)
 			}
@@ -69,12 +72,12 @@ func main() {
 		// Without the server there is nothing to finish, and the address is free at once for the next server.
 		os.Exit(0)
 	}()
-	listeners, address, err := listenOn(os.Args[3])
+	listeners, address, err := sockets.Listen(os.Args[3])
 	if err != nil {
-		end.Write(newFrame(unbound, 0, err.Error()))
+		end.Write(link.NewFrame(link.Unbound, 0, err.Error()))
 		return
 	}
-	server.send(newFrame(bound, 0, address))
+	server.Send(link.NewFrame(link.Bound, 0, address))
 	limits, err := decodeLimits(<-orders.serve)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gavel-front: the server's limits cannot be read: %v\n", err)
@@ -149,7 +152,7 @@ func newOrders() *orders {
 
 // take takes an order, of kind serve or stop.
 func (orders *orders) take(kind byte, content []byte) {
-	if kind == serve {
+	if kind == link.Serve {
 		orders.serveOnce.Do(func() { orders.serve <- content })
 	} else {
 		orders.stopOnce.Do(func() { close(orders.stop) })

@@ -6,6 +6,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+
+	"gavel/front/internal/link"
+	"gavel/front/internal/sockets"
 )
 
 var errAccept = errors.New("no more callers")
@@ -19,7 +22,7 @@ func (deaf) Accept() (net.Conn, error) { return nil, errAccept }
 
 // run returns the error of a listener that can accept no more callers.
 func TestRunReturnsTheErrorOfAListener(t *testing.T) {
-	listeners, _, err := listenOn("127.0.0.1:0")
+	listeners, _, err := sockets.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,12 +34,12 @@ func TestRunReturnsTheErrorOfAListener(t *testing.T) {
 
 // run returns no error once it is told to stop.
 func TestRunEndsWhenToldToStop(t *testing.T) {
-	listeners, _, err := listenOn("127.0.0.1:0")
+	listeners, _, err := sockets.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	orders := newOrders()
-	orders.take(stop, nil)
+	orders.take(link.Stop, nil)
 	if err := run(grpc.NewServer(), newConnections(limitsOfTests()), listeners, orders.stop); err != nil {
 		t.Errorf("run returned %v", err)
 	}

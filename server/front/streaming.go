@@ -7,6 +7,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"gavel/front/internal/link"
+	"gavel/front/internal/refusals"
 )
 
 // How many requests of one stream may be read and unanswered. Flow control holds back further requests.
@@ -18,7 +21,7 @@ type stream struct {
 	grpc.ServerStream
 	calls   *calls
 	call    *call
-	caller  caller
+	caller  link.Caller
 	kind    byte
 	answers chan answer
 	room    chan struct{} // holds one for each request whose answer has not been sent
@@ -35,7 +38,7 @@ func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHa
 		if err != nil {
 			return err
 		}
-		caller, err := newCaller(serverStream.Context(), call)
+		caller, err := call.caller(serverStream.Context())
 		if err != nil {
 			return err
 		}
@@ -65,12 +68,12 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 		select {
 		case answer := <-stream.answers:
 			stream.settle(answer.number)
-			if answer.kind == response {
+			if answer.kind == link.Response {
 				if err := stream.call.send(stream.ServerStream, content(answer.content)); err != nil {
 					return err
 				}
 			} else if refused == nil {
-				refused = refusalError(answer.content)
+				refused = refusals.Decode(answer.content)
 				stream.close()
 				reading = false
 			}
@@ -78,7 +81,7 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 		case ending = <-read:
 			reading, read, stopping = false, nil, nil
 		case <-stopping:
-			ending = retriable(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; continue on another one").Err()
+			ending = refusals.Retriable(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; continue on another one").Err()
 			stream.close()
 			reading, read, stopping = false, nil, nil
 		case <-ctx.Done():

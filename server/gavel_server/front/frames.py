@@ -1,4 +1,4 @@
-"""The byte layout of the link between server and native front; server/front/frames.go is its copy in Go.
+"""The byte layout of the link between server and native front; server/front/internal/link/frames.go is its copy in Go.
 
 All integers are little-endian and unsigned.
 

@@ -1,4 +1,5 @@
-package main
+// Package refusals has the errors with which the front refuses calls.
+package refusals
 
 import (
 	"fmt"
@@ -18,8 +19,8 @@ const retryAfter = 200 * time.Millisecond
 
 const errorDomain = "gavel"
 
-// refusalError returns the error in a frame of kind refusal: a google.rpc.Status with all its details.
-func refusalError(content []byte) error {
+// Decode returns the error in a frame of kind refusal: a google.rpc.Status with all its details.
+func Decode(content []byte) error {
 	var refusal statuspb.Status
 	if err := proto.Unmarshal(content, &refusal); err != nil {
 		return status.Errorf(codes.Internal, "the server's error status cannot be decoded: %v", err)
@@ -27,23 +28,23 @@ func refusalError(content []byte) error {
 	return status.ErrorProto(&refusal)
 }
 
-// exhausted returns the refusal of a call that exceeds a limit. The caller may try again.
-func exhausted(message string) *status.Status {
-	return retriable(codes.ResourceExhausted, "QUEUE_FULL", message)
+// Exhausted returns the refusal of a call that exceeds a limit. The caller may try again.
+func Exhausted(message string) *status.Status {
+	return Retriable(codes.ResourceExhausted, "QUEUE_FULL", message)
 }
 
-// retriable returns an error of the front's own, with the details that gavel_server/errors.py gives to such an error.
-func retriable(code codes.Code, reason string, message string) *status.Status {
+// Retriable returns an error of the front's own, with the details that gavel_server/errors.py gives to such an error.
+func Retriable(code codes.Code, reason string, message string) *status.Status {
 	return withDetails(status.New(code, message), reason, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryAfter)})
 }
 
-// tooLarge returns the refusal of a request that exceeds its method's limit.
-func tooLarge(limit int) *status.Status {
-	return invalid("request", fmt.Sprintf("is larger than %d bytes", limit))
+// TooLarge returns the refusal of a request that exceeds its method's limit.
+func TooLarge(limit int) *status.Status {
+	return Invalid("request", fmt.Sprintf("is larger than %d bytes", limit))
 }
 
-// invalid returns the refusal of malformed input, as gavel_server/errors.py does.
-func invalid(field string, description string) *status.Status {
+// Invalid returns the refusal of malformed input, as gavel_server/errors.py does.
+func Invalid(field string, description string) *status.Status {
 	return withDetails(status.New(codes.InvalidArgument, field+" "+description), "INVALID_REQUEST", &errdetails.BadRequest{
 		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: description}},
 	})

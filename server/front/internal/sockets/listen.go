@@ -1,4 +1,5 @@
-package main
+// Package sockets listens on addresses, and reads and writes connections without Go's scheduler where that is faster.
+package sockets
 
 import (
 	"context"
@@ -12,17 +13,18 @@ import (
 	"time"
 )
 
-const unixPrefix = "unix:"
+// UnixPrefix begins the address of a Unix socket.
+const UnixPrefix = "unix:"
 
 // How long a listener on a unix socket may take to accept a connection.
 const probeTime = time.Second
 
-// listenOn binds an address as gavel_server/rpc/transport.py does: HOST:PORT, [IPV6]:PORT or unix:PATH. It returns the address with the
+// Listen binds an address as gavel_server/rpc/transport.py does: HOST:PORT, [IPV6]:PORT or unix:PATH. It returns the address with the
 // port that was taken.
-func listenOn(address string) ([]net.Listener, string, error) {
+func Listen(address string) ([]net.Listener, string, error) {
 	var listeners []net.Listener
 	var err error
-	if path, isUnix := strings.CutPrefix(address, unixPrefix); isUnix {
+	if path, isUnix := strings.CutPrefix(address, UnixPrefix); isUnix {
 		listeners, err = listenOnUnix(strings.TrimPrefix(path, "//"))
 	} else {
 		listeners, address, err = listenOnTCP(address)
@@ -77,24 +79,4 @@ func listenOnUnix(path string) ([]net.Listener, error) {
 		return nil, err
 	}
 	return []net.Listener{listener}, nil
-}
-
-// limitedListener accepts callers for whose connections there is room, and hangs up on others.
-type limitedListener struct {
-	net.Listener
-	connections *connections
-}
-
-// Accept waits for a caller.
-func (listener limitedListener) Accept() (net.Conn, error) {
-	for {
-		newcomer, err := listener.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		if connection := listener.connections.admit(newcomer); connection != nil {
-			return connection, nil
-		}
-		newcomer.Close()
-	}
 }

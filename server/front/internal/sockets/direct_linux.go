@@ -1,4 +1,4 @@
-package main
+package sockets
 
 import (
 	"io"
@@ -27,8 +27,8 @@ type transfer struct {
 	do     func(descriptor uintptr) bool
 }
 
-// newDirectConn returns the connection as a direct one. One goroutine at a time may read it, and one write it.
-func newDirectConn(connection net.Conn) net.Conn {
+// NewDirect returns the connection as a direct one. One goroutine at a time may read it, and one write it.
+func NewDirect(connection net.Conn) net.Conn {
 	direct := &directConn{Conn: connection}
 	system, ok := connection.(syscall.Conn)
 	if !ok {
@@ -86,8 +86,8 @@ func (direct *directConn) Read(data []byte) (int, error) {
 	return count, err
 }
 
-// writeNow writes some bytes if the socket takes them at once, also while a write is under way: only for the last bytes of a connection.
-func (direct *directConn) writeNow(data []byte) {
+// WriteNow writes some bytes if the socket takes them at once, also while a write is under way: only for the last bytes of a connection.
+func (direct *directConn) WriteNow(data []byte) {
 	direct.raw.Control(func(descriptor uintptr) { syscall.Write(int(descriptor), data) })
 }
 

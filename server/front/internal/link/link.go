@@ -1,4 +1,5 @@
-package main
+// Package link is the front's side of the link to the server: a socket pair with frames both ways.
+package link
 
 import (
 	"bufio"
@@ -14,8 +15,8 @@ const writeBytes = 1 << 16
 // Size of the read buffer, which holds many small frames.
 const readBytes = 1 << 18
 
-// link is the front's end of the socket pair. Frames that are sent while a write is under way go out together with the next write.
-type link struct {
+// Link is the front's end of the socket pair. Frames that are sent while a write is under way go out together with the next write.
+type Link struct {
 	end    net.Conn
 	wake   chan struct{}
 	mutex  sync.Mutex
@@ -23,12 +24,13 @@ type link struct {
 	unsent int      // bytes of frames that the kernel has not taken yet
 }
 
-func newLink(end net.Conn) *link {
-	return &link{end: end, wake: make(chan struct{}, 1)}
+// New returns the front's end of a link.
+func New(end net.Conn) *Link {
+	return &Link{end: end, wake: make(chan struct{}, 1)}
 }
 
-// send queues a frame, which the link owns from then on. It never waits.
-func (link *link) send(frame []byte) {
+// Send queues a frame, which the link owns from then on. It never waits.
+func (link *Link) Send(frame []byte) {
 	link.mutex.Lock()
 	link.queue = append(link.queue, frame)
 	link.unsent += len(frame)
@@ -42,15 +44,15 @@ func (link *link) send(frame []byte) {
 	}
 }
 
-// unsentBytes returns how many bytes the server has yet to read.
-func (link *link) unsentBytes() int {
+// UnsentBytes returns how many bytes the server has yet to read.
+func (link *Link) UnsentBytes() int {
 	link.mutex.Lock()
 	defer link.mutex.Unlock()
 	return link.unsent
 }
 
-// write sends queued frames, in order, until the other end has gone; read notices that too, and ends the process.
-func (link *link) write() {
+// Write sends queued frames, in order, until the other end has gone; read notices that too, and ends the process.
+func (link *Link) Write() {
 	var spare [][]byte
 	gathered := make([]byte, 0, writeBytes)
 	for range link.wake {
@@ -81,7 +83,7 @@ func (link *link) write() {
 }
 
 // writeOut writes some bytes, and reports whether the other end is still there.
-func (link *link) writeOut(data []byte) bool {
+func (link *Link) writeOut(data []byte) bool {
 	if len(data) == 0 {
 		return true
 	}
@@ -92,10 +94,10 @@ func (link *link) writeOut(data []byte) bool {
 	return err == nil
 }
 
-// read calls handle with every frame, in order, until the other end closes the socket. handle must not wait, and owns the content.
-func (link *link) read(handle func(kind byte, number uint32, content []byte)) {
+// Read calls handle with every frame, in order, until the other end closes the socket. handle must not wait, and owns the content.
+func (link *Link) Read(handle func(kind byte, number uint32, content []byte)) {
 	reader := bufio.NewReaderSize(link.end, readBytes)
-	var header [headerBytes]byte
+	var header [HeaderBytes]byte
 	for {
 		if _, err := io.ReadFull(reader, header[:]); err != nil {
 			return

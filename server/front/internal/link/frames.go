@@ -1,0 +1,90 @@
+package link
+
+import (
+	"context"
+	"encoding/binary"
+	"math"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+
+	"gavel/front/internal/headers"
+)
+
+// The byte layout of the link; server/gavel_server/front/frames.py describes it and is its copy in Python.
+const (
+	HeaderBytes        = 4 + 4 + 1 // content length, number, kind
+	requestHeaderBytes = 2 + 4     // caller length, remaining ms
+	noDeadline         = math.MaxUint32
+)
+
+// Kinds of the server's frames.
+const (
+	Response byte = 0
+	Refusal  byte = 1 // frames.py: STATUS
+	Serve    byte = 2
+	Stop     byte = 3
+	Ping     byte = 4
+)
+
+// Kinds of the front's frames besides the methods.
+const (
+	Cancel  byte = 252
+	Pong    byte = 253
+	Bound   byte = 254
+	Unbound byte = 255
+)
+
+// NewFrame returns a whole frame that is no request.
+func NewFrame(kind byte, number uint32, content string) []byte {
+	frame := append(make([]byte, HeaderBytes, HeaderBytes+len(content)), content...)
+	PutHeader(frame, kind, number)
+	return frame
+}
+
+// PutHeader fills in the header of a frame whose content is in place.
+func PutHeader(frame []byte, kind byte, number uint32) {
+	binary.LittleEndian.PutUint32(frame[0:], uint32(len(frame)-HeaderBytes))
+	binary.LittleEndian.PutUint32(frame[4:], number)
+	frame[8] = kind
+}
+
+// Caller is the part of a request frame that describes the caller.
+type Caller struct {
+	encoded  []byte    // peer and metadata, as a frame holds them
+	deadline time.Time // zero: the call has none
+}
+
+// NewCaller returns the caller of a call: its address, and its metadata, which headers.Check has allowed.
+func NewCaller(ctx context.Context, peer string, all metadata.MD) Caller {
+	encoded := append(append(make([]byte, 0, 128), byte(len(peer))), peer...)
+	for key, values := range all {
+		if !headers.IsOwn(key) {
+			continue
+		}
+		for _, value := range values {
+			encoded = binary.LittleEndian.AppendUint16(encoded, uint16(len(key)))
+			encoded = binary.LittleEndian.AppendUint16(encoded, uint16(len(value)))
+			encoded = append(append(encoded, key...), value...)
+		}
+	}
+	deadline, _ := ctx.Deadline()
+	return Caller{encoded, deadline}
+}
+
+// NewRequest returns a request frame with room for a message of some bytes, and the part of the frame that is that room.
+func (caller *Caller) NewRequest(messageBytes int) (frame []byte, message []byte) {
+	start := HeaderBytes + requestHeaderBytes + len(caller.encoded)
+	frame = make([]byte, start+messageBytes)
+	binary.LittleEndian.PutUint16(frame[HeaderBytes:], uint16(len(caller.encoded)))
+	binary.LittleEndian.PutUint32(frame[HeaderBytes+2:], caller.remainingMs())
+	copy(frame[HeaderBytes+requestHeaderBytes:], caller.encoded)
+	return frame, frame[start:]
+}
+
+func (caller *Caller) remainingMs() uint32 {
+	if caller.deadline.IsZero() {
+		return noDeadline
+	}
+	return uint32(min(max(time.Until(caller.deadline).Milliseconds(), 0), noDeadline-1))
+}
