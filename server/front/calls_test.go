@@ -123,7 +123,7 @@ func waitUntilSent(calls *calls) {
 	}
 }
 
-// The same frames arrive however the stream of bytes is cut; answers to no call are dropped.
+// The same frames arrive however the stream of bytes is split; answers that match no call are dropped.
 func TestFramesArriveHoweverTheBytesAreCut(t *testing.T) {
 	calls, server := pipe(t)
 	number, answers := mustSend(t, calls, 3)

@@ -38,7 +38,7 @@ func pack(t *testing.T, name string, size int) []byte {
 	return packed.Bytes()
 }
 
-// A compressed message of the limit is taken; one more byte, compressed or not, and bytes that are not compressed so, are INVALID_ARGUMENT.
+// A compressed message of the limit is accepted. One byte more, compressed or not, or bytes in another compression are INVALID_ARGUMENT.
 func TestLimitOfCompressedMessages(t *testing.T) {
 	const limit = 100_000
 	for _, name := range []string{"gzip", "deflate"} {

@@ -13,7 +13,7 @@ import (
 
 var errAccept = errors.New("no more callers")
 
-// deaf is a listener that no caller can reach any more.
+// deaf is a listener that accepts no callers: Accept returns errAccept.
 type deaf struct {
 	net.Listener
 }

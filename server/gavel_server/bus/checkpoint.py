@@ -71,7 +71,7 @@ class Checkpoint:
             if self._descriptor is None and self._heads:
                 self._replace()
             if self._descriptor is not None and not self._is_synced:
-                # A note during the sync is for the next one.
+                # Heads that are noted during the sync wait for the next one.
                 self._is_synced = True
                 try:
                     await asyncio.to_thread(os.fdatasync, self._descriptor)

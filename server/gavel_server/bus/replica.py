@@ -37,7 +37,7 @@ from gavel_server.process.time_slice import TimeSlice
 
 # How often the progress of reading a long log is logged.
 PROGRESS_INTERVAL_SECONDS: Final = 5.0
-# Events of one read of the log at most, and events that are applied before other tasks run.
+# The most events in one read of the log, and the most that are applied before other tasks run.
 READ_EVENTS_MAX: Final = 512
 SLICE_EVENTS: Final = 64
 

@@ -7,7 +7,7 @@ from typing import Final
 
 # Blocks of this size and more are mapped one by one. They go back to the system as soon as they are free.
 MAPPED_BYTES_MIN: Final = 256 * 1024
-# The free end of the heap that is not given back. A smaller one would grow and shrink with every batch.
+# The size of the free end of the heap that is kept. A smaller one would grow and shrink with every batch.
 HEAP_END_BYTES_MAX: Final = 8 * 1024 * 1024
 
 # malloc.h of the GNU C library.
@@ -16,7 +16,7 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 def return_large_blocks() -> None:
-    """Let large messages leave no memory behind. Call once, at start-up. Other C libraries than GNU's are left as they are.
+    """Make the allocator return the memory of large messages to the system. Call once, at start-up. Only GNU's C library is affected.
 
     By default, GNU's allocator takes blocks of up to 32 MiB from the heap once blocks of their size were freed. A small block behind them
     then keeps all of them: after events of 1 MiB for 400 subscribers, a server kept 1.7 GB.

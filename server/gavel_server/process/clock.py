@@ -2,8 +2,8 @@
 
 Freshness, expiry and leases depend on `now`, so a wrong clock does harm. `now` is the wall clock at an anchor plus the time elapsed
 since, which no setting of the wall clock changes. The anchor follows the wall clock only if the log store's clock agrees with it. A step
-beyond STEP_MS_MAX, which host and store may share if they run on one machine, is followed after STEP_SECONDS of agreement; writes are
-refused until then (docs/decisions/0034-time-by-an-anchor.md).
+of more than STEP_MS_MAX may be an error that host and store share, as on one machine: the anchor follows it only after STEP_SECONDS of
+agreement, and writes are refused until then (docs/decisions/0034-time-by-an-anchor.md).
 
 A server also refuses writes while `now` differs from the store's time by more than SKEW_MS_MAX, or lags behind the last time in the log
 by more than LAG_MS_MAX. The log itself refuses an append whose date does not agree with the store's time (`is_timely`).
@@ -68,7 +68,7 @@ class GuardedClock:
         return self._anchor_ms + self._elapsed_ms()
 
     def observe(self, store_ms: int, sent_ms: int, received_ms: int) -> None:
-        """Compare with the store's time, which was read between two readings of this clock, the second of them just now."""
+        """Compare with the store's time, which was read between two readings of this clock. The second reading was made just now."""
         step_ms = self._wall_ms() - self.now_ms()
         if max(abs(store_ms - sent_ms - step_ms), abs(store_ms - received_ms - step_ms)) > SKEW_MS_MAX:
             self._step_since_ms = None

@@ -89,7 +89,7 @@ class Arbitration:
         self._submit(request.bus, request.envelope, done, respond, len(data), context)
 
     def _batch_submit_proposals(self, data: bytes, context: CallContext, respond: Respond) -> None:
-        """Answer a BatchSubmitProposalsRequest; every item succeeds or fails by itself."""
+        """Answer a BatchSubmitProposalsRequest; every item succeeds or fails independently."""
         if len(data) > BATCH_BYTES_AT_ONCE:
             self._tasks.start(self._submit_large_batch(data, context, respond))
             return

@@ -105,7 +105,7 @@ class EventServicer:
         return PublishEventResponse(envelope=committed_envelope(completed))
 
     async def BatchPublishEvents(self, request: BatchPublishEventsRequest, context: CallContext) -> Encoded[BatchPublishEventsResponse]:
-        """Append events in order; each succeeds or fails by itself."""
+        """Append events in order; each succeeds or fails independently."""
         check_batch(len(request.envelopes))
         self._buses.check_name(request.bus)
         admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT))

@@ -45,11 +45,12 @@ _BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchP
 # The fields of the answer to a batch that hold a result, and its decision.
 _RESULT: Final = Field(BatchPreflightResponse, "results")
 _DECISION: Final = Field(PreflightResult, "decision")
-# Proposals that are admitted or decided before other tasks get a turn, unless the time for that is up (`TimeSlice`).
+# Proposals that are admitted or decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_PROPOSALS: Final = 16
 
 
-# Due timers, and candidates of due contests, that one preflight fires at most. Beyond, it waits until the sequencer has recorded them.
+# The most due timers, and candidates of due contests, that one preflight fires. If more are due, it waits for the sequencer to record
+# them.
 DUE_TIMERS_MAX: Final = 16
 DUE_SECONDS_MAX: Final = 1.0
 DUE_PAUSE_SECONDS: Final = 0.01
@@ -165,7 +166,7 @@ async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes:
 
 
 def _check_trace(sequencer: Sequencer, proposal: ProposalView, cause_trace_id: str) -> ProposalView:
-    """Return a proposal that may be in its trace. Raises ServiceError PRODUCER_NOT_ALLOWED."""
+    """Return the proposal if it may be in its trace. Raises ServiceError PRODUCER_NOT_ALLOWED."""
     owner = sequencer.replica.trace_owners.owner(proposal.trace_id, sequencer.now_ms())
     if owner and owner != producer_name(proposal.producer_type, proposal.producer_id) and cause_trace_id != proposal.trace_id:
         raise foreign_trace(proposal.trace_id)

@@ -1,7 +1,7 @@
 """ReplayService: recomputes the decisions of a log while the server goes on with its work (constitution §8).
 
-A replay occupies a processor as long as it runs, and lets other tasks run between pages. Therefore only few run at once, simulations
-of rule sets included (`slots`).
+A replay occupies a processor as long as it runs, and lets other tasks run between pages. Therefore only a few run at once, simulations
+of rule sets included (`fairness/work_slots`).
 """
 
 from __future__ import annotations

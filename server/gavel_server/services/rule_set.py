@@ -60,7 +60,7 @@ class RuleSetServicer:
         self._replay_slots = replay_slots
 
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
-        """Compile a document and report every mistake. The bus need not exist yet: a document is validated by itself."""
+        """Compile a document and report every mistake. The bus need not exist yet: a document is validated on its own."""
         self._buses.check_name(request.bus)
         return await self._compiler.check(request.document, context.peer, analysed=True)
 
@@ -168,7 +168,7 @@ async def _execute(sequencer: Sequencer, command: Command, caller: str) -> RuleS
 def _check_cost(state: State, deployed: DeployedRuleSet, *, shadow: bool) -> None:
     """Raise ServiceError WRONG_STATE if one decision would take too long with all rule sets that govern, or shadow, one of the actions.
 
-    A log may hold costlier ones, which were activated before this limit: the check is no part of the core, so that they replay.
+    A log may hold costlier ones, which were activated before this limit: the check is not part of the core, so that such logs still replay.
     """
     policy_id = deployed.rule_set.policy_id
     others = (state.shadows if shadow else state.active_rule_sets).values()

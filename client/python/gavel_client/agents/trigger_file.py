@@ -1,4 +1,4 @@
-"""Triggers in a YAML or JSON file, so that operators can change them without a change of the agent.
+"""Triggers in a YAML or JSON file, so that operators can change them without changing the agent.
 
     triggers:
       - name: new-orders

@@ -91,7 +91,7 @@ class Consumer:
         self._in_progress: dict[str, asyncio.Task[None]] = {}
         self._submitted: set[asyncio.Task[None]] = set()
         self._drained = False
-        # A queue that has never been used may have a wrong setting, which the caller of `run` has to mend.
+        # A queue that has never been used may have a wrong setting, which the caller of `run` has to correct.
         self._supervisor = Supervisor(backoff=backoff, fatal=(WorkQueueError,))
 
     @property

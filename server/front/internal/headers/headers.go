@@ -1,4 +1,4 @@
-// Package headers has what the front does with the headers of calls, which grpc-go calls metadata.
+// Package headers filters, checks and measures the headers of calls, which grpc-go calls metadata.
 package headers
 
 import (
@@ -60,7 +60,7 @@ func size(all metadata.MD) int {
 	return bytes
 }
 
-// MemoryBytes returns how much memory a call's headers take, about.
+// MemoryBytes returns roughly how much memory a call's headers take.
 func MemoryBytes(all metadata.MD) int {
 	bytes := 0
 	for key, values := range all {

@@ -1,4 +1,4 @@
-// Package http2 has the parts of HTTP/2 (RFC 9113) that the front looks at itself.
+// Package http2 has the parts of HTTP/2 (RFC 9113) that the front handles itself.
 package http2
 
 import "encoding/binary"
@@ -67,7 +67,7 @@ func (scanner *Scanner) Next(data []byte) (used int, began bool, ended bool) {
 	return used, true, scanner.rest == 0
 }
 
-// Rest returns how many bytes of the current frame's payload are to come.
+// Rest returns how many bytes of the current frame's payload have yet to arrive.
 func (scanner *Scanner) Rest() int {
 	return scanner.rest
 }

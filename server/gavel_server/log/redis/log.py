@@ -46,7 +46,7 @@ from gavel_server.log.redis.script import Script
 from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
 
 FORMAT_VERSION: Final = 1
-# Later than any time, for the script.
+# Later than any time of Redis: when the script may at the latest write a batch whose date is not checked.
 TIME_MS_MAX: Final = 1 << 53
 # The largest sequence number of the contract, an int64.
 SEQUENCE_NUMBER_MAX: Final = 2**63 - 1
@@ -112,7 +112,7 @@ class RedisLog:
     ) -> RedisLog:
         """Connect to the Redis at `url` (redis://, rediss:// or unix://) and check that it can hold the log of `bus`.
 
-        `close` closes the connections. If the log has lost events, the error names the first one, for which the log is read up to there.
+        `close` closes the connections. If the log has lost events, it is read up to the first lost one, which the error names.
         Raises ValueError for an invalid URL or bus name, LogUnavailableError, LogCorruptError.
         """
         connections = Connections(url, timeout_ms)

@@ -1,8 +1,8 @@
-"""Limits repeated log lines: callers can cause thousands a second, and a log must not grow faster than what they send.
+"""Limits repeated log lines: callers can cause thousands a second, and a log must not grow faster than their calls arrive.
 
 Two lines are of one kind if their event and the fields in `_KIND_FIELDS` are equal. The first line of a kind is written at once; then,
-each second, the latest one with a `count`. Of one event, such as `call.refused`, at most EVENT_LINES_MAX are written a second, of whatever
-kinds; a line `log.limited` counts the others.
+each second, the latest one with a `count`. Of one event, such as `call.refused`, at most EVENT_LINES_MAX are written a second, all kinds
+together; a line `log.limited` counts the others.
 """
 
 from __future__ import annotations

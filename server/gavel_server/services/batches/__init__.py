@@ -1,1 +1,1 @@
-"""Calls with several items: each item is admitted and answered by itself."""
+"""Calls with several items: each item is admitted and answered separately."""

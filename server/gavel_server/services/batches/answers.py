@@ -1,4 +1,4 @@
-"""The answers to a batch of proposals: each comes by itself, and the caller gets them together."""
+"""The answers to a batch of proposals: each arrives separately, and the caller gets them together."""
 
 from __future__ import annotations
 

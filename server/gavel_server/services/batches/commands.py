@@ -52,7 +52,7 @@ async def execute_all(
 ) -> list[CommittedAnswer | ServiceError]:
     """Execute the commands, in order, and return the answers in that order. An error is its own answer.
 
-    The bus is opened only if there is a command. `caller` is whose share of the queue they use.
+    The bus is opened only if there is a command. They use `caller`'s share of the queue.
     """
     refused = {index: item for index, item in enumerate(admitted) if isinstance(item, ServiceError)}
     results: dict[int, CommittedAnswer | ServiceError] = {**refused}

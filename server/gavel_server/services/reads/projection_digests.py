@@ -1,7 +1,7 @@
 """Digests of projections (`projection_digest`): computed in slices, one at a time, and remembered until the bus moves.
 
-A digest describes the state at one head. Events that are committed while it is computed start it again. A bus that never rests for as
-long as its digest takes gets none, since writes do not wait for a read.
+A digest describes the state at one head. Events that are committed while it is computed start it again. A bus that is never
+idle for long enough gets no digest, since writes do not wait for a read.
 """
 
 from __future__ import annotations
