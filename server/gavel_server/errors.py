@@ -6,6 +6,7 @@ refusal by policy is a Decision, not an error.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import traceback
 from collections.abc import Mapping, Sequence
@@ -160,5 +161,22 @@ class Bug:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:
     """End a call with an error."""
-    await context.abort_with_status(rpc_status.to_status(error.status()))
+    await abort_with(context, error.status())
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
+    """End a call with a status."""
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.AbortError as aborted:
+        asyncio.get_running_loop().call_soon(_forget_frames, aborted)
+        raise
     raise AssertionError("abort_with_status returned")
+
+
+def _forget_frames(aborted: BaseException) -> None:
+    """Drop what an exception that has ended a call refers to.
+
+    gRPC keeps the exception in the call. Its frames keep the call, so that both stay until a rare collection of garbage.
+    """
+    aborted.__traceback__ = aborted.__context__ = None

@@ -22,9 +22,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc.status_pb2 import Status
-from grpc_status import rpc_status
 
-from gavel_server.errors import ServiceError, abort, invalid
+from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded import Encoded
@@ -115,7 +114,7 @@ class Interceptor:
             async with _errors(name, context), aclosing(stream_answers(requests, answer, self._closing)) as answers:
                 async for item in answers:
                     if isinstance(item, Status):
-                        await context.abort_with_status(rpc_status.to_status(item))
+                        await abort_with(context, item)
                     await _write(context, item)
 
         return grpc.stream_stream_rpc_method_handler(behaviour)
