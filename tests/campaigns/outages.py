@@ -140,7 +140,7 @@ class Campaign:
                 async with self.server.client() as client:
                     await open_bus(client)
                     facts = await publish_status(client, [f"parcel/{number}" for number in range(PARCELS)])
-                with run_executor("sends", self.server, self._redis.url, BUS, "courier-1", self._directory / "courier.log") as courier:
+                with run_executor("succeeds", self.server, self._redis.url, BUS, "courier-1", self._directory / "courier.log") as courier:
                     load = Load(self._randomness, facts)
                     for number in range(outages):
                         await self._outage(OUTAGES[number % len(OUTAGES)], load)

@@ -89,7 +89,7 @@ async def test_executor_carries_out_a_compensation(
     """A PARTIAL report is compensated in the same commit; an executor carries that out; with the facts of both the key is free."""
     first, second = new_bus_clients
     await open_bus(first, SAGA)
-    with run_executor("recalls", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
+    with run_executor("compensates", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
         approval = await approve(first, SUBJECT)
         await wait_for_events(second, lambda event: event.fact.key == "parcel.back_from")
         await wait_until_idle(second)
@@ -124,8 +124,8 @@ async def test_a_compensation_whose_entry_is_lost(
         assert 2 == await store.xlen(queue)
         assert 1 == await store.delete(queue)
     with (
-        run_executor("recalls", pair[0], redis_url, bus, "courier", tmp_path / "courier.log", lease_ms=LONG_MS),
-        run_executor("recalls", pair[1], redis_url, bus, "other-courier", tmp_path / "other.log", lease_ms=LONG_MS),
+        run_executor("compensates", pair[0], redis_url, bus, "courier", tmp_path / "courier.log", lease_ms=LONG_MS),
+        run_executor("compensates", pair[1], redis_url, bus, "other-courier", tmp_path / "other.log", lease_ms=LONG_MS),
     ):
         await wait_for_events(second, lambda event: event.fact.key == "parcel.back_from")
         await wait_until_idle(second)
@@ -152,7 +152,8 @@ async def test_a_report_whose_entry_is_lost(tmp_path: Path) -> None:
             reactor = FactDerivationReactor(client, server.redis_url, scan_interval_ms=100)
             running = asyncio.create_task(reactor.run())
             try:
-                with run_executor("recalls", server, server.redis_url, "default", "courier", tmp_path / "courier.log", lease_ms=LONG_MS):
+                log = tmp_path / "courier.log"
+                with run_executor("compensates", server, server.redis_url, "default", "courier", log, lease_ms=LONG_MS):
                     await wait_for_events(client, lambda event: event.fact.key == "parcel.back_from")
                     await wait_until_idle(client)
             finally:
@@ -211,7 +212,7 @@ async def test_compensation_survives_a_crash(tmp_path: Path) -> None:
             async with successor.client() as client:
                 # If the reactor has already derived the report's fact, only the compensation is pending.
                 assert before[1] in (await client.list_pending_decisions()).decisions
-                with run_executor("recalls", successor, successor.redis_url, "default", "courier", tmp_path / "courier.log"):
+                with run_executor("compensates", successor, successor.redis_url, "default", "courier", tmp_path / "courier.log"):
                     await wait_for_events(client, lambda event: event.fact.key == "parcel.back_from")
                     await wait_until_idle(client)
                 await approve(client, SUBJECT)

@@ -74,7 +74,7 @@ async def test_a_fact_that_changes_before_an_executor_comes(
     approval = await approve(first, "parcel/1")
     (pin,) = approval.decision.pinned_facts
     later = (await publish_status(second, ["parcel/1"], "lost"))["parcel/1"]
-    with run_executor("sends", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
+    with run_executor("succeeds", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
         await wait_for_events(first, lambda event: event.fact.decision_id == approval.event_id)
         await wait_until_idle(first)
     (execution,) = (await Ledger.read(redis_url, bus)).of("execution")

@@ -33,7 +33,7 @@ async def test_another_executor_takes_over(
         approval = await approve(first, "parcel/1")
         await wait_for_events(first, lambda event: event.execution.decision_id == approval.event_id)
         victim.send_signal(killed)
-        with run_executor("sends", pair[1], redis_url, bus, "courier-found", tmp_path / "found.log"):
+        with run_executor("succeeds", pair[1], redis_url, bus, "courier-found", tmp_path / "found.log"):
             (fact,) = await wait_for_events(second, lambda event: event.fact.decision_id == approval.event_id)
             await wait_until_idle(second)
         if killed == signal.SIGSTOP:
@@ -81,7 +81,7 @@ async def test_executors_that_are_killed_repeatedly(
             await wait_for_events(first, by(f"courier-{number}"))
             victim.kill()
             victim.wait()
-    with run_executor("sends", pair[0], redis_url, bus, "courier-found", tmp_path / "found.log"):
+    with run_executor("succeeds", pair[0], redis_url, bus, "courier-found", tmp_path / "found.log"):
         await wait_for_events(second, lambda event: bool(event.fact.derivation_rule_id), count=len(approvals))
         await wait_until_idle(second)
     ledger = await Ledger.read(redis_url, bus)

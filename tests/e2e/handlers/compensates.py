@@ -1,4 +1,4 @@
-"""Handlers of a partial execution and of its compensation."""
+"""A handler that succeeds in part, and the handler of its compensation."""
 
 from __future__ import annotations
 
