@@ -1,22 +1,17 @@
-"""Two pure parts of the servicers: matching tool results to calls, and cutting listings into pages."""
+"""Matching tool results to tool calls."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
 import pytest
 from gavel.v1 import event_service_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import ToolPair
-from gavel.v1.projection_service_pb2 import PendingDecision
-from gavel_server.errors import ServiceError
-from gavel_server.services.reads.paging import PAGE_BYTES_MAX, fill, page_of
 from gavel_server.services.reads.tool_pairs import tool_pairs
+from google.protobuf.json_format import ParseDict
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.integration.services.world import raw
 
 PAIRED = event_service_pb2.TOOL_PAIR_STATE_PAIRED
 BY_NAME = event_service_pb2.TOOL_PAIR_STATE_PAIRED_BY_NAME
@@ -28,7 +23,10 @@ DUPLICATE = event_service_pb2.TOOL_PAIR_STATE_DUPLICATE_RESULT
 def trace_of(*events: tuple[str, str, str]) -> list[Envelope]:
     """Return a trace of ("call" or "result", tool, execution_id); the n-th event's id is "n", counted from 1."""
     return [
-        raw(sequence_number=number, event_id=str(number), **{f"tool_{kind}": {"tool_name": tool, "execution_id": execution_id}})
+        ParseDict(
+            {"sequence_number": number, "event_id": str(number), f"tool_{kind}": {"tool_name": tool, "execution_id": execution_id}},
+            Envelope(),
+        )
         for number, (kind, tool, execution_id) in enumerate(events, 1)
     ]
 
@@ -85,33 +83,3 @@ def test_every_result_is_in_exactly_one_pair(events: list[tuple[str, str, str]])
     for pair in pairs:
         assert bool(pair.call_event_id) == (pair.state != ORPHAN)
         assert bool(pair.result_event_id) == (pair.state != OPEN)
-
-
-@given(st.lists(st.integers(0, PAGE_BYTES_MAX // 2), max_size=12), st.integers(1, 5))
-def test_pages_hold_each_item_once(sizes: list[int], page_size: int) -> None:
-    """Whatever the sizes of the items, the pages of a listing hold each item once, in order, within the page limit."""
-    items = [PendingDecision(sequence_number=number, subject="x" * size) for number, size in enumerate(sizes, 1)]
-    numbers: list[int] = []
-    token = ""
-    while True:
-        page = page_of(page_size, token, ("items",), (int,))
-        after = page.after[0] if page.after else 0
-        following = [item for item in items if item.sequence_number > int(after)]
-        items_of_page, token = asyncio.run(fill(page, following, lambda item: (item.sequence_number,)))
-        assert len(items_of_page) <= page_size
-        assert sum(item.ByteSize() for item in items_of_page) <= PAGE_BYTES_MAX
-        numbers.extend(item.sequence_number for item in items_of_page)
-        if not token:
-            break
-        assert items_of_page != []
-
-    assert numbers == list(range(1, len(sizes) + 1))
-
-
-@given(st.text())
-def test_any_text_as_a_page_token(text: str) -> None:
-    """Any text that is not a page token is refused as malformed, without an unexpected error."""
-    if not text:
-        return
-    with pytest.raises(ServiceError, match="page_token"):
-        page_of(0, text, ("items",), (int,))
