@@ -159,10 +159,9 @@ class Campaign:
         result = replay(self.server.redis_url, BUS)
         self.report.expect(result.returncode == 0, f"gavel replay exits with {result.returncode}: {result.stdout}{result.stderr}")
 
-    async def _recorded(self, connection: redis.asyncio.Redis) -> set[str]:
+    async def _recorded(self, connection: Any) -> set[str]:
         """Return the event_ids of the proposals and facts in the log, and count its events. It may have a million."""
         recorded: set[str] = set()
-        rows: Any
         while rows := await connection.xrange(log_key(BUS), min=f"{self.report.events + 1}-0", count=ROWS):
             self.report.events += len(rows)
             for envelope in (Envelope.FromString(fields[b"e"]) for _, fields in rows):
