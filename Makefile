@@ -19,6 +19,7 @@ GENERATED ?= proto/gen/python
 BENCH ?=
 COMPILE ?= true
 UNIT_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 8 ? count + 1 : 8)))
+TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 4 ? count + 3 : 8)))
 # Number of evaluations, and further arguments, of `make fuzz`.
 FUZZ_EVALUATIONS ?= 1000000
 FUZZ ?=
@@ -60,13 +61,12 @@ front: $(FRONT)
 $(FRONT): $(FRONT_SOURCES) | $(STAMP)
 	server/front/tool build "$(CURDIR)/$@"
 
-# The fast tests run first. Unit tests mostly compute, so they get one process per processor and one more, at most eight. The others
-# mostly wait for servers, so they get six on any machine.
+# Some tests compute and others wait for servers, so there are more processes than processors. Files of tests start in order: those of
+# servers before the unit tests, which are short and fill the end.
 test: $(STAMP) front
-	$(BIN)/pytest --quiet -m "not long" --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
-	$(BIN)/pytest --quiet -m "not long" --numprocesses=6 --dist=loadfile tests --ignore=tests/unit --ignore=tests/contract --ignore=tests/compiled
+	$(BIN)/pytest --quiet -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile tests --ignore=tests/compiled
 
-# The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, ten thousand proposals.
+# The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, rule sets of the largest size.
 test-long: $(STAMP) front
 	$(BIN)/pytest --quiet -m long --numprocesses=2 --dist=loadfile tests --ignore=tests/compiled
 

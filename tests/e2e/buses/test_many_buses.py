@@ -7,6 +7,7 @@ import os
 import resource
 from pathlib import Path
 
+import pytest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS, Execution
 from gavel_client import GavelClient, execution_envelope
 
@@ -32,6 +33,7 @@ async def report_success(client: GavelClient) -> None:
     await client.report_execution(execution_envelope("", COURIER, execution))
 
 
+@pytest.mark.long
 async def test_buses_share_connections(tmp_path: Path) -> None:
     """Many buses work at once with fewer descriptors than buses, and the limit of descriptors is the hard one."""
     server = Server(tmp_path / "gavel", options=["--front", ANY_FRONT])

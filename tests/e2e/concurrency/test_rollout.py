@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
 from gavel.v1 import decision_pb2, fact_pb2
 from gavel_client import GavelClient
 
@@ -23,6 +24,7 @@ EMBARGO = (
 )
 
 
+@pytest.mark.long
 async def test_activation_under_load_takes_effect_at_one_number(clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str) -> None:
     """Under load each version decides from its activation up to the next one, at both servers, and at no other time."""
     first, second = clients
@@ -109,6 +111,7 @@ async def test_one_of_two_concurrent_activations_wins(clients: tuple[GavelClient
     assert ["ACTIVATION_RACED"] == [error.reason for error in outcomes if isinstance(error, Exception)]  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 async def test_a_second_rule_set_under_load(clients: tuple[GavelClient, GavelClient], redis_url: str, bus: str) -> None:
     """A second rule set that is activated and deactivated under load decides while it is in force, and at no other time."""
     first, second = clients

@@ -197,6 +197,7 @@ async def codes(client: GavelClient, text: str) -> set[str]:
     return {message.code for message in (await client.validate_rule_set(text)).errors}
 
 
+@pytest.mark.long
 async def test_conditions_that_an_engine_could_confuse(new_bus_clients: tuple[GavelClient, GavelClient]) -> None:
     """Conditions that compare incomparable values, and more rules than the engines hold, are refused with their code."""
     client = new_bus_clients[0]
@@ -220,6 +221,7 @@ async def test_conditions_that_an_engine_could_confuse(new_bus_clients: tuple[Ga
     assert (await client.get_status()).writable
 
 
+@pytest.mark.long
 async def test_512_siblings_that_all_hold(new_bus_clients: tuple[GavelClient, GavelClient]) -> None:
     """An action with the maximum of rules, all true, is deployed, and the highest rule decides."""
     client = new_bus_clients[0]
@@ -232,6 +234,7 @@ async def test_512_siblings_that_all_hold(new_bus_clients: tuple[GavelClient, Ga
     await prove(client)
 
 
+@pytest.mark.long
 async def test_the_largest_decision_can_be_read(pair: tuple[Server, Server], bus: str) -> None:
     """Any client can read the largest decision: of the largest proposal, with the most and longest rules, all true."""
     pad = "x" * 850

@@ -29,6 +29,7 @@ def matching_rules(compiled: CompiledAction, case: Case) -> list[int]:
     return [int(rule.id.removeprefix("r")) for rule in verdict.matches]
 
 
+@pytest.mark.long
 def test_every_rule_of_a_full_action_matches(action: Action, case: MakeCase, codes: Codes) -> None:
     """RULES_PER_ACTION_MAX rules with conditions of their own match all at once, or just those that should; one more is refused."""
     conditions = [f"params.count >= {number}" for number in range(RULES_PER_ACTION_MAX)]
@@ -38,6 +39,7 @@ def test_every_rule_of_a_full_action_matches(action: Action, case: MakeCase, cod
     assert ["too-many-rules"] == codes(*conditions, "true")
 
 
+@pytest.mark.long
 def test_every_alternative_matches(action: Action, case: MakeCase, codes: Codes) -> None:
     """CHAINS_MAX alternatives in one action are decided, whether all or one of them hold; one more is refused."""
     conditions = [f"params.count > {number} || params.quota_ > {number}" for number in range(CHAINS_MAX // 2)]
@@ -129,6 +131,7 @@ def compiled_many(actions: int, rules_per_action: int) -> CompiledRuleSet:
     return compile_rule_set(json.dumps(many_actions(actions, rules_per_action)))
 
 
+@pytest.mark.long
 def test_a_thousand_rules_over_many_actions(case: MakeCase) -> None:
     """With 1,000 rules over 100 actions, each action matches only its own rules."""
     rule_set = compiled_many(100, 10)
@@ -139,6 +142,7 @@ def test_a_thousand_rules_over_many_actions(case: MakeCase) -> None:
         assert [f"r{name.removeprefix('act.a')}.{rule}" for rule in (3, 2, 1, 0)] == [rule.id for rule in verdict.matches]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("actions", "rules_per_action", "code"),
     [(ACTIONS_MAX, 1, ""), (ACTIONS_MAX + 1, 1, "out-of-range"), (4, RULES_MAX // 4, ""), (3, (RULES_MAX + 1) // 3, "out-of-range")],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
@@ -91,6 +92,7 @@ async def test_recorded_at_does_not_decrease(servers: Servers) -> None:
     assert first.recorded_at == second.recorded_at
 
 
+@pytest.mark.long
 @with_servers
 async def test_many_timers_and_a_moved_head_lose_no_command(servers: Servers) -> None:
     """Every command is answered, with more timers due than a commit takes and another server in between."""

@@ -299,6 +299,7 @@ def test_cel_has_of_a_deep_path(codes: Callable[..., list[str]], outcome: Outcom
     assert outcome("has(params.address) && has(params.address.zip)") is False
 
 
+@pytest.mark.long
 def test_cel_null_is_never_requested(action: Action, case: MakeCase) -> None:
     """No expression lets the library return null: it returns None without counting the reference, which kills the process."""
     compiled = action(

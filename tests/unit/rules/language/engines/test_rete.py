@@ -197,6 +197,7 @@ def test_evaluated_case_is_retracted(action: Action, case: MakeCase) -> None:
         assert durable_rules_engine.get_facts(compiled._network._handle, "1") == "[]"
 
 
+@pytest.mark.long
 def test_endurance(action: Action, document: Callable[..., dict[str, Any]], case: MakeCase) -> None:
     """Thousands of evaluations and hundreds of redeployments take no more memory, and every answer is correct."""
     compiled = action("params.amount > 5", 'params.name == "a" || facts.open', "has(facts.score) && facts.score * 2.0 > 1.0")
