@@ -47,10 +47,8 @@ _RESULT: Final = Field(BatchPreflightResponse, "results")
 _DECISION: Final = Field(PreflightResult, "decision")
 # Proposals that are admitted or decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
 SLICE_PROPOSALS: Final = 16
-
-
-# The most due timers, and candidates of due contests, that one preflight fires. If more are due, it waits for the sequencer to record
-# them.
+# The most due timers, and candidates of due contests, that one preflight fires. If more are due, it waits until the sequencer has
+# recorded them.
 DUE_TIMERS_MAX: Final = 16
 DUE_SECONDS_MAX: Final = 1.0
 DUE_PAUSE_SECONDS: Final = 0.01
