@@ -33,7 +33,8 @@ from gavel_rules.commands import (
     OpenBus,
     RuleSetPosition,
 )
-from gavel_rules.events.kinds import ARBITER_VERSION, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
+from gavel_rules.events.arbiter_versions import semantics_of
+from gavel_rules.events.kinds import SYSTEM_FACT_KEY
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
@@ -50,9 +51,13 @@ def open_bus(recorder: Recorder, command: OpenBus) -> EventAnswer | Fault:
     if fault is not None:
         return fault
     opened = BusOpened(
-        arbiter_version=ARBITER_VERSION, cross_check=command.cross_check, idempotency_window_ms=command.idempotency_window_ms
+        arbiter_version=command.arbiter_version,
+        cross_check=command.cross_check,
+        idempotency_window_ms=command.idempotency_window_ms,
     )
-    return EventAnswer(_record_system_fact(recorder, command.event_id, "BusOpened", f"bus/{recorder.state.bus}", bus_opened=opened))
+    subject = f"bus/{recorder.state.bus}"
+    system = semantics_of(command.arbiter_version).system  # the state has no semantics yet
+    return EventAnswer(_record_system_fact(recorder, command.event_id, "BusOpened", subject, system, bus_opened=opened))
 
 
 def change_cross_check(recorder: Recorder, command: ChangeCrossCheck) -> EventAnswer | Fault:
@@ -203,7 +208,10 @@ def _disagreement_fault(state: State, deployed: DeployedRuleSet) -> Fault | None
     return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(found)) if found else None
 
 
-def _record_system_fact(recorder: Recorder, event_id: str, name: str, subject: str, **system: Any) -> Envelope:
+def _record_system_fact(
+    recorder: Recorder, event_id: str, name: str, subject: str, producer: Producer | None = None, **system: Any
+) -> Envelope:
+    """Record a fact about Gavel. `producer` is the system of the bus's semantics, unless the caller gives it."""
     envelope = Envelope(
         event_id=event_id,
         event_name=name,
@@ -212,6 +220,6 @@ def _record_system_fact(recorder: Recorder, event_id: str, name: str, subject: s
         subject=subject,
         fact=Fact(key=SYSTEM_FACT_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT, **system),
     )
-    envelope.producer.CopyFrom(SYSTEM_PRODUCER)
+    envelope.producer.CopyFrom(recorder.state.semantics.system if producer is None else producer)
     recorder.record(envelope, "fact")
     return envelope

@@ -18,6 +18,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
 
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
@@ -26,11 +27,12 @@ from gavel_rules.language.rule_set import CompiledRuleSet
 
 @dataclass(slots=True)
 class OpenBus:
-    """Open a bus with its first event."""
+    """Open a bus with its first event. Its arbiter version is the latest, except in a replay of an older log."""
 
     event_id: str
     cross_check: CrossCheck
     idempotency_window_ms: int
+    arbiter_version: int = ARBITER_VERSION
 
 
 @dataclass(slots=True)

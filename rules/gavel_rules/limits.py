@@ -67,6 +67,7 @@ TRACE_LAPSE_MS: Final = 24 * 60 * 60 * 1000
 TRACE_TOOL_CALLS_MAX: Final = 4_096
 TRACE_TOOL_RESULTS_MAX: Final = 4_096
 TRACE_CLOSED_ACTIONS_MAX: Final = 1_024
+TRACE_PRODUCERS_MAX: Final = 1_024
 # Readings of one tool result: values of fact keys of subjects in its observations.
 READINGS_PER_RESULT_MAX: Final = 4_096
 # Sources that state a fact key of a subject, for each trust tier. Every selection of evidence goes through them.

@@ -73,10 +73,10 @@ class Bearer(Enum):
 class Arms(Enum):
     """A memory that a reason code sets in the state."""
 
-    COUNT = 1  # the rejection counts against the trace's limit
-    FINGERPRINT = 2  # the trace's next proposal may not be the same (stage 14)
+    COUNT = 1  # the rejection counts against the producer's limit in the trace
+    FINGERPRINT = 2  # the producer's next proposal in the trace may not be the same (stage 14)
     CLOSURE = 3  # the trace may not propose the action on the subject (stage 2)
-    TRACE_REVIEW = 4  # the trace waits for a person (stage 1)
+    TRACE_REVIEW = 4  # the producer waits for a person in the trace (stage 1)
     EXECUTION_REVIEW = 5  # the decision's execution waits for a person and its conflict key stays held (stage 15)
 
 

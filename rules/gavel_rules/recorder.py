@@ -17,12 +17,10 @@ from gavel_rules.codec.event_headers import encode_header, merge_header, parse_h
 from gavel_rules.commands import Failure, Fault
 from gavel_rules.events.kinds import (
     AGENT_DIAGNOSTIC,
-    ARBITRATOR_PRODUCER,
     CATEGORY_OF_PAYLOAD,
     DECISION,
     DECISION_NAME,
     SCHEMA_VERSION,
-    SYSTEM_PRODUCER,
 )
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
@@ -35,8 +33,6 @@ _has_field: Final = Envelope.HasField
 _clear_field: Final = Envelope.ClearField
 _merge_header: Final = merge_header
 _parse_header: Final = parse_header
-_ARBITRATOR: Final = ARBITRATOR_PRODUCER.SerializeToString(deterministic=True)
-_SYSTEM: Final = SYSTEM_PRODUCER.SerializeToString(deterministic=True)
 
 
 class Recorder:
@@ -64,7 +60,8 @@ class Recorder:
 
     def new_decision(self, decision: Decision | None = None) -> Envelope:
         """Return the envelope of a decision made now, to be completed by `record_decision`."""
-        envelope = _parse_header(encode_header(SCHEMA_VERSION, DECISION, self.state.bus, self.now_ms, True, _ARBITRATOR))
+        state = self.state
+        envelope = _parse_header(encode_header(SCHEMA_VERSION, DECISION, state.bus, self.now_ms, True, state.semantics.arbitrator_fragment))
         if decision is not None:
             envelope.decision.CopyFrom(decision)
         return envelope
@@ -92,8 +89,11 @@ class Recorder:
 
     def record_diagnostic(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
         """Record a diagnostic of Gavel's own, and return its envelope."""
-        envelope = _parse_header(encode_header(SCHEMA_VERSION, AGENT_DIAGNOSTIC, self.state.bus, self.now_ms, True, _SYSTEM))
-        number = self.state.head + 1
+        state = self.state
+        envelope = _parse_header(
+            encode_header(SCHEMA_VERSION, AGENT_DIAGNOSTIC, state.bus, self.now_ms, True, state.semantics.system_fragment)
+        )
+        number = state.head + 1
         envelope.sequence_number = number
         envelope.event_id = event_id
         envelope.event_name = diagnostic.kind

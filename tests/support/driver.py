@@ -47,6 +47,7 @@ from gavel_rules.commands import (
 )
 from gavel_rules.decider import handle
 from gavel_rules.derivation import derive
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
@@ -127,7 +128,12 @@ class Core:
     """A bus with its state, its log and its clock (`now_ms`)."""
 
     def __init__(
-        self, text: str | None = None, *, bus: str = BUS, mode: fact_pb2.CrossCheckMode.ValueType = fact_pb2.CROSS_CHECK_MODE_ALWAYS
+        self,
+        text: str | None = None,
+        *,
+        bus: str = BUS,
+        mode: fact_pb2.CrossCheckMode.ValueType = fact_pb2.CROSS_CHECK_MODE_ALWAYS,
+        arbiter_version: int = ARBITER_VERSION,
     ) -> None:
         """Open a bus; with `text`, deploy and activate that rule set."""
         self.bus = bus
@@ -140,7 +146,7 @@ class Core:
         self._chain_hash = genesis_hash(bus)
         self._ids = 0
         self._cited_events: dict[int, CitedEvent] = {}
-        self.run(OpenBus(self.new_id(), CrossCheck(mode=mode, sample_every=3), WEEK_MS))
+        self.run(OpenBus(self.new_id(), CrossCheck(mode=mode, sample_every=3), WEEK_MS, arbiter_version))
         if text is not None:
             self.activate(text)
 

@@ -50,6 +50,6 @@ def case_of(state: State, proposal: ProposalView, now_ms: int, view: ActionView)
         view.evidence.present,
         view.evidence.worst_trust,
         view.evidence.oldest_age_ms,
-        state.rejections(proposal.trace_id, now_ms).total,
+        state.rejections(proposal.trace_id, proposal.producer_type, proposal.producer_id, now_ms).total,
         now_ms,
     )

@@ -33,7 +33,7 @@ from gavel_rules.arbitration.evaluation import Evaluate
 from gavel_rules.arbitration.first_decision import record_first
 from gavel_rules.arbitration.pipeline import arbitrate_candidate, leave_to_person
 from gavel_rules.arbitration.rejection_limit import count_rejection
-from gavel_rules.arbitration.verdict import close_trace, outrank
+from gavel_rules.arbitration.verdict import hold, outrank
 from gavel_rules.commands import ContestEntry, Failure, Fault
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.kinds import FACT, OBSERVATION, OUTCOME_APPROVED
@@ -196,10 +196,11 @@ def rank(
 
 
 def settle(decision: Decision, state: State, proposal: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> None:
-    """Adapt a candidate's decision to the earlier decisions of the same close on its trace, and count its rejection."""
-    if decision.outcome != OUTCOME_APPROVED and state.open_review(proposal.trace_id):
-        close_trace(decision)
-    count_rejection(decision, state, proposal.trace_id, now_ms, actions)
+    """Adapt a candidate's decision to the earlier decisions of the same close on its producer and trace, and count its rejection."""
+    producer = proposal.producer
+    if decision.outcome != OUTCOME_APPROVED and state.open_review(proposal.trace_id, producer.type, producer.id):
+        hold(decision)
+    count_rejection(decision, state, proposal.trace_id, producer.type, producer.id, now_ms, actions)
 
 
 def _crowd_problem(state: State, contest: OpenContest, envelope: Envelope) -> str:
@@ -262,7 +263,7 @@ def _arbitrate(
             return arbitrate_candidate(state, proposal, _recorded_citations(proposal), now_ms, evaluate, actions)
         except Exception as error:  # noqa: BLE001  # a bug costs this candidate, not the others
             failures.append(Failure(proposal.event_id, error))
-    return leave_to_person(proposal, now_ms, actions)
+    return leave_to_person(state, proposal, now_ms, actions)
 
 
 def _decide_by_shadow(
@@ -276,15 +277,15 @@ def _decide_by_shadow(
 ) -> dict[str, Decision]:
     """Return the decision on each candidate under a shadow, by the proposal's event_id."""
     if action_shadow.disagrees:
-        return {proposal.event_id: shadow.failed_decision() for proposal in proposals}
+        return {proposal.event_id: shadow.failed_decision(state) for proposal in proposals}
     try:
         ranking = rank(state, proposals, now_ms, evaluate, action_shadow.actions, (), [], judgements, index)
         return {
-            item.proposal.event_id: shadow.failed_decision() if item.decision.reason_code == reason_codes.NOT_JUDGED else item.decision
+            item.proposal.event_id: shadow.failed_decision(state) if item.decision.reason_code == reason_codes.NOT_JUDGED else item.decision
             for item in ranking
         }
     except Exception:  # noqa: BLE001  # an engine's bug under a shadow must not cost the decisions
-        return {proposal.event_id: shadow.failed_decision() for proposal in proposals}
+        return {proposal.event_id: shadow.failed_decision(state) for proposal in proposals}
 
 
 def _recorded_citations(proposal: Envelope) -> dict[int, CitedEvent]:

@@ -42,7 +42,7 @@ def arbitrate(
         actions = state.active_actions.get(proposal.action_type, ())
     decision = Decision() if into is None else into
     _walk_all(decision, state, proposal, cited_events, now_ms, evaluate, actions)
-    count_rejection(decision, state, proposal.trace_id, now_ms, actions)
+    count_rejection(decision, state, proposal.trace_id, proposal.producer_type, proposal.producer_id, now_ms, actions)
     return decision
 
 
@@ -63,10 +63,10 @@ def arbitrate_candidate(
     return decision
 
 
-def leave_to_person(envelope: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> Decision:
+def leave_to_person(state: State, envelope: Envelope, now_ms: int, actions: tuple[CompiledAction, ...]) -> Decision:
     """Return the decision on a candidate whose arbitration fails: a person has to look."""
     decision = Decision()
-    begin(decision, ProposalView(envelope), now_ms, actions)
+    begin(decision, state.semantics.arbiter_version, ProposalView(envelope), now_ms, actions)
     refuse(decision, reason_codes.NOT_JUDGED)
     decision.conflict_key = envelope.proposal.contest.conflict_key
     return decision
@@ -117,7 +117,7 @@ def _walk_all(
     evaluate: Evaluate,
     actions: tuple[CompiledAction, ...],
 ) -> None:
-    begin(decision, proposal, now_ms, actions)
+    begin(decision, state.semantics.arbiter_version, proposal, now_ms, actions)
     context = Context(decision, state, proposal, cited_events, now_ms, evaluate, actions)
     if _walk(context, STAGES):
         bind(decision, now_ms, context.views)

@@ -1,4 +1,4 @@
-"""The limit of a trace's consecutive rejections, by class: at the limit a person is called, so no agent loops (constitution §5.6, §6.3)."""
+"""The limit of consecutive rejections, by class: at the limit a person is called, so no agent loops (constitution §5.6, §6.3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gavel.v1.decision_pb2 import Warning as DecisionWarning
 
 from gavel_rules import reason_codes
 from gavel_rules.arbitration.retry_hint import forbid_retry
-from gavel_rules.events.kinds import ARBITER_VERSION, GAVEL, OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
+from gavel_rules.events.kinds import GAVEL, OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT
 from gavel_rules.reason_codes import RefusalClass, refusal_class
@@ -22,12 +22,20 @@ _EVIDENCE: Final = RefusalClass.EVIDENCE
 _POLICY: Final = RefusalClass.POLICY
 
 
-def count_rejection(decision: Decision, state: State, trace_id: str, now_ms: int, actions: Sequence[CompiledAction]) -> None:
-    """Count a rejection, and call a person if it reaches a limit."""
+def count_rejection(
+    decision: Decision,
+    state: State,
+    trace_id: str,
+    producer_type: int,
+    producer_id: str,
+    now_ms: int,
+    actions: Sequence[CompiledAction],
+) -> None:
+    """Count a rejection of a producer in a trace, and call a person if it reaches a limit."""
     outcome = decision.outcome
     if outcome == OUTCOME_APPROVED:
         return
-    rejections = state.rejections(trace_id, now_ms)
+    rejections = state.rejections(trace_id, producer_type, producer_id, now_ms)
     rejection_class = refusal_class(decision.reason_code) if outcome == OUTCOME_REJECTED else None
     if rejection_class is not None:
         rejections = _add(rejections, rejection_class)
@@ -37,7 +45,7 @@ def count_rejection(decision: Decision, state: State, trace_id: str, now_ms: int
 
 
 def note_rejections(decision: Decision, rejections: Rejections) -> None:
-    """Fill a decision's counts of its trace's consecutive rejections."""
+    """Fill a decision's counts of consecutive rejections."""
     total = rejections.total
     if total:
         decision.consecutive_rejections = total
@@ -93,7 +101,7 @@ def _call_person(decision: Decision) -> None:
     decision.outcome = OUTCOME_NEEDS_HUMAN_REVIEW
     decision.reason_code = reason_codes.REJECTION_LIMIT
     decision.policy_id = GAVEL
-    decision.policy_version = ARBITER_VERSION
+    decision.policy_version = decision.arbiter_version
     decision.rule_set_digest = ""
     decision.rule_id = ""
     forbid_retry(decision)

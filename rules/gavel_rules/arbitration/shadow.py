@@ -18,7 +18,7 @@ from gavel_rules import reason_codes
 from gavel_rules.arbitration.evaluation import Evaluate
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.events.citation import CitedEvent
-from gavel_rules.events.kinds import ARBITER_VERSION, GAVEL
+from gavel_rules.events.kinds import GAVEL
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.state.records import ActionShadow
 from gavel_rules.state.state import State
@@ -42,11 +42,11 @@ def find_differences(
     for shadow in state.shadows_by_action.get(proposal.action_type, ()):
         try:
             if shadow.disagrees:
-                alternative = failed_decision()
+                alternative = failed_decision(state)
             else:
                 alternative = arbitrate(state, proposal, cited_events, now_ms, evaluate, shadow.actions)
         except Exception:  # noqa: BLE001  # an engine's bug under a shadow must not cost the decision
-            alternative = failed_decision()
+            alternative = failed_decision(state)
         found.extend(compare(shadow, decision, alternative))
     return found
 
@@ -71,10 +71,13 @@ def same_verdict(decision: Decision, other: Decision) -> bool:
     return _key(decision) == _key(other)
 
 
-def failed_decision() -> Decision:
+def failed_decision(state: State) -> Decision:
     """Return the decision of a shadow that fails, or that disagrees with an active rule set about the action."""
     return Decision(
-        outcome=decision_pb2.OUTCOME_REJECTED, reason_code=reason_codes.EVALUATION_ERROR, policy_id=GAVEL, policy_version=ARBITER_VERSION
+        outcome=decision_pb2.OUTCOME_REJECTED,
+        reason_code=reason_codes.EVALUATION_ERROR,
+        policy_id=GAVEL,
+        policy_version=state.semantics.arbiter_version,
     )
 
 

@@ -100,8 +100,9 @@ class Stage:
 
 
 def check_review(context: Context) -> bool:
-    """Refuse while the trace waits for a person."""
-    if not context.state.open_review(context.proposal.trace_id):
+    """Refuse while the producer waits for a person in the trace."""
+    proposal = context.proposal
+    if not context.state.open_review(proposal.trace_id, proposal.producer_type, proposal.producer_id):
         return False
     refuse(context.decision, reason_codes.UNDER_REVIEW)
     return True
@@ -267,10 +268,9 @@ def check_supersession(context: Context) -> bool:
 
 
 def check_repetition(context: Context) -> bool:
-    """Refuse a proposal that waits for a contest already, or that repeats the trace's last refusal by evidence or policy.
+    """Refuse a proposal that waits for a contest already, or that repeats the producer's last refusal in the trace, by evidence or policy.
 
-    A candidate of a contest passes: it was no repetition when it entered. Proposals that its trace was refused since then repeat the
-    candidate.
+    A candidate of a contest passes: it was no repetition when it entered. Proposals that were refused since then repeat the candidate.
     """
     state, proposal = context.state, context.proposal
     if proposal.competes:
@@ -279,7 +279,7 @@ def check_repetition(context: Context) -> bool:
     if waiting_id:
         refuse_for_open_duplicate(context.decision, state, waiting_id, context.views, context.now_ms)
         return True
-    last_refusal = state.last_refusal(proposal.trace_id, context.now_ms)
+    last_refusal = state.last_refusal(proposal.trace_id, proposal.producer_type, proposal.producer_id, context.now_ms)
     if not last_refusal or fingerprint(proposal) != last_refusal:
         return False
     refuse_for_evidence(context.decision, reason_codes.DUPLICATE_PROPOSAL, context.views, [])

@@ -19,7 +19,7 @@ from gavel_rules.arbitration.evidence import EvidenceSelection
 from gavel_rules.codec.decision_fragments import encode_evaluation, encode_valid_until, merge_fragments
 from gavel_rules.codec.evidence_fragments import encode_absent_fact, encode_pinned_fact
 from gavel_rules.events.citation import Citation
-from gavel_rules.events.kinds import ARBITER_VERSION, GAVEL, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
+from gavel_rules.events.kinds import GAVEL, OUTCOME_NEEDS_HUMAN_REVIEW, OUTCOME_REJECTED
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.state.state import State
@@ -39,9 +39,9 @@ _TERMINAL: Final = retry_hint.NOT_RETRYABLE + Decision(
 ).SerializeToString(deterministic=True)
 
 
-def begin(decision: Decision, proposal: ProposalView, now_ms: int, actions: Sequence[CompiledAction]) -> None:
-    """Fill what every decision on a proposal says: its action and params, its time, and the rule sets consulted."""
-    fragments = encode_evaluation(ARBITER_VERSION, now_ms)
+def begin(decision: Decision, arbiter_version: int, proposal: ProposalView, now_ms: int, actions: Sequence[CompiledAction]) -> None:
+    """Fill what every decision on a proposal says: its semantics, its action and params, its time, and the rule sets consulted."""
+    fragments = encode_evaluation(arbiter_version, now_ms)
     for action in actions:
         fragments = fragments + action.reference_fragment
     merge(decision, fragments)
@@ -54,7 +54,7 @@ def refuse(decision: Decision, reason_code: str, hint: RetryHint | None = None) 
     decision.outcome = OUTCOME_NEEDS_HUMAN_REVIEW if reason_codes.calls_person(reason_code) else OUTCOME_REJECTED
     decision.reason_code = reason_code
     decision.policy_id = GAVEL
-    decision.policy_version = ARBITER_VERSION
+    decision.policy_version = decision.arbiter_version
     decision.retry_hint.CopyFrom(hint or retry_hint.of_reason_code(reason_code))
 
 
@@ -94,8 +94,8 @@ def outrank(decision: Decision, winner_id: str, free_after_ms: int) -> None:
         decision.ClearField(field)
 
 
-def close_trace(decision: Decision) -> None:
-    """Refuse a candidate whose trace has come under review during the close of its contest."""
+def hold(decision: Decision) -> None:
+    """Refuse a candidate whose producer has come under review in the trace during the close of its contest."""
     decision.CopyFrom(
         Decision(
             arbiter_version=decision.arbiter_version,

@@ -132,7 +132,7 @@ class Simulation:
 
     def _failed_decision(self, proposal: Envelope, now_ms: int) -> Decision:
         """Return the simulated decision for an action on which the candidate disagrees with the rule sets in force."""
-        decision = shadow.failed_decision()
+        decision = shadow.failed_decision(self.state)
         decision.action_type = proposal.proposal.action_type
         decision.params.CopyFrom(proposal.proposal.params)
         set_timestamp(decision.evaluated_at, now_ms)

@@ -1,4 +1,4 @@
-"""The kinds of events: categories and their payloads, event names, keys of system facts, and Gavel's own producers."""
+"""The kinds of events: categories and their payloads, event names, keys of system facts, and names of producers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2
-from gavel.v1.common_pb2 import EventCategory, Producer
+from gavel.v1.common_pb2 import EventCategory
 from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
 
-# The semantics of this core. Raise it with any change that alters an outcome or an emitted event.
-ARBITER_VERSION: Final = 2
 SCHEMA_VERSION: Final = "gavel.v1"
 GAVEL: Final = "gavel"
 FACT_DERIVATION_REACTOR: Final = "fact-derivation-reactor"
@@ -80,9 +78,10 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "RevocationRequested": "gavel.revocation_requested",
 }
 
-# Their version is that of the semantics, so that every build of the same semantics records the same producer.
-ARBITRATOR_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=str(ARBITER_VERSION))
-SYSTEM_PRODUCER: Final = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id=GAVEL, version=str(ARBITER_VERSION))
+
+def producer_name(producer_type: int, producer_id: str) -> str:
+    """Return the name of a producer: its type and id, e.g. "4 support-agent". Versions of a producer have one name."""
+    return f"{producer_type} {producer_id}"
 
 
 def fact_keys(envelope: Envelope) -> tuple[str, ...]:

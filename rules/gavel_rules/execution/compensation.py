@@ -13,7 +13,6 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.arbitration.verdict import warn_of_violations
 from gavel_rules.events.ids import derived_event_id
-from gavel_rules.events.kinds import ARBITER_VERSION
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.execution.lifecycle import call_person
 from gavel_rules.recorder import Recorder
@@ -41,7 +40,7 @@ def compensate(recorder: Recorder, live: LiveDecision, report: Envelope) -> None
         proposal_id=approval.proposal_id,
         previous_decision_id=live.decision_id,
         compensates_decision_id=live.decision_id,
-        arbiter_version=ARBITER_VERSION,
+        arbiter_version=recorder.state.semantics.arbiter_version,
         outcome=decision_pb2.OUTCOME_APPROVED,
         policy_id=approval.policy_id,
         policy_version=approval.policy_version,

@@ -18,7 +18,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reason_codes
 from gavel_rules.events.ids import derived_event_id
-from gavel_rules.events.kinds import ARBITER_VERSION, GAVEL
+from gavel_rules.events.kinds import GAVEL
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import APPROVED, LiveDecision
@@ -57,15 +57,16 @@ def record_later_decision(
 ) -> Envelope:
     """Record a decision that ends or moves an approved one, and return its envelope."""
     approval = live.decision.decision
+    arbiter_version = recorder.state.semantics.arbiter_version
     decision = Decision(
         decision_id=event_id,
         proposal_id=approval.proposal_id,
         previous_decision_id=live.review or live.decision_id,
-        arbiter_version=ARBITER_VERSION,
+        arbiter_version=arbiter_version,
         outcome=outcome,
         reason_code=reason_code,
         policy_id=GAVEL,
-        policy_version=ARBITER_VERSION,
+        policy_version=arbiter_version,
         action_type=approval.action_type,
         params=approval.params,
         evaluated_at=timestamp(recorder.now_ms),

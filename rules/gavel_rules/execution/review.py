@@ -20,7 +20,7 @@ from gavel_rules.arbitration.rejection_limit import note_rejections
 from gavel_rules.commands import EventAnswer, Fault, References, ResolveReview, RevokeDecision
 from gavel_rules.events.citation import citations_in, resolve_citations
 from gavel_rules.events.ids import derived_event_id
-from gavel_rules.events.kinds import ARBITER_VERSION, GAVEL, SYSTEM_FACT_KEY, SYSTEM_PRODUCER
+from gavel_rules.events.kinds import GAVEL, SYSTEM_FACT_KEY
 from gavel_rules.events.recorded_event import read_event
 from gavel_rules.events.timestamps import set_timestamp, timestamp
 from gavel_rules.execution.faults import ended_fault
@@ -92,7 +92,8 @@ def _approve(recorder: Recorder, review: Review, live: LiveDecision | None, caus
             set_timestamp(decision.valid_until, recorder.now_ms + decision.retry_policy.human_takeover_after_ms)
     else:
         decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
-        note_rejections(decision, state.rejections(cause.trace_id, recorder.now_ms))
+        producer = review.proposal.producer
+        note_rejections(decision, state.rejections(cause.trace_id, producer.type, producer.id, recorder.now_ms))
     answer = _record_resolution(recorder, review, cause, decision)
     if decision.reason_code == reason_codes.INSUFFICIENT_EVIDENCE_TIER:
         request_facts(recorder, read_event(answer.envelope))
@@ -121,7 +122,7 @@ def _rejection(recorder: Recorder, review: Review, cause: Envelope, reason_code:
     decision.reason_code = reason_code
     decision.terminal = reason_code == reason_codes.REVIEW_REJECTED
     decision.policy_id = GAVEL
-    decision.policy_version = ARBITER_VERSION
+    decision.policy_version = decision.arbiter_version
     return decision
 
 
@@ -131,7 +132,7 @@ def _new_decision(recorder: Recorder, review: Review, cause: Envelope, basis: De
         decision_id=derived_event_id(cause.event_id, cause.sequence_number, "decision"),
         proposal_id=basis.proposal_id,
         previous_decision_id=review.decision_id,
-        arbiter_version=ARBITER_VERSION,
+        arbiter_version=recorder.state.semantics.arbiter_version,
         active_policy_ids=basis.active_policy_ids,
         active_rule_sets=basis.active_rule_sets,
         action_type=basis.action_type,
@@ -176,7 +177,7 @@ def _record_fact(recorder: Recorder, sent: Envelope, name: str, decision: Envelo
             event_name=name,
             trace_id=decision.trace_id,
             causation_id=decision.event_id,
-            producer=SYSTEM_PRODUCER,
+            producer=recorder.state.semantics.system,
             subject=decision.subject,
             fact=fact,
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gavel.v1.replay_service_pb2 import Divergence
 
 from gavel_rules.errors import GavelRulesError
-from gavel_rules.events.kinds import ARBITER_VERSION
+from gavel_rules.events.arbiter_versions import implemented_versions
 
 
 class DamagedError(GavelRulesError):
@@ -28,6 +28,6 @@ class VersionNotImplementedError(GavelRulesError):
     """The log needs semantics that this build does not have."""
 
     def __init__(self, sequence_number: int, arbiter_version: int) -> None:
-        super().__init__(f"event {sequence_number} sets arbiter_version {arbiter_version}; this build implements {ARBITER_VERSION}")
+        super().__init__(f"event {sequence_number} sets arbiter_version {arbiter_version}; this build implements {implemented_versions()}")
         self.sequence_number = sequence_number
         self.arbiter_version = arbiter_version

@@ -30,7 +30,7 @@ from gavel_rules.commands import (
     SubmitProposal,
 )
 from gavel_rules.events.citation import CitedEvent
-from gavel_rules.events.kinds import GAVEL, SYSTEM_PRODUCER
+from gavel_rules.events.kinds import GAVEL
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import CompiledRuleSet
@@ -72,7 +72,7 @@ def is_consequence(recorded: Envelope) -> bool:
     """Return whether Gavel records such an event as the consequence of another one in the same commit."""
     if recorded.HasField("decision"):
         return True
-    return recorded.HasField("agent_diagnostic") and recorded.producer == SYSTEM_PRODUCER and not is_late_report(recorded)
+    return recorded.HasField("agent_diagnostic") and recorded.producer.id == GAVEL and not is_late_report(recorded)
 
 
 def is_late_report(recorded: Envelope) -> bool:
@@ -113,7 +113,8 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
     fact = recorded.fact
     match fact.WhichOneof("system"):
         case "bus_opened":
-            return OpenBus(recorded.event_id, fact.bus_opened.cross_check, fact.bus_opened.idempotency_window_ms)
+            opened = fact.bus_opened
+            return OpenBus(recorded.event_id, opened.cross_check, opened.idempotency_window_ms, opened.arbiter_version)
         case "cross_check_changed":
             return ChangeCrossCheck(recorded.event_id, fact.cross_check_changed.cross_check)
         case "clock_accepted":

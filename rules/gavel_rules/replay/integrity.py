@@ -10,8 +10,9 @@ from gavel.v1.replay_service_pb2 import Divergence
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from gavel_rules.events.arbiter_versions import is_implemented
 from gavel_rules.events.hash_chain import chain, genesis_hash
-from gavel_rules.events.kinds import ARBITER_VERSION, PAYLOAD_OF_CATEGORY
+from gavel_rules.events.kinds import PAYLOAD_OF_CATEGORY
 from gavel_rules.events.permissions import CATEGORIES_OF_PRODUCER
 from gavel_rules.events.timestamps import TIME_MS_MAX, milliseconds
 from gavel_rules.replay.errors import DamagedError, DivergedError, VersionNotImplementedError
@@ -80,7 +81,7 @@ class Integrity:
                 version = envelope.fact.arbiter_version_changed.arbiter_version
             case _:
                 return
-        if version != ARBITER_VERSION:
+        if not is_implemented(version):
             raise VersionNotImplementedError(envelope.sequence_number, version)
 
 

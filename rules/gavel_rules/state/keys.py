@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gavel_rules.events.arbiter_versions import Semantics
 from gavel_rules.events.fingerprint import fingerprint
 from gavel_rules.events.proposal_view import ProposalView
 
@@ -11,9 +12,11 @@ def action_key(action_type: str, target: str) -> str:
     return f"{action_type} {target}"
 
 
-def duplicate_key(proposal: ProposalView, conflict_key: str) -> str:
-    """Return the key that equal proposals for one conflict key share."""
-    return f"{fingerprint(proposal)} {conflict_key}"
+def duplicate_key(proposal: ProposalView, semantics: Semantics, conflict_key: str) -> str:
+    """Return the key that equal proposals of a producer for one conflict key share."""
+    # Both names may contain spaces; the length keeps one pair of them from reading as another.
+    producer = semantics.refusals_key(proposal.producer_type, proposal.producer_id)
+    return f"{fingerprint(proposal)} {len(producer)} {producer} {conflict_key}"
 
 
 def reading_key(subject: str, key: str) -> str:

@@ -284,7 +284,7 @@ class ToolEvidence(NamedTuple):
 
 
 class Rejections:
-    """Consecutive rejections of a trace: by class (`reason_codes.RefusalClass`), and in total."""
+    """Consecutive rejections: by class (`reason_codes.RefusalClass`), and in total."""
 
     def __init__(self, evidence: int, policy: int, conflict: int) -> None:
         self.evidence: Final = evidence
@@ -296,24 +296,18 @@ class Rejections:
 NO_REJECTIONS: Final = Rejections(0, 0, 0)
 
 
-class Trace:
-    """The memory of a trace that has not lapsed."""
+class Refusals:
+    """What counts against a producer in a trace, since its last approval there or the end of its last review."""
 
-    def __init__(self, rejections: Rejections, last_event_ms: int, review: str = "", refusal_fingerprint: str = "") -> None:
+    def __init__(self, rejections: Rejections, fingerprint: str, sequence_number: int) -> None:
         self.rejections: Final = rejections
-        self.last_event_ms: Final = last_event_ms
-        self.review: Final = review  # decision_id of its open review
-        # Fingerprint of the last proposal refused for its evidence or by policy.
-        self.refusal_fingerprint: Final = refusal_fingerprint
-
-    def at(self, last_event_ms: int) -> Trace:
-        """Return the trace after one more event."""
-        return Trace(self.rejections, last_event_ms, self.review, self.refusal_fingerprint)
+        self.fingerprint: Final = fingerprint  # of the last proposal refused for its evidence or by policy
+        self.sequence_number: Final = sequence_number  # of the last decision
 
     def plain(self) -> list[object]:
         """Return all fields as JSON values."""
         rejections = self.rejections
-        return [[rejections.evidence, rejections.policy, rejections.conflict], self.last_event_ms, self.review, self.refusal_fingerprint]
+        return [[rejections.evidence, rejections.policy, rejections.conflict], self.fingerprint, self.sequence_number]
 
 
 class ClosedAction:

@@ -14,6 +14,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import CrossCheck
 
+from gavel_rules.events.arbiter_versions import Semantics
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent, read_event
 from gavel_rules.events.timestamps import milliseconds
@@ -27,6 +28,7 @@ from gavel_rules.state.records import (
     Candidate,
     LiveDecision,
     OpenContest,
+    Refusals,
     Rejections,
     Review,
     ToolEvidence,
@@ -62,6 +64,8 @@ class State:
         self.ended_decisions: Final = store.ended_decisions
         self.reviews: Final = store.reviews
         self.traces: Final = store.traces
+        self.refusals: Final = store.refusals
+        self.trace_reviews: Final = store.trace_reviews
         self.closed_actions: Final = store.closed_actions
         self.tool_calls: Final = store.tool_calls
         self.tool_results: Final = store.tool_results
@@ -92,6 +96,11 @@ class State:
     def arbiter_version(self) -> int:
         """The semantics that the bus is decided by; 0 before it is opened."""
         return self.store.arbiter_version
+
+    @property
+    def semantics(self) -> Semantics:
+        """The semantics of that version; the latest ones before the bus is opened."""
+        return self.store.semantics
 
     @property
     def cross_check(self) -> CrossCheck:
@@ -165,20 +174,24 @@ class State:
 
     # Traces
 
-    def rejections(self, trace_id: str, now_ms: int) -> Rejections:
-        """Return the consecutive rejections of a trace; none if it has lapsed."""
-        trace = self.traces.get(trace_id)
-        return trace.rejections if trace is not None and not has_lapsed(trace, now_ms) else NO_REJECTIONS
+    def rejections(self, trace_id: str, producer_type: int, producer_id: str, now_ms: int) -> Rejections:
+        """Return the consecutive rejections that count against a producer in a trace; none if the trace has lapsed."""
+        refusals = self._refusals(trace_id, producer_type, producer_id)
+        return NO_REJECTIONS if refusals is None or has_lapsed(self.traces[trace_id], now_ms) else refusals.rejections
 
-    def last_refusal(self, trace_id: str, now_ms: int) -> str:
-        """Return the fingerprint of the trace's last proposal refused for its evidence or by policy, or ""."""
-        trace = self.traces.get(trace_id)
-        return trace.refusal_fingerprint if trace is not None and not has_lapsed(trace, now_ms) else ""
+    def last_refusal(self, trace_id: str, producer_type: int, producer_id: str, now_ms: int) -> str:
+        """Return the fingerprint of a producer's last proposal in a trace that was refused for its evidence or by policy, or ""."""
+        refusals = self._refusals(trace_id, producer_type, producer_id)
+        return "" if refusals is None or has_lapsed(self.traces[trace_id], now_ms) else refusals.fingerprint
 
-    def open_review(self, trace_id: str) -> str:
-        """Return the decision_id of the trace's open review, or ""."""
-        trace = self.traces.get(trace_id)
-        return trace.review if trace else ""
+    def open_review(self, trace_id: str, producer_type: int, producer_id: str) -> str:
+        """Return the decision_id of the open review that holds a producer's proposals in a trace, or ""."""
+        of_trace = self.trace_reviews.get(trace_id)
+        return "" if of_trace is None else of_trace.get(self.store.semantics.refusals_key(producer_type, producer_id), "")
+
+    def _refusals(self, trace_id: str, producer_type: int, producer_id: str) -> Refusals | None:
+        of_trace = self.refusals.get(trace_id)
+        return None if of_trace is None else of_trace.get(self.store.semantics.refusals_key(producer_type, producer_id))
 
     def is_action_closed(self, trace_id: str, action_type: str, subject: str, actions: Sequence[CompiledAction], now_ms: int) -> bool:
         """Return whether an action on a subject is closed for a trace, and `actions` would not open it again.
@@ -273,11 +286,11 @@ class State:
         return self.store.contest_of(event) if event is not None else None
 
     def open_duplicate(self, proposal: ProposalView, conflict_key: str) -> str:
-        """Return the event_id of another, equal proposal of the trace that waits for a contest on the conflict key, or ""."""
+        """Return the event_id of another, equal proposal of the producer and trace that waits for a contest on the conflict key, or ""."""
         of_trace = self.open_proposals_by_trace.get(proposal.trace_id)
         if of_trace is None:
             return ""
-        event_id = of_trace.get(duplicate_key(proposal, conflict_key), "")
+        event_id = of_trace.get(duplicate_key(proposal, self.store.semantics, conflict_key), "")
         return event_id if event_id != proposal.event_id else ""
 
     def next_timer_ms(self) -> int | None:

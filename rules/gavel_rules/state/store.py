@@ -13,6 +13,7 @@ from typing import Any, Final
 from gavel.v1.fact_pb2 import CrossCheck
 from sortedcontainers import SortedList
 
+from gavel_rules.events.arbiter_versions import LATEST
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
@@ -27,10 +28,10 @@ from gavel_rules.state.records import (
     EndedDecision,
     LiveDecision,
     OpenContest,
+    Refusals,
     Review,
     ShadowRuleSet,
     ToolEvidence,
-    Trace,
 )
 from gavel_rules.state.undo_log import ABSENT, UndoLog
 
@@ -47,6 +48,7 @@ class Store:
         self.recorded_at_ms = 0
         self.clock_acceptance: ClockAcceptance | None = None
         self.arbiter_version = 0
+        self.semantics = LATEST
         self.cross_check = CrossCheck()
         self.idempotency_window_ms = IDEMPOTENCY_WINDOW_MS_DEFAULT
 
@@ -75,9 +77,12 @@ class Store:
         self.ended_decisions: dict[str, EndedDecision] = {}
         self.reviews: dict[str, Review] = {}
 
-        # Traces, and by trace: closed actions by `action_key` of the subject, sequence numbers of tool calls by execution_id, and tool
+        # The time of the last event of each remembered trace, in ms. By trace: refusals and decision_ids of open reviews by
+        # `Semantics.refusals_key`, closed actions by `action_key` of the subject, sequence numbers of tool calls by execution_id, and tool
         # results by event_id. By tool result: readings by `reading_key`, and the `reading_key` of a contradiction.
-        self.traces: dict[str, Trace] = {}
+        self.traces: dict[str, int] = {}
+        self.refusals: dict[str, dict[str, Refusals]] = {}
+        self.trace_reviews: dict[str, dict[str, str]] = {}
         self.closed_actions: dict[str, dict[str, ClosedAction]] = {}
         self.tool_calls: dict[str, dict[str, int]] = {}
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}

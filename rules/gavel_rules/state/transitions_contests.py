@@ -27,7 +27,7 @@ def enter_contest(store: Store, event: RecordedEvent) -> None:
     of_subject = store.open_proposals_by_subject.get(event.subject, ())
     store.put(store.open_proposals_by_subject, event.subject, (*of_subject, event.event_id))
     of_trace = store.subtable(store.open_proposals_by_trace, event.trace_id)
-    store.put(of_trace, duplicate_key(event.proposal, entry.conflict_key), event.event_id)
+    store.put(of_trace, duplicate_key(event.proposal, store.semantics, entry.conflict_key), event.event_id)
 
 
 def leave_contest(store: Store, contest: OpenContest, event: RecordedEvent) -> None:
@@ -44,6 +44,6 @@ def leave_contest(store: Store, contest: OpenContest, event: RecordedEvent) -> N
     else:
         store.drop(store.open_proposals_by_subject, event.subject)
     of_trace = store.open_proposals_by_trace[event.trace_id]
-    store.drop(of_trace, duplicate_key(event.proposal, contest.conflict_key))
+    store.drop(of_trace, duplicate_key(event.proposal, store.semantics, contest.conflict_key))
     if not of_trace:
         store.drop(store.open_proposals_by_trace, event.trace_id)

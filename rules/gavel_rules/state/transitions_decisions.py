@@ -18,12 +18,11 @@ from gavel_rules.state.records import (
     LiveDecision,
     Rejections,
     Review,
-    Trace,
 )
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions_approvals import approve, end_decision, end_decision_if_complete, free_conflict_key, update_decision
 from gavel_rules.state.transitions_contests import enter_contest, leave_contest
-from gavel_rules.state.transitions_traces import close_action, count_rejections, put_trace
+from gavel_rules.state.transitions_traces import close_action, count_rejections, end_review
 
 
 def apply_proposal(store: Store, event: RecordedEvent) -> None:
@@ -47,7 +46,7 @@ def apply_decision(store: Store, event: RecordedEvent) -> None:
         leave_contest(store, contest, proposal)
     if event.outcome == OUTCOME_APPROVED:
         approve(store, event, decision, proposal.stored)
-        count_rejections(store, event.trace_id, NO_REJECTIONS, "", "")
+        count_rejections(store, proposal, NO_REJECTIONS, "", "")
     else:
         _refuse(store, event, decision, proposal)
     if store.shadows_by_action:
@@ -71,7 +70,7 @@ def _refuse(store: Store, event: RecordedEvent, decision: Decision, proposal: Re
         rejections = Rejections(counts.evidence, counts.policy, counts.conflict)
     if reason_code != NO_FEASIBLE_PROPOSAL and decision.terminal:
         close_action(store, event, decision, by_person=False)
-    count_rejections(store, event.trace_id, rejections, review, refusal_fingerprint)
+    count_rejections(store, proposal, rejections, review, refusal_fingerprint)
 
 
 def _apply_later_decision(store: Store, event: RecordedEvent, decision: Decision) -> None:
@@ -100,12 +99,8 @@ def _apply_later_decision(store: Store, event: RecordedEvent, decision: Decision
 
 def _resolve_review(store: Store, event: RecordedEvent, decision: Decision, review: Review) -> None:
     """Close a review with the decision that follows from a person's verdict."""
-    trace_id = event.trace_id
     store.drop(store.reviews, review.decision_id)
-    trace = store.traces.get(trace_id)
-    if trace is not None:
-        open_review = "" if trace.review == review.decision_id else trace.review
-        put_trace(store, trace_id, Trace(NO_REJECTIONS, store.recorded_at_ms, open_review))
+    end_review(store, event.trace_id, review.proposal.producer, review.decision_id)
     if review.approved_decision_id:
         _resolve_execution_review(store, event, decision, store.decisions[review.approved_decision_id])
     elif event.outcome == OUTCOME_APPROVED:

@@ -9,6 +9,7 @@ from typing import Final
 from gavel.v1 import fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
 
+from gavel_rules.events.arbiter_versions import semantics_of
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.document.canonical_form import compute_digest
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
@@ -25,13 +26,18 @@ def apply_system_fact(store: Store, envelope: Envelope, kind: str) -> None:
 
 def _open_bus(store: Store, envelope: Envelope) -> None:
     opened = envelope.fact.bus_opened
-    store.set("arbiter_version", opened.arbiter_version)
+    _set_arbiter_version(store, opened.arbiter_version)
     store.set("cross_check", opened.cross_check)
     store.set("idempotency_window_ms", opened.idempotency_window_ms)
 
 
 def _change_arbiter_version(store: Store, envelope: Envelope) -> None:
-    store.set("arbiter_version", envelope.fact.arbiter_version_changed.arbiter_version)
+    _set_arbiter_version(store, envelope.fact.arbiter_version_changed.arbiter_version)
+
+
+def _set_arbiter_version(store: Store, arbiter_version: int) -> None:
+    store.set("arbiter_version", arbiter_version)
+    store.set("semantics", semantics_of(arbiter_version))
 
 
 def _change_cross_check(store: Store, envelope: Envelope) -> None:

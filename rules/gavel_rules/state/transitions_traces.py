@@ -1,55 +1,75 @@
-"""Transitions of traces: counts of rejections, closed actions, and lapse.
+"""Transitions of traces: refusals that count against producers, closed actions, and lapse.
 
 A trace is remembered until it has been silent for TRACE_LAPSE_MS. Evidence outlives the traces that it was recorded in.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.stored_event import StoredEvent, pack_event
-from gavel_rules.limits import TRACE_CLOSED_ACTIONS_MAX, TRACE_LAPSE_MS
+from gavel_rules.limits import TRACE_CLOSED_ACTIONS_MAX, TRACE_LAPSE_MS, TRACE_PRODUCERS_MAX
 from gavel_rules.state.keys import action_key
-from gavel_rules.state.records import NO_REJECTIONS, ClosedAction, Rejections, Trace
+from gavel_rules.state.records import ClosedAction, Refusals, Rejections
 from gavel_rules.state.store import Store
 
 
-def has_lapsed(trace: Trace, now_ms: int) -> bool:
+def has_lapsed(last_event_ms: int, now_ms: int) -> bool:
     """Return whether a trace has been silent for longer than TRACE_LAPSE_MS."""
-    return now_ms - trace.last_event_ms > TRACE_LAPSE_MS
+    return now_ms - last_event_ms > TRACE_LAPSE_MS
 
 
 def touch_trace(store: Store, trace_id: str) -> None:
     """Note that a remembered trace has an event now."""
-    trace = store.traces.get(trace_id)
-    if trace is not None and trace.last_event_ms != store.recorded_at_ms:
-        put_trace(store, trace_id, trace.at(store.recorded_at_ms))
+    last_event_ms = store.traces.get(trace_id)
+    if last_event_ms is not None and last_event_ms != store.recorded_at_ms:
+        store.unschedule(store.trace_lapses, (last_event_ms, trace_id))
+        _remember_now(store, trace_id)
 
 
 def remember_trace(store: Store, trace_id: str) -> None:
     """Begin to remember a trace."""
     if trace_id not in store.traces:
-        put_trace(store, trace_id, Trace(NO_REJECTIONS, store.recorded_at_ms))
+        _remember_now(store, trace_id)
 
 
-def count_rejections(store: Store, trace_id: str, rejections: Rejections, review: str, refusal_fingerprint: str) -> None:
-    """Set the rejections of a trace after a decision.
+def count_rejections(store: Store, proposal: RecordedEvent, rejections: Rejections, review: str, fingerprint: str) -> None:
+    """Set what counts against a proposal's producer after the first decision on it.
 
-    `review` is the review that the decision opens, `refusal_fingerprint` that of the proposal that it refuses; "" if there is none.
-    A trace without rejections, review, tool events and closed actions is forgotten.
+    `review` is the review that the decision opens, `fingerprint` that of the proposal if it is refused; "" if there is none. A trace
+    without refusals, tool events and closed actions is forgotten.
     """
-    trace = store.traces.get(trace_id)
-    if rejections.total and trace is not None:
-        refusal_fingerprint = refusal_fingerprint or trace.refusal_fingerprint
-    review = review or (trace.review if trace else "")
-    if rejections.total or review or trace_id in store.tool_calls or trace_id in store.tool_results or trace_id in store.closed_actions:
-        put_trace(store, trace_id, Trace(rejections, store.recorded_at_ms, review, refusal_fingerprint))
-    elif trace is not None:
-        _drop_trace(store, trace_id, trace)
+    trace_id = proposal.trace_id
+    of_trace = store.refusals.get(trace_id)
+    if of_trace is not None or rejections.total or review:
+        producer = proposal.envelope.producer
+        key = store.semantics.refusals_key(producer.type, producer.id)
+        if review:
+            store.put(store.subtable(store.trace_reviews, trace_id), key, review)
+        old = of_trace.get(key) if of_trace is not None else None
+        if rejections.total:
+            if old is not None:
+                fingerprint = fingerprint or old.fingerprint
+            _put_refusals(store, trace_id, key, Refusals(rejections, fingerprint, store.head))
+        elif old is not None:
+            _drop_from(store, store.refusals, trace_id, key)
+    if trace_id in store.traces and not _has_memory(store, trace_id):
+        _drop_trace(store, trace_id)
+
+
+def end_review(store: Store, trace_id: str, producer: Producer, review: str) -> None:
+    """Begin a producer's count in a trace anew: a person has resolved a review of its work, which no longer holds its proposals."""
+    key = store.semantics.refusals_key(producer.type, producer.id)
+    if store.trace_reviews.get(trace_id, _NO_REVIEWS).get(key) == review:
+        _drop_from(store, store.trace_reviews, trace_id, key)
+    if key in store.refusals.get(trace_id, _NO_REFUSALS):
+        _drop_from(store, store.refusals, trace_id, key)
 
 
 def close_action(store: Store, event: RecordedEvent, decision: Decision, by_person: bool) -> None:
@@ -65,33 +85,47 @@ def close_action(store: Store, event: RecordedEvent, decision: Decision, by_pers
 
 
 def forget_lapsed_traces(store: Store) -> None:
-    """Forget traces that have lapsed. A trace under review stays, without its tool evidence."""
+    """Forget traces that have lapsed. Open reviews do not lapse."""
     horizon_ms = store.recorded_at_ms - TRACE_LAPSE_MS
     lapses = store.trace_lapses
     while lapses and lapses[0][0] < horizon_ms:
-        trace_id = lapses[0][1]
-        trace = store.traces[trace_id]
-        _drop_trace(store, trace_id, trace)
-        if trace.review:
-            put_trace(store, trace_id, Trace(NO_REJECTIONS, store.recorded_at_ms, trace.review))
+        _drop_trace(store, lapses[0][1])
 
 
-def put_trace(store: Store, trace_id: str, trace: Trace) -> None:
-    """Set the memory of a trace and schedule its lapse."""
-    old = store.traces.get(trace_id)
-    if old is not None:
-        if old.last_event_ms == trace.last_event_ms:
-            store.put(store.traces, trace_id, trace)
-            return
-        store.unschedule(store.trace_lapses, (old.last_event_ms, trace_id))
-    store.put(store.traces, trace_id, trace)
-    store.schedule(store.trace_lapses, (trace.last_event_ms, trace_id))
+_NO_REVIEWS: Final[Mapping[str, str]] = {}
+_NO_REFUSALS: Final[Mapping[str, Refusals]] = {}
 
 
-def _drop_trace(store: Store, trace_id: str, trace: Trace) -> None:
+def _put_refusals(store: Store, trace_id: str, key: str, refusals: Refusals) -> None:
+    remember_trace(store, trace_id)
+    of_trace = store.subtable(store.refusals, trace_id)
+    store.put(of_trace, key, refusals)
+    if len(of_trace) > TRACE_PRODUCERS_MAX:
+        store.drop_oldest(of_trace, {key: each.sequence_number for key, each in of_trace.items()}, len(of_trace) // 4)
+
+
+def _drop_from(store: Store, table: dict[str, dict[str, Any]], trace_id: str, key: str) -> None:
+    of_trace = table[trace_id]
+    store.drop(of_trace, key)
+    if not of_trace:
+        store.drop(table, trace_id)
+
+
+def _remember_now(store: Store, trace_id: str) -> None:
+    """Set the time of a trace's last event, and schedule its lapse."""
+    store.put(store.traces, trace_id, store.recorded_at_ms)
+    store.schedule(store.trace_lapses, (store.recorded_at_ms, trace_id))
+
+
+def _has_memory(store: Store, trace_id: str) -> bool:
+    return trace_id in store.refusals or trace_id in store.tool_calls or trace_id in store.tool_results or trace_id in store.closed_actions
+
+
+def _drop_trace(store: Store, trace_id: str) -> None:
     """Forget a trace; actions that a person closed stay closed."""
-    store.unschedule(store.trace_lapses, (trace.last_event_ms, trace_id))
+    store.unschedule(store.trace_lapses, (store.traces[trace_id], trace_id))
     store.drop(store.traces, trace_id)
+    store.drop(store.refusals, trace_id)
     by_person = {key: closed for key, closed in store.closed_actions.get(trace_id, {}).items() if closed.by_person}
     store.drop(store.closed_actions, trace_id)
     if by_person:

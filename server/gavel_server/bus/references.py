@@ -13,6 +13,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
+from gavel_rules.events.kinds import producer_name
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.state.records import APPROVED
 from gavel_rules.state.state import State
@@ -20,7 +21,7 @@ from gavel_rules.state.state import State
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Request
-from gavel_server.bus.trace_owners import foreign_trace, producer_name
+from gavel_server.bus.trace_owners import foreign_trace
 from gavel_server.errors import ServiceError
 
 # docs/performance.md#isinstance-tuples

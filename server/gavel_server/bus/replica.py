@@ -16,8 +16,9 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.commands import Fault, SubmitProposal
+from gavel_rules.events.arbiter_versions import implemented_versions, is_implemented
 from gavel_rules.events.hash_chain import chain
-from gavel_rules.events.kinds import ARBITER_VERSION, DECISION, EXECUTION, PROPOSAL
+from gavel_rules.events.kinds import DECISION, EXECUTION, PROPOSAL, producer_name
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.state.state import State
 
@@ -26,7 +27,7 @@ from gavel_server.bus.answers.contest_waiters import ContestWaiters
 from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.recent_events import RecentEvents
-from gavel_server.bus.trace_owners import TraceOwners, producer_name
+from gavel_server.bus.trace_owners import TraceOwners
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
@@ -217,10 +218,10 @@ class Replica:
         self.trace_owners.note(trace_id, producer_name(producer.type, producer.id), recorded_at_ms)
 
     def _check_arbiter_version(self) -> None:
-        if self.head.sequence_number and self.state.arbiter_version != ARBITER_VERSION and not self._is_block_permanent:
+        if self.head.sequence_number and not is_implemented(self.state.arbiter_version) and not self._is_block_permanent:
             self.block_writes(
                 error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
-                f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {ARBITER_VERSION}: "
+                f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {implemented_versions()}: "
                 "serve it with a build that implements the bus's version, or upgrade the bus",
                 has_diverged=False,
             )

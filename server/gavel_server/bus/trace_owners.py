@@ -1,7 +1,7 @@
 """The producers that opened the traces of a bus.
 
 The first proposal of a trace opens it. The trace belongs to that producer until it has had no proposal for TRACE_LAPSE_MS. A proposal or
-observation of another producer in the trace counts against the trace's limits and can put it under review, so it has to name a cause in it.
+observation of another producer in the trace has to name a cause in it: nobody takes part in another's work by its trace_id alone.
 
 The owners come from the log alone. Their number is limited: beyond the limit, the producer with the most traces loses those that it opened
 first, so no producer makes others lose theirs.
@@ -30,7 +30,7 @@ class _Owned:
 
 
 class TraceOwners:
-    """The owners of traces by trace_id. A producer is named by its type and id, e.g. "1 support-agent"."""
+    """The owners of traces by trace_id. A producer has the name that `gavel_rules.events.kinds.producer_name` gives."""
 
     def __init__(self, traces_max: int = TRACES_MAX) -> None:
         self._traces_max = traces_max
@@ -73,8 +73,3 @@ def foreign_trace(trace_id: str) -> ServiceError:
     """Return the error for an event of another producer than the trace's that names no cause in the trace."""
     message = f"trace {trace_id} was opened by another producer; to continue it, set causation_id to an event of that trace"
     return ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)
-
-
-def producer_name(producer_type: int, producer_id: str) -> str:
-    """Return the name of a producer for TraceOwners."""
-    return f"{producer_type} {producer_id}"

@@ -22,13 +22,14 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.codec.fields import Field
 from gavel_rules.commands import Fault
 from gavel_rules.events.citation import CitedEvent
+from gavel_rules.events.kinds import producer_name
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.preflight import actions_with, explain, preflight
 from gavel_rules.state.state import State
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.bus.trace_owners import foreign_trace, producer_name
+from gavel_server.bus.trace_owners import foreign_trace
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, of_fault
 from gavel_server.intake.admission import admit_proposal

@@ -22,7 +22,7 @@ from gavel.v1.projection_service_pb2 import GetProjectionRequest, GetStatusReque
 from gavel.v1.rule_set_service_pb2 import GetRuleSetRequest
 from gavel_rules.commands import OpenBus, PublishEvent
 from gavel_rules.decider import handle
-from gavel_rules.events.kinds import ARBITER_VERSION
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.state.state import State
 from gavel_server.bus.queue import CommandQueue
 from gavel_server.bus.request import CommittedAnswer

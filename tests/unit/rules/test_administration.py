@@ -19,7 +19,7 @@ from gavel_rules.commands import (
     RuleSetPosition,
 )
 from gavel_rules.decider import handle
-from gavel_rules.events.kinds import ARBITER_VERSION, SYSTEM_PRODUCER
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION, LATEST
 from gavel_rules.state.state import State
 
 from tests.support.driver import RULES, Core, compile_cached, document, replay_log
@@ -60,7 +60,7 @@ def test_deployment_records_the_document_and_its_digest() -> None:
         deployed.document,
         deployed.canonical_json,
     )
-    assert ("RuleSetDeployed", SYSTEM_PRODUCER, "rule-set/refunds", "gavel.rule_set_deployed", fact_pb2.OBSERVED_FROM_HUMAN_INPUT) == (
+    assert ("RuleSetDeployed", LATEST.system, "rule-set/refunds", "gavel.rule_set_deployed", fact_pb2.OBSERVED_FROM_HUMAN_INPUT) == (
         event.event_name,
         event.producer,
         event.subject,

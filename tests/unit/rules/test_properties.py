@@ -9,8 +9,8 @@ from itertools import groupby
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Command
 from gavel_rules.decider import handle
-from gavel_rules.events.fingerprint import fingerprint
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.state.keys import duplicate_key
 from gavel_rules.state.state import State
 from gavel_server.bus.batch.decision import decide_batch
 from gavel_server.bus.recent_events import RecentEvents
@@ -134,7 +134,8 @@ def test_laws_of_every_log(steps: Sequence[Step]) -> None:
     ]
     proposals = [core.by_id[event_id] for event_id in queue]
     assert sorted(
-        (one.event_id, one.trace_id, f"{fingerprint(ProposalView(one))} {one.proposal.contest.conflict_key}") for one in proposals
+        (one.event_id, one.trace_id, duplicate_key(ProposalView(one), core.state.semantics, one.proposal.contest.conflict_key))
+        for one in proposals
     ) == sorted(of_trace)
     for contest in core.state.contests.values():
         assert core.state.recorded_at_ms < contest.closes_at_ms

@@ -10,8 +10,8 @@ import pytest
 from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.hash_chain import chain, genesis_hash
-from gavel_rules.events.kinds import ARBITER_VERSION
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError, field_differences
 from gavel_server.log import Record

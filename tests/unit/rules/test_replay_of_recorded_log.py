@@ -1,18 +1,21 @@
-"""Replay of a log that an earlier build recorded (tests/data/README.md): this build decides alike."""
+"""Replay of logs that earlier builds recorded (tests/data/README.md): this build decides alike, and writes alike on such a bus."""
 
 from __future__ import annotations
 
 import pytest
+from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.hash_chain import chain, genesis_hash
-from gavel_rules.events.kinds import ARBITER_VERSION
 from gavel_rules.replay import DamagedError, DivergedError
 from gavel_server.log import Record
 
-from tests.support.driver import BUS, replay_log
+from tests.support.driver import BUS, Core, replay_log
 from tests.support.paths import ROOT
 from tests.support.record_log import read_logs
+from tests.support.shared_trace import play_shared_traces
 
-LOGS = read_logs(ROOT / f"tests/data/log_arbiter_version_{ARBITER_VERSION}.jsonl.gz")
+DATA = ROOT / "tests/data"
+LOGS = read_logs(DATA / "log_arbiter_version_2.jsonl.gz")
+((SHARED_BUS, SHARED_LOG),) = read_logs(DATA / "shared_traces_arbiter_version_2.jsonl.gz").items()
 
 
 def test_the_recorded_log_is_large_enough() -> None:
@@ -26,6 +29,27 @@ def test_every_decision_recomputes(bus: str) -> None:
     """The hash chain is valid, and every decision and derived fact is recomputed equal."""
     recomputation = replay_log(bus, LOGS[bus])
     assert len(LOGS[bus]) == recomputation.events
+
+
+def test_shared_traces_recompute() -> None:
+    """By version 2 the refusals of a guest count against the owner of a trace, so the owner's second rejection calls a person."""
+    recomputation = replay_log(SHARED_BUS, SHARED_LOG)
+    assert (len(SHARED_LOG), 2) == (recomputation.events, recomputation.state.arbiter_version)
+    first, guests, second = (event.decision for event in decisions_of(SHARED_LOG)[:3])
+    assert [1, 2, 3] == [decision.consecutive_rejections for decision in (first, guests, second)]
+    assert ["TOO_MUCH", "TOO_MUCH", "REJECTION_LIMIT"] == [decision.reason_code for decision in (first, guests, second)]
+
+
+def test_a_bus_of_version_2_is_written_alike() -> None:
+    """On a bus of version 2, the same commands make the same bytes as by the build that recorded them."""
+    core = Core(bus=SHARED_BUS, arbiter_version=2)
+    play_shared_traces(core)
+    assert SHARED_LOG == core.records
+
+
+def decisions_of(records: list[Record]) -> list[Envelope]:
+    """Return the DECISION events among records."""
+    return [event for event in (Envelope.FromString(record.envelope) for record in records) if event.HasField("decision")]
 
 
 def test_one_changed_byte_breaks_the_chain() -> None:

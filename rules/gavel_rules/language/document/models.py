@@ -149,7 +149,7 @@ class ActionPart(Part):
     decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
     """How long after its approval the action may be started, in milliseconds."""
     rejection_limit: RejectionLimit | None = None
-    """The number of consecutive rejections of a trace at which a person is called. Default: 3."""
+    """The number of consecutive rejections of a producer in a trace at which a person is called. Default: 3."""
     rejection_limits: RejectionLimitsPart | None = None
     """Limits of single classes of rejections. A class with a limit counts by itself; `rejection_limit` covers the others."""
     score: ExpressionText | None = None

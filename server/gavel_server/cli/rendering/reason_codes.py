@@ -14,7 +14,7 @@ from gavel_rules import reason_codes
 _REQUIRED_FACTS: Final = "the required facts are listed below"
 
 MEANINGS: Final[Mapping[str, str]] = {
-    reason_codes.UNDER_REVIEW: "the trace is under human review; wait for the verdict, or work in another trace",
+    reason_codes.UNDER_REVIEW: "the producer is under human review in the trace; wait for the verdict, or work in another trace",
     reason_codes.NO_FEASIBLE_PROPOSAL: (
         "a person has rejected this action, or no proposal of it can pass with the present facts; stop, or wait until the facts change"
     ),
@@ -37,8 +37,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     reason_codes.STALE_FACTS: f"evidence is too old; {_REQUIRED_FACTS}",
     reason_codes.FACT_SUPERSEDED: f"newer evidence has replaced evidence that the proposal cites; {_REQUIRED_FACTS}",
     reason_codes.DUPLICATE_PROPOSAL: (
-        "the trace has already proposed exactly this; cite new evidence or propose something else, or, if the first proposal still "
-        "competes, resubmit that one to get its decision"
+        "the producer has already proposed exactly this in the trace; cite new evidence or propose something else, or, if the first "
+        "proposal still competes, resubmit that one to get its decision"
     ),
     reason_codes.CONFLICTING_DECISION: "another approval holds the conflict key; propose again when that action has ended",
     reason_codes.OUTRANKED: "a competing proposal for the same conflict key scored higher; propose again when its action has ended",
@@ -46,5 +46,5 @@ MEANINGS: Final[Mapping[str, str]] = {
     reason_codes.EVALUATION_ERROR: "a rule's condition failed to evaluate; correct the rule set",
     reason_codes.ENGINE_DISAGREEMENT: "the two rule engines disagree, which is a bug in Gavel; report it with this event",
     reason_codes.NOT_JUDGED: "Gavel failed when the proposal's contest closed; a person must decide; the server's log has the cause",
-    reason_codes.REJECTION_LIMIT: "the trace has reached its limit of rejections; a person must review it",
+    reason_codes.REJECTION_LIMIT: "the producer has reached its limit of rejections in the trace; a person must review it",
 }

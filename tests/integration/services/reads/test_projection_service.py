@@ -18,7 +18,7 @@ from gavel.v1.projection_service_pb2 import (
 )
 from gavel.v1.rule_set_service_pb2 import ListRuleSetsRequest
 from gavel_rules.derivation import derive
-from gavel_rules.events.kinds import ARBITER_VERSION
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 
 from tests.integration.services.world import START_MS, World, fact, observation, proposal, refusal, report, tool_call, tool_result
 

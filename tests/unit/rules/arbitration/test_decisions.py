@@ -9,8 +9,8 @@ from gavel.v1 import common_pb2, decision_pb2, fact_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.ids import derived_event_id
-from gavel_rules.events.kinds import ARBITER_VERSION
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.values import python_to_value
 

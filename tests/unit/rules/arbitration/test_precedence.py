@@ -17,11 +17,11 @@ from gavel.v1.common_pb2 import EventReference, VersionBinding
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
-from gavel_rules.events.kinds import ARBITER_VERSION
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.language.engines.rete import Network
 from gavel_rules.reason_codes import Arms
 
-from tests.support.driver import SUBJECT, Core, document, event_id
+from tests.support.driver import AGENT, SUBJECT, Core, document, event_id
 
 # One declared fact per evidence stage, so that obstacles do not affect each other.
 FACTS: dict[str, Any] = {
@@ -174,9 +174,9 @@ def test_refusals_set_the_memories_of_their_row(obstacle: str) -> None:
     core = Core(TEXT)
     decision = decide(frozenset({obstacle}), core)
     (row,) = [row for row in reason_codes.REASON_CODES if row.code == decision.reason_code]
-    is_reviewed = core.state.open_review("trace-1") == decision.decision_id
+    is_reviewed = core.state.open_review("trace-1", AGENT.type, AGENT.id) == decision.decision_id
     assert (Arms.COUNT in row.arms) == (decision.consecutive_rejections == 1)
-    assert (Arms.FINGERPRINT in row.arms) == (core.state.last_refusal("trace-1", core.now_ms) != "")
+    assert (Arms.FINGERPRINT in row.arms) == (core.state.last_refusal("trace-1", AGENT.type, AGENT.id, core.now_ms) != "")
     assert (Arms.TRACE_REVIEW in row.arms) == is_reviewed == (decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW)
     assert (row.retryable and not decision.terminal) == decision.retry_hint.retryable
 

@@ -8,7 +8,7 @@ import pytest
 from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
-from gavel_rules.events.kinds import ARBITER_VERSION
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.limits import REJECTION_LIMIT_DEFAULT, TRACE_LAPSE_MS
 
 from tests.support.driver import RULES, Core, document

@@ -12,8 +12,8 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import ActivateRuleSet, Answer, Command, DeactivateRuleSet, DeployRuleSet, Fault, RuleSetPosition
 from gavel_rules.decider import handle
 from gavel_rules.errors import NetworkFaultError
+from gavel_rules.events.arbiter_versions import LATEST
 from gavel_rules.events.ids import derived_event_id
-from gavel_rules.events.kinds import SYSTEM_PRODUCER
 from gavel_rules.language import rule_set_cache
 from gavel_rules.language.engines.rete import Network
 from gavel_rules.replay import DivergedError
@@ -88,7 +88,7 @@ def test_a_difference_is_recorded_with_its_decision() -> None:
         event.trace_id,
         event.subject,
     )
-    assert (SYSTEM_PRODUCER, derived_event_id(decision.event_id, decision.sequence_number, "ShadowDifference")) == (
+    assert (LATEST.system, derived_event_id(decision.event_id, decision.sequence_number, "ShadowDifference")) == (
         event.producer,
         event.event_id,
     )

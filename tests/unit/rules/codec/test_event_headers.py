@@ -5,7 +5,8 @@ from __future__ import annotations
 from gavel.v1.common_pb2 import EventCategory, Producer
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.codec.event_headers import encode_header, merge_header, parse_header
-from gavel_rules.events.kinds import DECISION, SYSTEM_PRODUCER
+from gavel_rules.events.arbiter_versions import LATEST
+from gavel_rules.events.kinds import DECISION
 from gavel_rules.events.timestamps import TIME_MS_MAX, timestamp
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +26,8 @@ def test_header(category: EventCategory.ValueType, at_ms: int, occurs_now: bool)
 
 def test_producer() -> None:
     """A header sets the producer that is passed."""
-    header = parse_header(encode_header("gavel.v1", DECISION, "orders", 1_000, True, SYSTEM_PRODUCER.SerializeToString()))
-    assert SYSTEM_PRODUCER == header.producer
+    header = parse_header(encode_header("gavel.v1", DECISION, "orders", 1_000, True, LATEST.system.SerializeToString()))
+    assert LATEST.system == header.producer
 
 
 @given(TIMES_MS, TIMES_MS)

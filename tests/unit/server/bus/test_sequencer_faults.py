@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import AcceptClock, ActivateRuleSet, DeployRuleSet, PublishEvent, SubmitProposal
-from gavel_rules.events.kinds import ARBITER_VERSION
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.checkpoint import Checkpoint

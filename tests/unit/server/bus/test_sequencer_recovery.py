@@ -12,7 +12,8 @@ import pytest
 from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsResponse
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import AttemptRefusal, BeginExecution, Command, SubmitProposal
-from gavel_rules.events.kinds import ARBITER_VERSION, FACT, SYSTEM_PRODUCER
+from gavel_rules.events.arbiter_versions import ARBITER_VERSION, LATEST
+from gavel_rules.events.kinds import FACT
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus import sequencer as sequencer_module
 from gavel_server.bus.batch.decision import BatchDecision
@@ -218,7 +219,7 @@ async def test_failed_check_affects_one_proposal(servers: Servers) -> None:
 async def test_upgrade_by_another_server(servers: Servers) -> None:
     """When another build changes the arbiter_version of a bus, this one stops writing at once and serves reads."""
     sequencer, _ = await servers.start()
-    upgrade = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="upgrade", producer=SYSTEM_PRODUCER)
+    upgrade = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="upgrade", producer=LATEST.system)
     upgrade.fact.arbiter_version_changed.arbiter_version = ARBITER_VERSION + 1
     await _write(servers, upgrade)
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await execute(sequencer, servers.fact()))
@@ -236,7 +237,7 @@ async def test_event_that_cannot_be_applied_stops_writes(servers: Servers) -> No
     """A server that cannot apply an event stops writing, names the event, and serves reads."""
     sequencer, _ = await servers.start()
     digest = (await sequencer.settled()).digest()
-    deployed = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="t", producer=SYSTEM_PRODUCER)
+    deployed = Envelope(event_id=servers.new_id(), event_category=FACT, trace_id="t", producer=LATEST.system)
     deployed.fact.rule_set_deployed.canonical_json = "{}"
     await _write(servers, deployed)
     await asyncio.sleep(1)

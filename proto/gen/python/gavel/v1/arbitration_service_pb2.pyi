@@ -494,8 +494,8 @@ class ResolveReviewResponse(_message.Message):
     @_builtins.property
     def decision(self) -> _envelope_pb2.Envelope:
         """The envelope of the DECISION_EVENT. APPROVED: the action may be carried out or, in the review of an execution,
-        attempted once more. REJECTED with REVIEW_RELEASED: the trace is open again. REJECTED with REVIEW_REJECTED: the
-        trace has ended for this action and subject. REVOKED: the execution's approval has ended. NEEDS_HUMAN_REVIEW: the
+        attempted once more. REJECTED with REVIEW_RELEASED: the trace is open to the producer again. REJECTED with
+        REVIEW_REJECTED: the trace has ended for this action and subject. REVOKED: the execution's approval has ended. NEEDS_HUMAN_REVIEW: the
         evidence does not allow the approval and the review stays open.
         """
 

@@ -182,7 +182,7 @@ class Decision(_message.Message):
     compensates_decision_id: _builtins.str
     """For a compensation: the decision whose execution it compensates."""
     consecutive_rejections: _builtins.int
-    """Number of consecutive rejections of this trace, including this one."""
+    """Number of consecutive rejections of the producer in this trace, including this one."""
     conflict_key: _builtins.str
     """The key that only one live approval may hold at a time. Set on decisions that reached stage 15."""
     @_builtins.property
@@ -290,7 +290,7 @@ Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class RejectionCounts(_message.Message):
-    """RejectionCounts counts consecutive rejections of a trace by class. A rule set may limit each class."""
+    """RejectionCounts counts consecutive rejections of a producer in a trace by class. A rule set may limit each class."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

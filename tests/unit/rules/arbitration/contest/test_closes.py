@@ -23,7 +23,7 @@ from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
 from tests.support.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, contest_document, deliver, verdict
-from tests.support.driver import BUS, Core, compile_cached, rechain, replay_log
+from tests.support.driver import AGENT, BUS, Core, compile_cached, rechain, replay_log
 
 
 def test_entry_and_close_are_undone() -> None:
@@ -223,7 +223,7 @@ def test_a_broken_engine_does_not_keep_a_contest_open(monkeypatch: pytest.Monkey
         verdict(core.first_decision(one)) for one in (first, second, third)
     ]
     assert ["", "", "NOT_JUDGED"] == [one.reason_code for one in core.first_decision(third).contest.candidates]
-    assert core.first_decision(first).decision_id == core.state.open_review("t3")
+    assert core.first_decision(first).decision_id == core.state.open_review("t3", AGENT.type, AGENT.id)
     assert "gavel" == core.first_decision(first).policy_id
     core.prove()
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.contests import APPROVED, EXPIRED, REJECTED, REVIEW, WINDOW_MS, agent, contest_document, deliver, verdict
-from tests.support.driver import ACTION, FACTS, PARAMS, RULES, SUCCESS, Core, document
+from tests.support.driver import ACTION, AGENT, FACTS, PARAMS, RULES, SUCCESS, Core, document
 
 NONE_APPROVED: list[dict[str, Any]] = [
     {"id": "never", "when": "facts.status != '' || has(facts.score)", "effect": "reject", "reason_code": "NEVER"}
@@ -262,7 +262,7 @@ def test_rejections_are_counted_at_the_close() -> None:
     fact = deliver(core)
     winner = core.enter([fact], trace_id="w", priority=9)
     losers = [core.enter([fact], trace_id="a", amount=amount) for amount in (1, 2, 3)]
-    assert 0 == core.state.rejections("a", core.now_ms).total
+    assert 0 == core.state.rejections("a", AGENT.type, AGENT.id, core.now_ms).total
     core.tick(WINDOW_MS)
     assert APPROVED == core.first_decision(winner).outcome
     assert [(REJECTED, "OUTRANKED"), (REVIEW, "REJECTION_LIMIT"), (REJECTED, "UNDER_REVIEW")] == [

@@ -13,7 +13,7 @@ from gavel_rules.limits import CONTEST_CANDIDATES_MAX
 from gavel_rules.preflight import preflight
 
 from tests.support.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, agent, contest_document, deliver, verdict
-from tests.support.driver import Core
+from tests.support.driver import AGENT, Core
 
 
 def test_copy_is_refused_and_names_the_waiting_proposal() -> None:
@@ -31,7 +31,10 @@ def test_copy_is_refused_and_names_the_waiting_proposal() -> None:
     core.tick(WINDOW_MS - 300)
     decision = core.first_decision(candidate)
     assert ((APPROVED, ""), 1) == (verdict(decision), len(decision.contest.candidates))
-    assert (0, {}) == (core.state.rejections(candidate.trace_id, core.now_ms).total, core.state.open_proposals_by_trace)
+    assert (0, {}) == (
+        core.state.rejections(candidate.trace_id, AGENT.type, AGENT.id, core.now_ms).total,
+        core.state.open_proposals_by_trace,
+    )
     core.prove()
 
 

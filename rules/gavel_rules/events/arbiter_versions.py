@@ -1,0 +1,64 @@
+"""The arbiter versions that this build implements, and everything in which they differ.
+
+A bus is decided by the semantics of its arbiter version, which its log states: in BusOpened. A bus of an older version is replayed and
+written with the semantics of that version. What differs between versions is an attribute or a method of `Semantics`; no other module
+compares version numbers.
+
+| version | what changed |
+| --- | --- |
+| 2 | the rejections of a trace, its open review and its last refusal are those of all producers together |
+| 3 | they are kept for each producer of the trace. In development: it may change until it is released |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gavel.v1 import common_pb2
+from gavel.v1.common_pb2 import Producer
+
+from gavel_rules.events.kinds import GAVEL, producer_name
+
+# The version of new buses. A change that alters an outcome or an emitted event needs a new one, unless this one is in development.
+ARBITER_VERSION: Final = 3
+
+
+class Semantics:
+    """The semantics of one arbiter version."""
+
+    def __init__(self, arbiter_version: int, *, shares_refusals: bool) -> None:
+        self.arbiter_version: Final = arbiter_version
+        # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
+        version = str(arbiter_version)
+        self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
+        self.system: Final = Producer(type=common_pb2.PRODUCER_TYPE_SYSTEM, id=GAVEL, version=version)
+        self.arbitrator_fragment: Final = self.arbitrator.SerializeToString(deterministic=True)
+        self.system_fragment: Final = self.system.SerializeToString(deterministic=True)
+        self._shares_refusals: Final = shares_refusals
+
+    def refusals_key(self, producer_type: int, producer_id: str) -> str:
+        """Return the key, within a trace, of the refusals that count against a producer."""
+        return "" if self._shares_refusals else producer_name(producer_type, producer_id)
+
+
+SEMANTICS: Final[Mapping[int, Semantics]] = {
+    2: Semantics(2, shares_refusals=True),
+    3: Semantics(3, shares_refusals=False),
+}
+LATEST: Final = SEMANTICS[ARBITER_VERSION]
+
+
+def is_implemented(arbiter_version: int) -> bool:
+    """Return whether this build implements an arbiter version."""
+    return arbiter_version in SEMANTICS
+
+
+def semantics_of(arbiter_version: int) -> Semantics:
+    """Return the semantics of an arbiter version; the latest for one that this build can only read."""
+    return SEMANTICS.get(arbiter_version, LATEST)
+
+
+def implemented_versions() -> str:
+    """Return the implemented versions for a message, e.g. "2 and 3"."""
+    return " and ".join(map(str, sorted(SEMANTICS)))
