@@ -30,6 +30,17 @@ def enter_contest(store: Store, event: RecordedEvent) -> None:
     store.put(of_trace, duplicate_key(event.proposal, store.semantics, entry.conflict_key), event.event_id)
 
 
+def rekey_candidates(store: Store) -> None:
+    """Key all waiting proposals by the semantics that now hold. Later versions tell more proposals apart, so no two get one key."""
+    for trace_id in list(store.open_proposals_by_trace):
+        store.drop(store.open_proposals_by_trace, trace_id)
+    for contest in store.contests.values():
+        for proposal_id in contest.candidates:
+            event = store.open_proposals[proposal_id]
+            of_trace = store.subtable(store.open_proposals_by_trace, event.trace_id)
+            store.put(of_trace, duplicate_key(event.proposal, store.semantics, contest.conflict_key), proposal_id)
+
+
 def leave_contest(store: Store, contest: OpenContest, event: RecordedEvent) -> None:
     """Remove a proposal that is decided from its contest. The last one ends the contest."""
     candidates = tuple([candidate for candidate in contest.candidates if candidate != event.event_id])

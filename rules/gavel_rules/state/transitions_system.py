@@ -15,6 +15,8 @@ from gavel_rules.language.document.canonical_form import compute_digest
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
 from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedRuleSet, ShadowRuleSet
 from gavel_rules.state.store import Store
+from gavel_rules.state.transitions_contests import rekey_candidates
+from gavel_rules.state.transitions_traces import begin_counts_anew
 
 
 def apply_system_fact(store: Store, envelope: Envelope, kind: str) -> None:
@@ -33,6 +35,8 @@ def _open_bus(store: Store, envelope: Envelope) -> None:
 
 def _change_arbiter_version(store: Store, envelope: Envelope) -> None:
     _set_arbiter_version(store, envelope.fact.arbiter_version_changed.arbiter_version)
+    begin_counts_anew(store)
+    rekey_candidates(store)
 
 
 def _set_arbiter_version(store: Store, arbiter_version: int) -> None:

@@ -72,6 +72,18 @@ def end_review(store: Store, trace_id: str, producer: Producer, review: str) -> 
         _drop_from(store, store.refusals, trace_id, key)
 
 
+def begin_counts_anew(store: Store) -> None:
+    """Forget all refusals, because the semantics have changed. Open reviews hold their producers by the semantics that now hold."""
+    for trace_id in list(store.refusals):
+        store.drop(store.refusals, trace_id)
+    for trace_id, of_trace in list(store.trace_reviews.items()):
+        store.drop(store.trace_reviews, trace_id)
+        for review in of_trace.values():
+            producer = store.reviews[review].proposal.producer
+            key = store.semantics.refusals_key(producer.type, producer.id)
+            store.put(store.subtable(store.trace_reviews, trace_id), key, review)
+
+
 def close_action(store: Store, event: RecordedEvent, decision: Decision, by_person: bool) -> None:
     """Close the decision's action on its subject for its trace."""
     closed = ClosedAction(_stored_reasons(event, decision), event.event_id, store.head, by_person)
