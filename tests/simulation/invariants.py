@@ -281,17 +281,21 @@ def attempts_are_reported_by_their_executor(events: Sequence[Envelope]) -> Itera
                 yield f"event {event.sequence_number} reports an attempt of {executors.get(attempt)} as {reporter}"
 
 
-def traces_under_review_are_closed(events: Sequence[Envelope]) -> Iterator[str]:
-    """A trace under review gets no decision but UNDER_REVIEW."""
-    under_review: set[str] = set()
+def producers_under_review_are_held(events: Sequence[Envelope]) -> Iterator[str]:
+    """A producer that is under review in a trace gets no decision there but UNDER_REVIEW; the trace's other producers do."""
+    producers: dict[str, tuple[int, str]] = {}  # by proposal
+    under_review: set[tuple[str, tuple[int, str]]] = set()
     for event in events:
+        if event.HasField("proposal"):
+            producers[event.event_id] = (event.producer.type, event.producer.id)
         if not event.HasField("decision") or event.decision.previous_decision_id:
             continue
-        closed = event.trace_id in under_review
-        if closed != (event.decision.reason_code == "UNDER_REVIEW"):
-            yield f"decision {event.sequence_number} has {event.decision.reason_code!r}; its trace is under review: {closed}"
+        proposer = (event.trace_id, producers[event.decision.proposal_id])
+        is_held = proposer in under_review
+        if is_held != (event.decision.reason_code == "UNDER_REVIEW"):
+            yield f"decision {event.sequence_number} has {event.decision.reason_code!r}; its producer is under review: {is_held}"
         if event.decision.outcome == REVIEW:
-            under_review.add(event.trace_id)
+            under_review.add(proposer)
 
 
 def any_reject_wins(events: Sequence[Envelope]) -> Iterator[str]:
@@ -357,7 +361,7 @@ CHECKS: Final[tuple[Callable[[Sequence[Envelope]], Iterator[str]], ...]] = (
     attempts_are_reported_by_their_executor,
     late_reports_request_a_review,
     unreported_attempts_request_a_review,
-    traces_under_review_are_closed,
+    producers_under_review_are_held,
     any_reject_wins,
     the_best_wins_a_contest,
 )
