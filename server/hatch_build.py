@@ -54,9 +54,18 @@ COMPILED: Final = {
         "log/redis/resp",
         "fairness/callers",
         "fairness/fair_queue",
+        "front/backend",
+        "front/frames",
+        "front/link",
+        "process/clock",
+        "process/time_slice",
+        "rpc/decoding",
         "rpc/framing",
+        "rpc/plain_methods",
         "rpc/wire",
+        "services/arbitration",
         "services/batches/answers",
+        "services/preflight",
     ),
 }
 # Modules that the globs match and that stay interpreted.
@@ -85,8 +94,6 @@ INTERPRETED: Final = {
         "bus/checkpoint",
         "bus/idempotency/repeated_requests",
         "bus/registry",
-        "bus/replica",
-        "bus/sequencer",
         "bus/watcher",
         # Requests of people, which are rare.
         "intake/human_commands",
@@ -210,7 +217,10 @@ def _compile(work: Path) -> None:
     groups: list[tuple[list[str], str | None]] = [
         ([f"{package}/{module}.py" for module in _modules(package)], f"{Path(package).name}.{LIBRARY}") for package in COMPILED
     ]
-    options = ["--config-file", "pyproject.toml", "--cache-dir", str(work / "types")]
+    types = work / "types"
+    # mypyc 2.4 cannot generate coroutines from the types that an earlier run has stored.
+    shutil.rmtree(types, ignore_errors=True)
+    options = ["--config-file", "pyproject.toml", "--cache-dir", str(types)]
     extensions = mypycify(
         [*options, *(path for paths, _ in groups for path in paths)],
         separate=groups,

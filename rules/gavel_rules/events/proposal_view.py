@@ -13,6 +13,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.proposal_pb2 import Proposal
 
 from gavel_rules.events.citation import citations_in
+from gavel_rules.events.envelope_header import EnvelopeHeader
 from gavel_rules.values import struct_to_dict
 
 # Bound once: docs/performance.md#module-constants
@@ -25,17 +26,19 @@ class ProposalView:
     `trace_id` is empty only while a proposal that names its cause has not inherited the trace (`with_trace`).
     """
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: Envelope, header: EnvelopeHeader | None = None) -> None:
+        """`header` is the envelope's, if it has been read. It may have been read before the server set event_id and trace_id."""
+        if header is None:
+            header = EnvelopeHeader(envelope)
         proposal = envelope.proposal
-        producer = envelope.producer
         self.envelope: Final = envelope
-        self.event_id: Final = envelope.event_id
-        self.trace_id: Final = envelope.trace_id
-        self.causation_id: Final = envelope.causation_id
-        self.subject: Final = envelope.subject
-        self.producer_type: Final[ProducerType.ValueType] = producer.type
-        self.producer_id: Final = producer.id
-        self.producer_version: Final = producer.version
+        self.event_id: Final = header.event_id or envelope.event_id
+        self.trace_id: Final = header.trace_id or envelope.trace_id
+        self.causation_id: Final = header.causation_id
+        self.subject: Final = header.subject
+        self.producer_type: Final[ProducerType.ValueType] = header.producer_type
+        self.producer_id: Final = header.producer_id
+        self.producer_version: Final = header.producer_version
         self.action_type: Final = proposal.action_type
         struct = proposal.params
         self.struct: Final = struct  # the params as sent

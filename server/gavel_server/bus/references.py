@@ -13,7 +13,6 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.commands import Command, PublishEvent, References, ResolveReview, SubmitProposal, command_envelope, decision_id_of
-from gavel_rules.events.kinds import producer_name
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.state.records import APPROVED
 from gavel_rules.state.state import State
@@ -21,7 +20,7 @@ from gavel_rules.state.state import State
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Request
-from gavel_server.bus.trace_owners import foreign_trace
+from gavel_server.bus.trace_owners import ProducerKey, foreign_trace
 from gavel_server.errors import ServiceError
 
 # docs/performance.md#isinstance-tuples
@@ -64,7 +63,7 @@ class ReferenceResolution:
         deferred: list[Request] = []
         envelope_of_key: dict[str, Envelope] = {}
         is_behind = False
-        opened: dict[str, str] = {}  # traces that this batch opens, and their producers
+        opened: dict[str, ProducerKey] = {}  # traces that this batch opens, and their producers
         recent_events = self._replica.recent_events
         for request in batch:
             command = request.command
@@ -134,25 +133,25 @@ class ReferenceResolution:
                 envelope.trace_id = trace_id
         return trace_id
 
-    def _may_use_trace(self, request: Request, cause_trace_id: str, opened: dict[str, str]) -> bool:
+    def _may_use_trace(self, request: Request, cause_trace_id: str, opened: dict[str, ProducerKey]) -> bool:
         """Return whether a proposal or observation may be in its trace; answer it otherwise. A proposal opens a trace without an owner."""
         command = request.command
         if isinstance(command, SubmitProposal):
             proposal = command.proposal
             trace_id = proposal.trace_id
-            producer = producer_name(proposal.producer_type, proposal.producer_id)
+            producer = (proposal.producer_type, proposal.producer_id)
         elif isinstance(command, PublishEvent) and command.envelope.HasField("observation"):
             envelope = command.envelope
             trace_id = envelope.trace_id
-            producer = producer_name(envelope.producer.type, envelope.producer.id)
+            producer = (envelope.producer.type, envelope.producer.id)
         else:
             return True
         replica = self._replica
-        owner = replica.trace_owners.owner(trace_id, replica.now_ms()) or opened.get(trace_id, "")
-        if owner and owner != producer and cause_trace_id != trace_id:
+        owner = replica.trace_owners.owner(trace_id, replica.now_ms) or opened.get(trace_id)
+        if owner is not None and owner != producer and cause_trace_id != trace_id:
             request.answer(foreign_trace(trace_id))
             return False
-        if not owner and isinstance(command, SubmitProposal):
+        if owner is None and isinstance(command, SubmitProposal):
             opened[trace_id] = producer
         return True
 

@@ -18,7 +18,7 @@ from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.commands import Fault, SubmitProposal
 from gavel_rules.events.arbiter_versions import implemented_versions, is_implemented
 from gavel_rules.events.hash_chain import chain
-from gavel_rules.events.kinds import DECISION, EXECUTION, PROPOSAL, producer_name
+from gavel_rules.events.kinds import DECISION, EXECUTION, PROPOSAL
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.state.state import State
 
@@ -146,7 +146,8 @@ class Replica:
             for request, answer in decided.answers:
                 command = request.command
                 if isinstance(command, SubmitProposal) and not isinstance(answer, Fault):
-                    self._note_owner(command.proposal.trace_id, command.proposal.envelope, decided.recorded_at_ms)
+                    proposal = command.proposal
+                    self.trace_owners.note(proposal.trace_id, (proposal.producer_type, proposal.producer_id), decided.recorded_at_ms)
             metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates)
             self.wake_followers()
             if self.on_execution is not None and decided.execution_count:
@@ -205,17 +206,13 @@ class Replica:
         event.pack(record.envelope)
         self.recent_events.add(envelope)
         if envelope.event_category == PROPOSAL:
-            self._note_owner(envelope.trace_id, envelope, milliseconds(envelope.recorded_at))
+            producer = envelope.producer
+            self.trace_owners.note(envelope.trace_id, (producer.type, producer.id), milliseconds(envelope.recorded_at))
         self.head = Head(record.sequence_number, chain_hash)
         if self.contest_waiters and envelope.event_category == DECISION:
             self.contest_waiters.notify(envelope, record)
         if self.on_execution is not None and envelope.event_category == EXECUTION:
             self.on_execution()
-
-    def _note_owner(self, trace_id: str, proposal: Envelope, recorded_at_ms: int) -> None:
-        """Note that the log has a proposal in a trace."""
-        producer = proposal.producer
-        self.trace_owners.note(trace_id, producer_name(producer.type, producer.id), recorded_at_ms)
 
     def _check_arbiter_version(self) -> None:
         if self.head.sequence_number and not is_implemented(self.state.arbiter_version) and not self._is_block_permanent:

@@ -9,6 +9,7 @@ first, so no producer makes others lose theirs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from gavel.v1 import error_pb2
@@ -21,23 +22,27 @@ TRACES_MAX: Final = 100_000
 FORGOTTEN_AT_ONCE: Final = 1_000
 
 
+# A producer's type and id.
+ProducerKey = tuple[int, str]
+
+
 class _Owned:
     """A trace's producer, and the time of its last proposal."""
 
-    def __init__(self, producer: str, last_proposal_ms: int) -> None:
+    def __init__(self, producer: ProducerKey, last_proposal_ms: int) -> None:
         self.producer: Final = producer
         self.last_proposal_ms = last_proposal_ms
 
 
 class TraceOwners:
-    """The owners of traces by trace_id. A producer has the name that `gavel_rules.events.kinds.producer_name` gives."""
+    """The owners of traces by trace_id."""
 
     def __init__(self, traces_max: int = TRACES_MAX) -> None:
         self._traces_max = traces_max
         self._owned: dict[str, _Owned] = {}
-        self._traces: dict[str, dict[str, None]] = {}  # trace_ids by producer, in the order in which they were opened
+        self._traces: dict[ProducerKey, dict[str, None]] = {}  # trace_ids by producer, in the order in which they were opened
 
-    def note(self, trace_id: str, producer: str, now_ms: int) -> None:
+    def note(self, trace_id: str, producer: ProducerKey, now_ms: int) -> None:
         """Note a proposal that is in the log, recorded at `now_ms`."""
         owned = self._owned.get(trace_id)
         if owned is not None:
@@ -50,10 +55,10 @@ class TraceOwners:
         if len(self._owned) > self._traces_max:
             self._forget_oldest()
 
-    def owner(self, trace_id: str, now_ms: int) -> str:
-        """Return the producer that a trace belongs to; "" if nobody is known to own it."""
+    def owner(self, trace_id: str, now_ms: Callable[[], int]) -> ProducerKey | None:
+        """Return the producer that a trace belongs to; None if nobody is known to own it. The clock is read only if the trace is known."""
         owned = self._owned.get(trace_id)
-        return owned.producer if owned is not None and now_ms - owned.last_proposal_ms <= TRACE_LAPSE_MS else ""
+        return owned.producer if owned is not None and now_ms() - owned.last_proposal_ms <= TRACE_LAPSE_MS else None
 
     def _forget_oldest(self) -> None:
         largest = max(self._traces, key=lambda producer: len(self._traces[producer]))
@@ -61,7 +66,7 @@ class TraceOwners:
         for trace_id in traces[: min(FORGOTTEN_AT_ONCE, (len(traces) + 1) // 2)]:
             self._forget(largest, trace_id)
 
-    def _forget(self, producer: str, trace_id: str) -> None:
+    def _forget(self, producer: ProducerKey, trace_id: str) -> None:
         del self._owned[trace_id]
         traces = self._traces[producer]
         del traces[trace_id]

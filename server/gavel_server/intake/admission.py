@@ -17,12 +17,12 @@ from gavel.v1.common_pb2 import Producer, ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ObservedFrom
 from gavel_rules.commands import SubmitProposal
+from gavel_rules.events.envelope_header import EnvelopeHeader
 from gavel_rules.events.kinds import EVENT_NAME_DEFAULT, EXECUTION_NAME
 from gavel_rules.events.proposal_view import ProposalView
 
 from gavel_server.errors import invalid
 from gavel_server.intake import permissions
-from gavel_server.intake.envelope_header import EnvelopeHeader
 from gavel_server.intake.envelope_validation import producer_violations, shape_violations
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.intake.payload_validation import payload_violations, proposal_violations
@@ -70,7 +70,7 @@ def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None) 
     """Validate and complete a proposal like `admit`; return its command and its idempotency key."""
     header, payload = _checked_header(envelope, bus, PROPOSALS, sent_bytes)
     _complete_header(envelope, header, payload)
-    proposal = ProposalView(envelope)
+    proposal = ProposalView(envelope, header)
     found = proposal_violations(proposal)
     if found:
         raise invalid(found)
@@ -80,8 +80,9 @@ def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None) 
 def producer_for_execution(producer: Producer) -> Producer:
     """Return the executor of a call that carries no envelope, validated and completed. Raises ServiceError."""
     envelope = Envelope(producer=producer)
-    _imply_producer(envelope, "execution")
     header = EnvelopeHeader(envelope)
+    if _imply_producer(envelope, header, "execution"):
+        header = EnvelopeHeader(envelope)
     found = producer_violations(header)
     if found:
         raise invalid([(field.removeprefix("envelope."), description) for field, description in found])
@@ -92,9 +93,9 @@ def producer_for_execution(producer: Producer) -> Producer:
 def _checked_header(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: int | None) -> tuple[EnvelopeHeader, str]:
     """Check shape, producer and permission; return the header and the name of the payload. Raises ServiceError."""
     payload = _which_of(envelope, "payload")
-    if payload is not None:
-        _imply_producer(envelope, payload)
     header = EnvelopeHeader(envelope)
+    if payload is not None and _imply_producer(envelope, header, payload):
+        header = EnvelopeHeader(envelope)
     found = shape_violations(envelope, header, bus, payload, payloads, sent_bytes)
     if found or payload is None:
         raise invalid(found)
@@ -107,17 +108,17 @@ def _checked_header(envelope: Envelope, bus: str, payloads: frozenset[str], sent
     return header, payload
 
 
-def _imply_producer(envelope: Envelope, payload: str) -> None:
-    """Complete the producer where the payload implies it."""
+def _imply_producer(envelope: Envelope, header: EnvelopeHeader, payload: str) -> bool:
+    """Complete the producer where the payload implies it. Return whether the envelope has changed."""
+    if header.producer_type and header.producer_id:
+        return False
     implied = _IMPLIED_PRODUCER.get(payload)
-    if implied is None:
-        return
-    producer = envelope.producer
-    producer_type = producer.type
-    if not producer_type:
-        producer_type = producer.type = implied
-    if producer_type == implied and not producer.id:
-        producer.id = LOCAL_PRODUCER_ID
+    if implied is None or header.producer_type not in (common_pb2.PRODUCER_TYPE_UNSPECIFIED, implied):
+        return False
+    envelope.producer.type = implied
+    if not header.producer_id:
+        envelope.producer.id = LOCAL_PRODUCER_ID
+    return True
 
 
 def _complete_header(envelope: Envelope, header: EnvelopeHeader, payload: str) -> None:

@@ -7,10 +7,10 @@ from typing import Final
 from gavel.v1.common_pb2 import EventCategory, ProducerType, VersionBinding
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import limits
+from gavel_rules.events.envelope_header import EnvelopeHeader
 from gavel_rules.events.ids import is_uuid, uuid_problem
 from gavel_rules.events.kinds import CATEGORY_OF_PAYLOAD, SCHEMA_VERSION
 
-from gavel_server.intake.envelope_header import EnvelopeHeader
 from gavel_server.intake.formats import EVENT_NAME, SUBJECT, is_plain, is_producer_id, is_time
 
 # (field, description) of each fault of a request.

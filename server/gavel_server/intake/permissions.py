@@ -13,11 +13,11 @@ from gavel.v1.common_pb2 import EventCategory, ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact, ObservedFrom
 from gavel_rules.derivation import is_derived
+from gavel_rules.events.envelope_header import EnvelopeHeader
 from gavel_rules.events.kinds import CATEGORY_OF_PAYLOAD, DECISION, DECISION_NAME, FACT_DERIVATION_REACTOR, GAVEL, SYSTEM_FACT_KEY
 from gavel_rules.events.permissions import CATEGORIES_OF_PRODUCER
 
 from gavel_server.errors import ServiceError
-from gavel_server.intake.envelope_header import EnvelopeHeader
 
 # Diagnostics that only Gavel writes; an agent's diagnostic of the same kind could be mistaken for one.
 RESERVED_DIAGNOSTIC_KINDS: Final = frozenset(

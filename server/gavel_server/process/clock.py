@@ -22,8 +22,8 @@ DELAY_MS_MAX: Final = 5_000
 STEP_MS_MAX: Final = 5_000
 STEP_SECONDS: Final = 60
 
-# Counts the time in which the machine is suspended, unlike time.monotonic, where the system has such a clock.
-_ELAPSED: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+# Where the system has it, the clock that also counts the time in which the machine is suspended.
+_ELAPSED: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def wall_clock_ms() -> int:
@@ -33,7 +33,7 @@ def wall_clock_ms() -> int:
 
 def elapsed_ms() -> int:
     """Return the milliseconds since an arbitrary moment. Nobody can set this clock."""
-    return (time.monotonic_ns() if _ELAPSED is None else time.clock_gettime_ns(_ELAPSED)) // 1_000_000
+    return time.clock_gettime_ns(_ELAPSED) // 1_000_000
 
 
 def is_timely(dated_ms: int, store_ms: int) -> bool:

@@ -22,7 +22,6 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.codec.fields import Field
 from gavel_rules.commands import Fault
 from gavel_rules.events.citation import CitedEvent
-from gavel_rules.events.kinds import producer_name
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.preflight import actions_with, explain, preflight
 from gavel_rules.state.state import State
@@ -46,8 +45,9 @@ _BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchP
 # The fields of the answer to a batch that hold a result, and its decision.
 _RESULT: Final = Field(BatchPreflightResponse, "results")
 _DECISION: Final = Field(PreflightResult, "decision")
-# Proposals that are admitted or decided before other tasks get a turn; fewer if a `TimeSlice` ends first.
-SLICE_PROPOSALS: Final = 16
+# Proposals that are admitted or decided before other tasks get a turn; fewer if a `TimeSlice` ends first. More batches in turn would
+# hold more memory at once: docs/performance.md#slices.
+SLICE_PROPOSALS: Final = 128
 # The most due timers, and candidates of due contests, that one preflight fires. If more are due, it waits until the sequencer has
 # recorded them.
 DUE_TIMERS_MAX: Final = 16
@@ -166,9 +166,10 @@ async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes:
 
 def _check_trace(sequencer: Sequencer, proposal: ProposalView, cause_trace_id: str) -> ProposalView:
     """Return the proposal if it may be in its trace. Raises ServiceError PRODUCER_NOT_ALLOWED."""
-    owner = sequencer.replica.trace_owners.owner(proposal.trace_id, sequencer.now_ms())
-    if owner and owner != producer_name(proposal.producer_type, proposal.producer_id) and cause_trace_id != proposal.trace_id:
-        raise foreign_trace(proposal.trace_id)
+    trace_id = proposal.trace_id
+    owner = sequencer.replica.trace_owners.owner(trace_id, sequencer.now_ms)
+    if owner is not None and owner != (proposal.producer_type, proposal.producer_id) and cause_trace_id != trace_id:
+        raise foreign_trace(trace_id)
     return proposal
 
 

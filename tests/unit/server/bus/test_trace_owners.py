@@ -107,23 +107,23 @@ async def test_repeated_proposal_gets_its_answer(servers: Servers) -> None:
 def test_traces_lapse() -> None:
     """A trace without a proposal for a day is free, and belongs to the next producer."""
     owners = TraceOwners()
-    owners.note("t", "a", 0)
-    owners.note("t", "b", TRACE_LAPSE_MS)
-    assert "a" == owners.owner("t", 2 * TRACE_LAPSE_MS)
-    assert "" == owners.owner("t", 2 * TRACE_LAPSE_MS + 1)
-    owners.note("t", "b", 2 * TRACE_LAPSE_MS + 1)
-    assert "b" == owners.owner("t", 2 * TRACE_LAPSE_MS + 1)
+    owners.note("t", (1, "a"), 0)
+    owners.note("t", (1, "b"), TRACE_LAPSE_MS)
+    assert (1, "a") == owners.owner("t", lambda: 2 * TRACE_LAPSE_MS)
+    assert owners.owner("t", lambda: 2 * TRACE_LAPSE_MS + 1) is None
+    owners.note("t", (1, "b"), 2 * TRACE_LAPSE_MS + 1)
+    assert (1, "b") == owners.owner("t", lambda: 2 * TRACE_LAPSE_MS + 1)
 
 
 @pytest.mark.parametrize("greedy", [1, 10])
 def test_memory_is_bounded(greedy: int) -> None:
     """Producers that open very many traces lose their own first ones, and others keep theirs."""
     owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)
-    owners.note("mine", "me", 0)
+    owners.note("mine", (1, "me"), 0)
     for number in range(10 * FORGOTTEN_AT_ONCE):
-        owners.note(f"t{number}", f"greedy-{number % greedy}", 0)
-    assert "me" == owners.owner("mine", 0)
+        owners.note(f"t{number}", (1, f"greedy-{number % greedy}"), 0)
+    assert (1, "me") == owners.owner("mine", lambda: 0)
     assert len(owners._owned) <= 2 * FORGOTTEN_AT_ONCE
     assert len(owners._owned) == sum(map(len, owners._traces.values()))
     last = 10 * FORGOTTEN_AT_ONCE - 1
-    assert f"greedy-{last % greedy}" == owners.owner(f"t{last}", 0)
+    assert (1, f"greedy-{last % greedy}") == owners.owner(f"t{last}", lambda: 0)

@@ -9,7 +9,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 
 class EnvelopeHeader:
-    """Header fields as sent, with the producer implied by the payload; read once (docs/performance.md#protobuf-fields)."""
+    """The header fields of an envelope, read once (docs/performance.md#protobuf-fields)."""
 
     def __init__(self, envelope: Envelope) -> None:
         producer = envelope.producer
