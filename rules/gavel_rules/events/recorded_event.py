@@ -67,6 +67,15 @@ class RecordedEvent:
         return proposal
 
     @property
+    def proposer(self) -> tuple[int, str]:
+        """The type and id of a proposal's producer."""
+        proposal = self._proposal
+        if proposal is not None:
+            return proposal.producer_type, proposal.producer_id
+        producer = self.envelope.producer
+        return producer.type, producer.id
+
+    @property
     def competes(self) -> bool:
         """Whether a proposal has entered a contest."""
         return self._proposal.competes if self._proposal is not None else _has_field(self.envelope.proposal, "contest")

@@ -48,8 +48,8 @@ def count_rejections(store: Store, proposal: RecordedEvent, rejections: Rejectio
     trace_id = proposal.trace_id
     of_trace = store.refusals.get(trace_id)
     if of_trace is not None or rejections.total or review:
-        producer = proposal.envelope.producer
-        key = store.semantics.refusals_key(producer.type, producer.id)
+        producer_type, producer_id = proposal.proposer
+        key = store.semantics.refusals_key(producer_type, producer_id)
         if review:
             store.put(store.subtable(store.trace_reviews, trace_id), key, review)
         old = of_trace.get(key) if of_trace is not None else None
@@ -110,7 +110,10 @@ _NO_REFUSALS: Final[Mapping[str, Refusals]] = {}
 
 def _put_refusals(store: Store, trace_id: str, key: str, refusals: Refusals) -> None:
     remember_trace(store, trace_id)
-    of_trace = store.subtable(store.refusals, trace_id)
+    of_trace = store.refusals.get(trace_id)
+    if of_trace is None:
+        store.put(store.refusals, trace_id, {key: refusals})
+        return
     store.put(of_trace, key, refusals)
     if len(of_trace) > TRACE_PRODUCERS_MAX:
         store.drop_oldest(of_trace, {key: each.sequence_number for key, each in of_trace.items()}, len(of_trace) // 4)
