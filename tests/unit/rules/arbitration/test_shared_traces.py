@@ -236,6 +236,7 @@ def play(moves: Sequence[Move], *, with_guest: bool) -> list[Decision]:
             continue
         producer = GUEST if move.is_guest else OWNER
         if move.kind == "revoke":
+            core.tick()  # the approval may have expired
             if not move.is_guest and approval is not None and approval.event_id in core.state.decisions:
                 core.revoke(approval)
             continue
