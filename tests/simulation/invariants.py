@@ -186,7 +186,7 @@ def _effective_time(event: Envelope) -> tuple[int, int]:
 
 
 def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
-    """An attempt begins only after the report or the lease of the one before it, within the limits, and before expiry."""
+    """An attempt begins only after the report, late or not, or the lease of the one before it, within the limits, and before expiry."""
     running: dict[str, Envelope] = {}
     attempts: dict[str, int] = {}
     most = {decision_id: approval.decision.retry_policy.max_attempts for decision_id, approval in _approvals(events).items()}
@@ -196,6 +196,10 @@ def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
         grant = of_review.get(event.decision.previous_decision_id)
         if grant is not None and event.decision.outcome == APPROVED:
             most[grant] = event.decision.retry_policy.max_attempts
+        late = event.agent_diagnostic.late_execution.execution
+        running_attempt = running.get(late.decision_id)
+        if running_attempt is not None and running_attempt.execution.attempt == late.attempt:
+            del running[late.decision_id]  # it reported, after a late report of an earlier attempt had called a person
         if not event.HasField("execution"):
             continue
         execution = event.execution
