@@ -114,6 +114,13 @@ func (calls *calls) unary(kind byte) grpc.StreamHandler {
 		if err := call.readRequest(stream, &request); err != nil {
 			return err
 		}
+		if len(request.frame) > call.connection.table.limits.LargeRequestBytes {
+			turn, err := call.connection.table.large.begin(ctx, call.connection)
+			if err != nil {
+				return status.FromContextError(err).Err()
+			}
+			defer turn.end()
+		}
 		answers := answerChannels.Get().(chan answer)
 		number, err := calls.send(kind, request.frame, call, answers)
 		if err != nil {

@@ -25,6 +25,7 @@ type request struct {
 	size      int
 	wireBytes int            // as they came, with their header
 	refusal   *status.Status // why the message is not taken
+	turn      *turn          // of a large request on a stream
 }
 
 // content is a response of the hot path.
@@ -95,6 +96,13 @@ func (request *request) take(data mem.BufferSlice) {
 	frame, room := request.caller.NewRequest(data.Len())
 	data.CopyTo(room)
 	request.frame = frame
+}
+
+// endTurn ends the turn of the request, if it has one.
+func (request *request) endTurn() {
+	if request.turn != nil {
+		request.turn.end()
+	}
 }
 
 var _ encoding.CodecV2 = bytesCodec{}

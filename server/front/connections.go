@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -17,6 +18,8 @@ import (
 type connections struct {
 	limits         limits
 	decompressions chan struct{} // holds one for each decompression under way
+	forwarded      *turns        // of forwarded calls
+	large          *turns        // of large requests on the link
 
 	mutex  sync.Mutex
 	all    map[*connection]struct{}
@@ -31,6 +34,8 @@ func newConnections(limits limits) *connections {
 	return &connections{
 		limits:         limits,
 		decompressions: make(chan struct{}, limits.Decompressions),
+		forwarded:      newTurns(limits.ForwardedCalls, forwardedTurnMax),
+		large:          newTurns(limits.LargeRequests, largeTurnMax),
 		all:            map[*connection]struct{}{},
 		counts:         map[string]int{},
 	}
@@ -133,41 +138,30 @@ func (connections *connections) release(call *call, bytes int) {
 // shed refuses the largest calls of the caller that holds most, connection by connection, until an eighth of the limit is free.
 func (connections *connections) shed() {
 	limit := connections.limits.BytesInFlight
-	message := fmt.Sprintf("%d bytes of all callers are in flight; try again", limit)
 	bytes := map[string]int{}
 	for connection := range connections.all {
 		bytes[connection.caller] += connection.bytes
 	}
-	calls := connections.calls()
-	slices.SortFunc(calls, func(one, other *call) int {
-		return cmp.Or(
-			cmp.Compare(bytes[other.connection.caller], bytes[one.connection.caller]),
-			cmp.Compare(other.connection.bytes, one.connection.bytes),
-			cmp.Compare(other.bytes, one.bytes),
-		)
+	// Sorted are the connections, and then the calls of one after the other: a flood has more calls than can be sorted here without delay.
+	largest := slices.SortedFunc(maps.Keys(connections.all), func(one, other *connection) int {
+		return cmp.Or(cmp.Compare(bytes[other.caller], bytes[one.caller]), cmp.Compare(other.bytes, one.bytes))
 	})
-	for _, call := range calls {
-		if connections.bytes <= limit-limit/8 {
-			return
-		}
-		call.refuse(refusals.Exhausted(message))
-		if call.unsent > 0 {
-			call.connection.reset(call)
-		}
-	}
-}
-
-// calls returns the calls that hold something.
-func (connections *connections) calls() []*call {
-	var calls []*call
-	for connection := range connections.all {
-		for _, call := range connection.calls {
-			if call.bytes > 0 {
-				calls = append(calls, call)
+	reason := refusals.Exhausted(fmt.Sprintf("%d bytes of all callers are in flight; try again", limit))
+	for _, connection := range largest {
+		calls := slices.SortedFunc(maps.Values(connection.calls), func(one, other *call) int { return cmp.Compare(other.bytes, one.bytes) })
+		for _, call := range calls {
+			if connections.bytes <= limit-limit/8 {
+				return
+			}
+			if call.bytes == 0 {
+				break
+			}
+			call.refuse(reason)
+			if call.unsent > 0 {
+				connection.reset(call)
 			}
 		}
 	}
-	return calls
 }
 
 // watch looks at the time limits once a second, until stop is closed.

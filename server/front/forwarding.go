@@ -82,6 +82,11 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		defer cancelTimed()
 		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, outgoing))
 		defer cancel()
+		turn, err := call.connection.table.forwarded.begin(ctx, call.connection)
+		if err != nil {
+			return status.FromContextError(err).Err()
+		}
+		defer turn.end()
 		path, _ := grpc.MethodFromServerStream(caller)
 		server, err := inner.NewStream(ctx, anyShape, path)
 		if err != nil {
@@ -98,7 +103,7 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		} else if server.SendMsg(&request.message) == nil {
 			server.CloseSend() // passResponses returns how the call ended
 		}
-		err = call.passResponses(server, caller)
+		err = call.passResponses(server, caller, turn)
 		caller.SetTrailer(headers.Own(server.Trailer()))
 		select {
 		case err := <-unreadable:
@@ -138,9 +143,11 @@ func (call *call) passRequests(caller grpc.ServerStream, server grpc.ClientStrea
 }
 
 // passResponses passes on the server's messages, and returns the status with which the call ended.
-func (call *call) passResponses(server grpc.ClientStream, caller grpc.ServerStream) error {
+func (call *call) passResponses(server grpc.ClientStream, caller grpc.ServerStream, turn *turn) error {
 	// Some methods send headers before the first message: they tell a caller that it is subscribed.
-	if header, err := server.Header(); err == nil && header != nil {
+	header, err := server.Header()
+	turn.end() // the first work is done; what follows takes turns at the server
+	if err == nil && header != nil {
 		if err := caller.SendHeader(headers.Own(header)); err != nil {
 			return err
 		}

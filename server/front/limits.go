@@ -19,6 +19,9 @@ type limits struct {
 	HeaderBytes             int               `json:"header_bytes"`
 	HeaderListBytes         int               `json:"header_list_bytes"`
 	Decompressions          int               `json:"decompressions"`
+	ForwardedCalls          int               `json:"forwarded_calls"`
+	LargeRequests           int               `json:"large_requests"`
+	LargeRequestBytes       int               `json:"large_request_bytes"`
 	Resets                  int               `json:"resets"`
 	ResetSeconds            int               `json:"reset_seconds"`
 	IdleSeconds             int               `json:"idle_seconds"`

@@ -109,7 +109,15 @@ func (stream *stream) read() error {
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		}
+		if len(request.frame) > stream.call.connection.table.limits.LargeRequestBytes {
+			turn, err := stream.call.connection.table.large.begin(stream.Context(), stream.call.connection)
+			if err != nil {
+				return err
+			}
+			request.turn = turn
+		}
 		if sent, err := stream.send(&request); !sent || err != nil {
+			request.endTurn()
 			return err
 		}
 	}
@@ -136,6 +144,7 @@ func (stream *stream) settle(number uint32) {
 	defer stream.mutex.Unlock()
 	if request, found := stream.pending[number]; found {
 		delete(stream.pending, number)
+		request.endTurn()
 		stream.call.settle(request)
 	}
 }
@@ -159,7 +168,8 @@ func (stream *stream) forget() {
 	stream.mutex.Lock()
 	defer stream.mutex.Unlock()
 	stream.closed = true
-	for number := range stream.pending {
+	for number, request := range stream.pending {
+		request.endTurn()
 		stream.calls.forget(number)
 	}
 }

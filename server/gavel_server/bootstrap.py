@@ -50,6 +50,7 @@ from gavel_server.rpc.listener import Listener
 from gavel_server.rpc.plain_methods import Method
 from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTION, SERVICES
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS, UNIX, bind
+from gavel_server.rpc.wakeups import read_all_wakeups
 from gavel_server.services.registration import register_services
 
 # A stopping gRPC server answers new calls CANCELLED. During this pause, callers that have just got their last answer still get
@@ -71,7 +72,12 @@ class ServeError(GavelServerError):
 def run(settings: Settings, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP. `ready` is called with the address once the server answers. Raises ServeError, LogError."""
     return_large_blocks()
-    uvloop.run(serve(settings, ready=ready))
+    uvloop.run(_run(settings, ready))
+
+
+async def _run(settings: Settings, ready: Callable[[str], None]) -> None:
+    read_all_wakeups()
+    await serve(settings, ready=ready)
 
 
 async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:

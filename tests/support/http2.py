@@ -72,6 +72,7 @@ class Http2Connection:
         self._reader = reader
         self._writer = writer
         self._stream = -1
+        self._written_bytes = 0
         self._reading = asyncio.create_task(self._read())
         self.frames: list[tuple[int, int, int, bytes]] = []
         """Frames read, as (type, flags, stream, payload), without DATA of more than one frame's worth."""
@@ -95,8 +96,10 @@ class Http2Connection:
         return connection
 
     def send(self, data: bytes) -> None:
-        """Send bytes."""
-        self._writer.write(data)
+        """Send bytes, unless the connection is closed."""
+        if not self._writer.is_closing():
+            self._writer.write(data)
+            self._written_bytes += len(data)
 
     def start_call(self, path: bytes, *further: tuple[bytes, bytes]) -> int:
         """Send the headers of a call; return its stream."""
@@ -117,6 +120,11 @@ class Http2Connection:
     async def drain(self) -> None:
         """Wait until the server has taken what was sent. Raises ConnectionError if it has closed the connection."""
         await self._writer.drain()
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that the system has taken."""
+        return self._written_bytes - self._writer.transport.get_write_buffer_size()
 
     @property
     def is_closed(self) -> bool:

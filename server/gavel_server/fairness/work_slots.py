@@ -25,6 +25,8 @@ SCANS_WAITING_MAX: Final = 256
 SCAN_RETRY_AFTER_MS: Final = 1_000
 # Digests of projections, which read the whole state of a bus.
 DIGESTS_MAX: Final = 1
+# Pages of the projection of a subject with many keys. Each takes up to 10 ms in one piece, and all that wait for a commit begin together.
+WIDE_SUBJECTS_MAX: Final = 2
 
 
 class Slots:
@@ -109,6 +111,17 @@ def digest_slots() -> Slots:
     return Slots(
         "digests of projections",
         DIGESTS_MAX,
+        wait_seconds_max=SCAN_WAIT_SECONDS_MAX,
+        waiting_max=SCANS_WAITING_MAX,
+        retry_after_ms=SCAN_RETRY_AFTER_MS,
+    )
+
+
+def wide_subject_slots() -> Slots:
+    """Return the slots of pages of the projections of wide subjects."""
+    return Slots(
+        "pages of wide subjects",
+        WIDE_SUBJECTS_MAX,
         wait_seconds_max=SCAN_WAIT_SECONDS_MAX,
         waiting_max=SCANS_WAITING_MAX,
         retry_after_ms=SCAN_RETRY_AFTER_MS,

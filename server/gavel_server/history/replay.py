@@ -24,8 +24,9 @@ from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputa
 
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
+from gavel_server.fairness.callers import INTERNAL
+from gavel_server.fairness.turns import call_slice
 from gavel_server.log import EventLog, LogCorruptError, Record
-from gavel_server.process.time_slice import TimeSlice
 
 # Events read at once, and those checked before other tasks get their turn: some milliseconds of work.
 PAGE_EVENTS_MAX: Final = 128
@@ -66,7 +67,7 @@ async def verify(
         async def before(envelope: bytes) -> None:
             await precompiler.before(recomputation.state, envelope)
             hearing = recomputation.hearing(envelope)
-            time_slice = TimeSlice(SLICE_EVENTS)
+            time_slice = call_slice(SLICE_EVENTS, INTERNAL)
             while hearing is not None and hearing.step():
                 await time_slice.spend(1)
 
@@ -171,7 +172,7 @@ async def _pages(
 ) -> AsyncGenerator[int, None]:
     """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""
     number = 0
-    time_slice = TimeSlice(SLICE_EVENTS)
+    time_slice = call_slice(SLICE_EVENTS, INTERNAL)
     while number < last:
         records = await log.read(number + 1, last, PAGE_EVENTS_MAX)
         if not records:

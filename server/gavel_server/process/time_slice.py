@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 # How long work may hold the loop before other tasks run, if no single step of it takes longer.
 SLICE_SECONDS: Final = 0.005
 
 
+async def _one_pass() -> None:
+    """Let all other tasks run once."""
+    await asyncio.sleep(0)
+
+
 class TimeSlice:
     """One slice after the other: each ends after `units` of work, whatever a unit is (bytes, items), or after SLICE_SECONDS."""
 
-    def __init__(self, units: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, units: int, clock: Callable[[], float] = time.monotonic, give_way: Callable[[], Awaitable[None]] = _one_pass
+    ) -> None:
+        """`give_way` lets other tasks run, and returns when the next slice may begin (`fairness/turns`); default: all others run once."""
         self._units = units
+        self._give_way = give_way
         self._clock = clock
         self._spent = 0
         self._began = clock()
@@ -27,7 +36,7 @@ class TimeSlice:
 
     async def end(self) -> None:
         """Let other tasks run, and begin the next slice."""
-        await asyncio.sleep(0)
+        await self._give_way()
         self._spent = 0
         self._began = self._clock()
 

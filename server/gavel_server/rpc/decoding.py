@@ -12,7 +12,8 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.process.time_slice import TimeSlice
+from gavel_server.fairness.turns import call_slice, take_turn
+from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.limits import UNCOUNTED_BYTES_MAX, RequestLimit, request_limit
 from gavel_server.rpc.wire import Layout, count_fields, count_items, layout_of, split_items
 
@@ -23,7 +24,7 @@ _ITEMS: Final = "envelopes"
 _NO_CHILDREN: Final = Layout()
 # Batches up to this size are decoded and admitted at once, within about 5 ms. Larger ones let other tasks run in between.
 BATCH_BYTES_AT_ONCE: Final = 64 * 1024
-# Items of a batch that are decoded or admitted before other tasks get a turn; fewer if a `TimeSlice` ends first.
+# Items of a batch that are decoded or admitted before other tasks get a turn; fewer if a time slice ends first.
 SLICE_ITEMS: Final = 64
 
 
@@ -53,12 +54,13 @@ class RequestDecoder(Generic[_Request]):
         self._discard_unknown(request)
         return request
 
-    async def decode_in_turns(self, data: bytes) -> _Request:
+    async def decode_in_turns(self, data: bytes, context: CallContext) -> _Request:
         """Return the request as `decode` does. Other tasks run between the items of a large batch. Raises ServiceError INVALID_REQUEST."""
         bytes_max, fields_max, items_max = self._limit
         if not items_max or not BATCH_BYTES_AT_ONCE < len(data) <= bytes_max:
             return self.decode(data)
-        time_slice = TimeSlice(SLICE_ITEMS)
+        time_slice = call_slice(SLICE_ITEMS, context.peer)
+        await take_turn(context.peer)
         try:
             if count_items(data, self._items_number, items_max) > items_max:
                 raise invalid([(_ITEMS, f"are more than {items_max}")])

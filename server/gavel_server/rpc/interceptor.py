@@ -127,11 +127,13 @@ class Interceptor:
         async def unary(_: object, context: _GrpcContext) -> Any:
             data = await _request(name, context)
             async with _errors(name, context):
-                return await behaviour(await decode(data), self._context(name, context))
+                call_context = self._context(name, context)
+                return await behaviour(await decode(data, call_context), call_context)
 
         async def stream(_: object, context: _GrpcContext) -> None:
             data = await _request(name, context)
-            async with _errors(name, context), aclosing(behaviour(await decode(data), self._context(name, context))) as responses:
+            call_context = self._context(name, context)
+            async with _errors(name, context), aclosing(behaviour(await decode(data, call_context), call_context)) as responses:
                 async for response in responses:
                     await _write(context, response)
                     del response  # may be large, and the next one may be long in coming

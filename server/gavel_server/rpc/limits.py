@@ -22,11 +22,16 @@ CALLER_CONNECTIONS_MAX: Final = 512
 CONNECTION_CALLS_MAX: Final = 256
 # Requests, from the first byte of an unfinished one on, and answers that are not sent: of one connection, and of all.
 CONNECTION_BYTES_MAX: Final = 32 * 1024 * 1024
-BYTES_IN_FLIGHT_MAX: Final = 128 * 1024 * 1024
+BYTES_IN_FLIGHT_MAX: Final = 64 * 1024 * 1024
 # Headers of a call, as HTTP/2 counts them. A caller that sends HEADER_LIST_BYTES_MAX loses its connection.
 HEADER_BYTES_MAX: Final = 16 * 1024
 HEADER_LIST_BYTES_MAX: Final = 64 * 1024
 DECOMPRESSIONS_MAX: Final = 4
+# Calls of other methods than those of the link that the server works on at once, and large requests on the link. Others wait in the
+# front and take turns. Few, since a call waits for each call that has reached the server before it; more bring no more throughput.
+FORWARDED_CALLS_MAX: Final = 16
+LARGE_REQUESTS_MAX: Final = 8
+LARGE_REQUEST_BYTES: Final = 64 * 1024
 # Calls of one connection that are reset, in RESET_SECONDS. A client that cancels all its calls at once stays far below.
 RESETS_MAX: Final = 1000
 RESET_SECONDS: Final = 10

@@ -27,10 +27,10 @@ from gavel_server.bus.request import Callback, CommittedAnswer, Request
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, invalid
+from gavel_server.fairness.turns import call_slice
 from gavel_server.intake.admission import admit_proposal
 from gavel_server.intake.envelope_validation import GROWTH_MAX
 from gavel_server.intake.human_commands import resolution, revocation
-from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import BATCH_BYTES_AT_ONCE, SLICE_ITEMS, RequestDecoder
 from gavel_server.rpc.framing import decision_response, stream_response
@@ -103,7 +103,7 @@ class Arbitration:
     async def _submit_large_batch(self, data: bytes, context: CallContext, respond: Respond) -> None:
         """Answer a BatchSubmitProposalsRequest. Other tasks run while its proposals are decoded and admitted."""
         try:
-            request = await _BATCH.decode_in_turns(data)
+            request = await _BATCH.decode_in_turns(data, context)
             check_batch(len(request.envelopes))
             envelopes = request.envelopes[:]
             bus = self._bus(request.bus)
@@ -111,7 +111,7 @@ class Arbitration:
             # Measuring each proposal takes time: only if one of the batch could exceed the limit.
             share_bytes = len(data) // len(envelopes) if len(data) * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
             requests: list[Request] = []
-            time_slice = TimeSlice(SLICE_ITEMS)
+            time_slice = call_slice(SLICE_ITEMS, context.peer)
             for index, envelope in enumerate(envelopes):
                 await time_slice.spend(1)
                 requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.peer, index)

@@ -108,7 +108,7 @@ class EventServicer:
         """Append events in order; each succeeds or fails independently."""
         check_batch(len(request.envelopes))
         self._buses.check_name(request.bus)
-        admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT))
+        admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT), context.peer)
         results = await execute_all(lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.peer)
         parts: list[bytes] = []
         for result in results:
@@ -156,7 +156,7 @@ class EventServicer:
         async with self._page_reads if event_filter.selects_all else self._scans.occupy(context.address):
             # The first page fixes the end of the listing, so that the listing ends although others write.
             position = page.after or (first, last or head)
-            return await _list(sequencer.log, event_filter, page, max(int(position[0]), 1), min(int(position[1]), head))
+            return await _list(sequencer.log, event_filter, page, max(int(position[0]), 1), min(int(position[1]), head), context.peer)
 
     async def SubscribeEvents(
         self, request: SubscribeEventsRequest, context: CallContext
@@ -175,7 +175,9 @@ class EventServicer:
         while True:
             head = await sequencer.wait_beyond(number - 1)
             await sequencer.confirm(head)
-            async with aclosing(read_chunks(sequencer.log, number, head, partial(self._follow_bytes.reserve, context.address))) as history:
+            async with aclosing(
+                read_chunks(sequencer.log, number, head, context.peer, partial(self._follow_bytes.reserve, context.address))
+            ) as history:
                 async for records in history:
                     sent = 0
                     for event in event_filter.select(records):
@@ -196,7 +198,7 @@ class EventServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         last = await _confirmed_head(sequencer)
         async with self._scans.occupy(context.address):
-            return await _trace(sequencer.log, trace_id, last)
+            return await _trace(sequencer.log, trace_id, last, context.peer)
 
     async def AcceptClock(self, request: AcceptClockRequest, context: CallContext) -> AcceptClockResponse:
         """Allow writes to a bus whose last event is ahead of the clocks."""
@@ -206,11 +208,11 @@ class EventServicer:
         return AcceptClockResponse(envelope=committed_envelope(completed))
 
 
-async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, last: int) -> Encoded[ListEventsResponse]:
+async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, last: int, caller: str) -> Encoded[ListEventsResponse]:
     """Return the ListEventsResponse with the events from `first` to `last` that pass, or with a page of them."""
     parts: list[bytes] = []
     size_bytes = scanned_bytes = 0
-    async with aclosing(read_chunks(log, first, last)) as history:
+    async with aclosing(read_chunks(log, first, last, caller)) as history:
         async for records in history:
             for event in event_filter.select(records):
                 size_bytes += len(event.content)
@@ -228,13 +230,13 @@ def _page(parts: list[bytes], next_page_token: str) -> Encoded[ListEventsRespons
     return Encoded(b"".join([*parts, ListEventsResponse(next_page_token=next_page_token).SerializeToString()]))
 
 
-async def _trace(log: EventLog, trace_id: str, last: int) -> Encoded[GetTraceResponse]:
+async def _trace(log: EventLog, trace_id: str, last: int, caller: str) -> Encoded[GetTraceResponse]:
     """Return the GetTraceResponse of a trace up to event `last`, cut at its limits."""
     parts: list[bytes] = []
     tool_events: list[Envelope] = []
     size_bytes = 0
     truncated = False
-    async with aclosing(read_chunks(log, 1, last)) as history:
+    async with aclosing(read_chunks(log, 1, last, caller)) as history:
         async for records in history:
             for event in Filter(trace_id=trace_id).select(records):
                 size_bytes += len(event.content)

@@ -31,8 +31,8 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.trace_owners import foreign_trace
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, of_fault
+from gavel_server.fairness.turns import call_slice
 from gavel_server.intake.admission import admit_proposal
-from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.limits import BATCH_ANSWER_BYTES_MAX
@@ -45,7 +45,7 @@ _BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchP
 # The fields of the answer to a batch that hold a result, and its decision.
 _RESULT: Final = Field(BatchPreflightResponse, "results")
 _DECISION: Final = Field(PreflightResult, "decision")
-# Proposals that are admitted or decided before other tasks get a turn; fewer if a `TimeSlice` ends first. More batches in turn would
+# Proposals that are admitted or decided before other tasks get a turn; fewer if a time slice ends first. More batches in turn would
 # hold more memory at once: docs/performance.md#slices.
 SLICE_PROPOSALS: Final = 128
 # The most due timers, and candidates of due contests, that one preflight fires. If more are due, it waits until the sequencer has
@@ -87,11 +87,11 @@ class Preflight:
 
     async def batch_preflight(self, data: bytes, context: CallContext) -> bytes:
         """Answer a BatchPreflightRequest; each proposal as if it were the only one. Raises ServiceError, LogError."""
-        request = await _BATCH.decode_in_turns(data)
+        request = await _BATCH.decode_in_turns(data, context)
         check_batch(len(request.envelopes))
         sequencer = await self._sequencer(request.bus, context)
         proposals: list[ProposalView | ServiceError] = []
-        time_slice = TimeSlice(SLICE_PROPOSALS)
+        time_slice = call_slice(SLICE_PROPOSALS, context.peer)
         for envelope in request.envelopes:
             await time_slice.spend(1)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import nullcontext
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -25,9 +26,10 @@ from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.limits import PAGE_SIZE_MAX
 
 from gavel_server.errors import invalid
+from gavel_server.fairness.turns import call_slice
+from gavel_server.fairness.work_slots import wide_subject_slots
 from gavel_server.intake.formats import SUBJECT
 from gavel_server.log import ConsumerGroup, LogError
-from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
@@ -38,10 +40,13 @@ if TYPE_CHECKING:
     from gavel_client.supervision import Supervisor
 
     from gavel_server.bus.registry import BusRegistry
+    from gavel_server.bus.sequencer import Sequencer
 
 WAIT_MS_MAX: Final = 5_000
 # Work on a page before other tasks run, in units of about a microsecond.
 SLICE_UNITS: Final = 2_000
+# A subject with more keys is wide: finding the items of a page takes milliseconds.
+NARROW_KEYS_MAX: Final = 256
 
 Result = TypeVar("Result")
 
@@ -55,6 +60,7 @@ class ProjectionServicer:
         self._buses = buses
         self._supervisor = supervisor
         self._digests = ProjectionDigests()
+        self._wide_subjects = wide_subject_slots()
 
     async def GetProjection(self, request: GetProjectionRequest, context: CallContext) -> GetProjectionResponse:
         """Read a page of the projection of one subject, once the state has reached the sequence number that the request names."""
@@ -70,13 +76,9 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, query, (int, str, int), PAGE_SIZE_MAX)
         after = START if page.after is None else Place(int(page.after[0]), str(page.after[1]), int(page.after[2]))
         await sequencer.wait_for(request.min_sequence_number, WAIT_MS_MAX)
-        state = await sequencer.confirmed_state()
-        response = GetProjectionResponse(projection=Projection(subject=request.subject, projection_version=state.head))
-        items = subject_items(state, request.subject, page.size + 1, after)
-        count = await _exhaust(fill_projection(response.projection, items[: page.size], PAGE_BYTES_MAX))
-        if count < len(items):
-            response.next_page_token = page.token(items[count - 1].place)
-        return response
+        is_wide = len(sequencer.replica.state.evidence.get(request.subject, ())) > NARROW_KEYS_MAX
+        async with self._wide_subjects.occupy(context.address) if is_wide else nullcontext():
+            return await _projection(sequencer, request.subject, page, after, context.peer)
 
     async def ListPendingDecisions(self, request: ListPendingDecisionsRequest, context: CallContext) -> ListPendingDecisionsResponse:
         """Read a page of the approved decisions that are not finished, oldest first."""
@@ -84,7 +86,7 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, ("pending decisions", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        decisions, token = await fill(page, views.pending_decisions(state, _after(page)), _place)
+        decisions, token = await fill(page, views.pending_decisions(state, _after(page)), _place, context.peer)
         return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
     async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: CallContext) -> ListPendingReviewsResponse:
@@ -93,7 +95,7 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, ("pending reviews", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        reviews, token = await fill(page, views.pending_reviews(state, _after(page)), _place)
+        reviews, token = await fill(page, views.pending_reviews(state, _after(page)), _place, context.peer)
         return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=covered)
 
     async def GetStatus(self, request: GetStatusRequest, context: CallContext) -> GetStatusResponse:
@@ -140,9 +142,20 @@ class ProjectionServicer:
         return response
 
 
-async def _exhaust(work: Generator[int, None, Result]) -> Result:
+async def _projection(sequencer: Sequencer, subject: str, page: Page, after: Place, caller: str) -> GetProjectionResponse:
+    """Return a page of the projection of a subject."""
+    state = await sequencer.confirmed_state()
+    response = GetProjectionResponse(projection=Projection(subject=subject, projection_version=state.head))
+    items = subject_items(state, subject, page.size + 1, after)
+    count = await _exhaust(fill_projection(response.projection, items[: page.size], PAGE_BYTES_MAX), caller)
+    if count < len(items):
+        response.next_page_token = page.token(items[count - 1].place)
+    return response
+
+
+async def _exhaust(work: Generator[int, None, Result], caller: str) -> Result:
     """Do work that yields its units, with turns for other tasks; return its result."""
-    time_slice = TimeSlice(SLICE_UNITS)
+    time_slice = call_slice(SLICE_UNITS, caller)
     while True:
         try:
             units = next(work)

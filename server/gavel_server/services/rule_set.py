@@ -128,7 +128,7 @@ class RuleSetServicer:
         after = None if page.after is None else (str(page.after[0]), int(page.after[1]))
         state = await sequencer.confirmed_state()
         listed = list(islice(views.rule_sets(state, after), page.size + 1))
-        rule_sets, token = await fill(page, listed, _place)
+        rule_sets, token = await fill(page, listed, _place, context.peer)
         return ListRuleSetsResponse(rule_sets=rule_sets, next_page_token=token)
 
     async def SimulateRuleSet(self, request: SimulateRuleSetRequest, context: CallContext) -> AsyncGenerator[SimulateRuleSetResponse, None]:

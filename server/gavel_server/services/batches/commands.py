@@ -13,7 +13,7 @@ from gavel_rules.limits import BATCH_ITEMS_MAX
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
-from gavel_server.process.time_slice import TimeSlice
+from gavel_server.fairness.turns import call_slice
 from gavel_server.rpc.decoding import SLICE_ITEMS
 
 
@@ -34,10 +34,12 @@ def check_batch(items: int) -> None:
         raise invalid([("envelopes", f"has {items} items; 1 to {BATCH_ITEMS_MAX} are allowed")])
 
 
-async def admit_all(envelopes: Sequence[Envelope], admit: Callable[[Envelope], AdmittedCommand]) -> list[AdmittedCommand | ServiceError]:
+async def admit_all(
+    envelopes: Sequence[Envelope], admit: Callable[[Envelope], AdmittedCommand], caller: str
+) -> list[AdmittedCommand | ServiceError]:
     """Return the command of each envelope, or the error with which `admit` refuses it. Other tasks run in between."""
     admitted: list[AdmittedCommand | ServiceError] = []
-    time_slice = TimeSlice(SLICE_ITEMS)
+    time_slice = call_slice(SLICE_ITEMS, caller)
     for envelope in envelopes:
         await time_slice.spend(1)
         try:

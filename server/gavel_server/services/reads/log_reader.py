@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.byte_budget import Reservation
+from gavel_server.fairness.turns import take_turn
 from gavel_server.log import EventLog, LogCorruptError, Record
 from gavel_server.log.protocol import CHUNK_BYTES
 from gavel_server.services.reads.partial_envelope import PartialEnvelope
@@ -79,9 +80,13 @@ class Filter(NamedTuple):
 
 
 async def read_chunks(
-    log: EventLog, first: int, last: int, reserve: Callable[[int], AbstractAsyncContextManager[Reservation]] | None = None
+    log: EventLog,
+    first: int,
+    last: int,
+    caller: str,
+    reserve: Callable[[int], AbstractAsyncContextManager[Reservation]] | None = None,
 ) -> AsyncGenerator[list[Record], None]:
-    """Yield the events from `first` to `last` in chunks, without a gap.
+    """Yield the events from `first` to `last` in chunks, without a gap. Each chunk is a turn of the caller.
 
     `reserve` reserves bytes of memory. Each chunk holds its bytes from before it is read until the next one is asked for.
 
@@ -95,6 +100,7 @@ async def read_chunks(
             if reservation is not None:
                 reservation.shrink(sum(len(record.envelope) for record in records))
             number = records[-1].sequence_number + 1
+            await take_turn(caller)
             yield records
             del records  # its bytes are no longer reserved
 

@@ -17,7 +17,7 @@ from gavel_rules.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from google.protobuf.message import Message
 
 from gavel_server.errors import invalid
-from gavel_server.process.time_slice import TimeSlice
+from gavel_server.fairness.turns import call_slice
 
 # A page ends before it outgrows the 4 MiB that gRPC clients accept by default; one event has at most 1 MiB.
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
@@ -60,14 +60,14 @@ def page_of(
     return Page(page_size or page_size_default, after, digest)
 
 
-async def fill(page: Page, items: Iterable[Item], position: Callable[[Item], Position]) -> tuple[list[Item], str]:
+async def fill(page: Page, items: Iterable[Item], position: Callable[[Item], Position], caller: str) -> tuple[list[Item], str]:
     """Return the first items that fit into the page, and the token of the next page, or "" if no items are left.
 
     `items` come in order and start after the page's position. Other tasks may run between two of them.
     """
     taken: list[Item] = []
     size_bytes = 0
-    time_slice = TimeSlice(SLICE_ITEMS)
+    time_slice = call_slice(SLICE_ITEMS, caller)
     for item in items:
         size_bytes += item.ByteSize()
         if taken and (len(taken) == page.size or size_bytes > PAGE_BYTES_MAX):

@@ -14,9 +14,10 @@ from gavel_rules.state.digest import digest_parts, digest_text
 
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.callers import INTERNAL
+from gavel_server.fairness.turns import call_slice
 from gavel_server.fairness.work_slots import digest_slots
 from gavel_server.log import Head
-from gavel_server.process.time_slice import TimeSlice
 
 # The text of a state that is hashed before other tasks run.
 SLICE_BYTES: Final = 32 * 1024
@@ -58,7 +59,7 @@ class ProjectionDigests:
         state = await sequencer.settled()
         head = sequencer.head
         text = hashlib.sha256()
-        time_slice = TimeSlice(SLICE_BYTES)
+        time_slice = call_slice(SLICE_BYTES, INTERNAL)  # one digest serves all callers
         for part in digest_parts(state.store):
             text.update(part.encode())
             await time_slice.spend(len(part) or SLICE_BYTES)

@@ -23,6 +23,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct, Value
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tests.support.calls import call_context
+
 SUBMIT = "gavel.v1.ArbitrationService/SubmitProposal"
 BATCH = "gavel.v1.ArbitrationService/BatchSubmitProposals"
 PUBLISH_BATCH = "gavel.v1.EventService/BatchPublishEvents"
@@ -189,7 +191,7 @@ async def test_large_batches_are_decoded_in_turns(data: bytes, monkeypatch: pyte
     except ServiceError as error:
         expected = reasons(error)
     try:
-        actual: Message | list[tuple[str, str]] = await decoder.decode_in_turns(data)
+        actual: Message | list[tuple[str, str]] = await decoder.decode_in_turns(data, call_context())
     except ServiceError as error:
         actual = reasons(error)
     assert expected == actual
@@ -199,7 +201,7 @@ async def test_other_tasks_run_while_a_large_batch_is_decoded(monkeypatch: pytes
     """Other tasks run between the items of a large batch whose items are slow."""
     monkeypatch.setattr(time_slice, "SLICE_SECONDS", -1.0)  # every item takes longer
     data = field(2, field(4, b"x" * 1_000)) * 100
-    decoding_batch = asyncio.create_task(RequestDecoder(BATCH, BatchSubmitProposalsRequest).decode_in_turns(data))
+    decoding_batch = asyncio.create_task(RequestDecoder(BATCH, BatchSubmitProposalsRequest).decode_in_turns(data, call_context()))
     rounds = 0
     while not decoding_batch.done():
         await asyncio.sleep(0)

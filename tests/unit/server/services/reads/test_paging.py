@@ -22,7 +22,7 @@ def test_pages_hold_each_item_once(sizes: list[int], page_size: int) -> None:
         page = page_of(page_size, token, ("items",), (int,))
         after = page.after[0] if page.after else 0
         following = [item for item in items if item.sequence_number > int(after)]
-        items_of_page, token = asyncio.run(fill(page, following, lambda item: (item.sequence_number,)))
+        items_of_page, token = asyncio.run(fill(page, following, lambda item: (item.sequence_number,), "unix:"))
         assert len(items_of_page) <= page_size
         assert sum(item.ByteSize() for item in items_of_page) <= PAGE_BYTES_MAX
         numbers.extend(item.sequence_number for item in items_of_page)
