@@ -35,7 +35,7 @@ from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.logs import RedisLogs
 from gavel_server.log.redis.supervision import restart_forever
 from gavel_server.process import logging, metrics
-from gavel_server.process.allocator import return_large_blocks
+from gavel_server.process.allocator import return_free_pages_forever, return_large_blocks
 from gavel_server.process.background import new_supervisor, report_forever
 from gavel_server.process.build import build
 from gavel_server.process.clock import GuardedClock
@@ -191,6 +191,7 @@ async def _serve_on(
             supervisor.start("health reports", partial(report_forever, supervisor, states.set_background)),
             supervisor.start("gRPC listener", listener.watch_forever, problem=lambda: listener.problem),
             supervisor.start("idle buses", buses.close_idle_forever),
+            supervisor.start("free memory", return_free_pages_forever),
         ]
         if listening.front is not None:
             listening.front.serve()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import time
 from typing import Final
 
 # Blocks of this size and more are mapped one by one. They go back to the system as soon as they are free.
 MAPPED_BYTES_MIN: Final = 256 * 1024
 # The size of the free end of the heap that is kept. A smaller one would grow and shrink with every batch.
 HEAP_END_BYTES_MAX: Final = 8 * 1024 * 1024
+# How often free pages within the heap go back, if the process took less than this share of a processor meanwhile.
+RETURN_SECONDS: Final = 5.0
+QUIET_SHARE: Final = 0.25
 
 # malloc.h of the GNU C library.
 _M_TRIM_THRESHOLD: Final = -1
@@ -25,3 +30,18 @@ def return_large_blocks() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
         mallopt(_M_TRIM_THRESHOLD, HEAP_END_BYTES_MAX)
+
+
+async def return_free_pages_forever() -> None:
+    """Return free pages within the heap to the system whenever the process is quiet. Only GNU's C library is affected.
+
+    The allocator returns the end of the heap alone, and small blocks that live on are spread over the heap of a busy time. It takes a few
+    milliseconds to return the pages between them.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    used_seconds = time.process_time()
+    while True:
+        await asyncio.sleep(RETURN_SECONDS)
+        before, used_seconds = used_seconds, time.process_time()
+        if trim is not None and used_seconds - before < QUIET_SHARE * RETURN_SECONDS:
+            trim(0)

@@ -28,8 +28,47 @@ print(resident_bytes() - before)
 """
 
 
+FREE_PAGES = """
+import asyncio
+from pathlib import Path
+from gavel_server.process import allocator
+
+def resident_bytes():
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+
+async def main():
+    allocator.return_large_blocks()
+    allocator.RETURN_SECONDS = 0.05
+    before = resident_bytes()
+    large, small = [], []
+    for _ in range(1_000):
+        large.append(b"x" * 100_000)
+        small.append(b"x" * 1_000)
+    del large
+    held = resident_bytes() - before
+    returning = asyncio.create_task(allocator.return_free_pages_forever())
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if resident_bytes() - before < held / 4:
+            break
+    returning.cancel()
+    print(held, resident_bytes() - before, len(small))
+
+asyncio.run(main())
+"""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
 def test_large_blocks_are_returned() -> None:
     """Memory of large blocks goes back to the system when they are freed, whatever small blocks lie between them."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 20_000_000
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a function of the GNU C library")
+def test_free_pages_are_returned_when_the_process_is_quiet() -> None:
+    """Pages that are free between blocks that live on go back to the system once the process has nothing to do."""
+    done = subprocess.run([sys.executable, "-c", FREE_PAGES], capture_output=True, text=True, check=True)
+    held, kept, _ = map(int, done.stdout.split())
+    assert held > 60_000_000
+    assert kept < held / 4
