@@ -22,7 +22,7 @@ CALLER_CONNECTIONS_MAX: Final = 512
 CONNECTION_CALLS_MAX: Final = 256
 # Requests, from the first byte of an unfinished one on, and answers that are not sent: of one connection, and of all.
 CONNECTION_BYTES_MAX: Final = 32 * 1024 * 1024
-BYTES_IN_FLIGHT_MAX: Final = 64 * 1024 * 1024
+BYTES_IN_FLIGHT_MAX: Final = 96 * 1024 * 1024
 # Headers of a call, as HTTP/2 counts them. A caller that sends HEADER_LIST_BYTES_MAX loses its connection.
 HEADER_BYTES_MAX: Final = 16 * 1024
 HEADER_LIST_BYTES_MAX: Final = 64 * 1024
