@@ -219,13 +219,13 @@ func (call *call) refuse(reason *status.Status) {
 func (call *call) tick(now int, limits *limits) {
 	isWaiting := call.isReading && (call.unread > 0 || !call.method.ClientStreaming)
 	if isWaiting && now-call.since >= limits.RequestSeconds {
-		call.refuse(refusals.Exhausted(fmt.Sprintf("the request has not arrived within %d s", limits.RequestSeconds)))
+		call.refuse(refusals.Exhausted(fmt.Sprintf("the request did not arrive within %d s; try again", limits.RequestSeconds)))
 	}
 	if call.unsent > 0 && now-call.stalled >= limits.StallSeconds {
 		if call.refusal != nil {
 			call.connection.reset(call)
 		}
-		call.refuse(refusals.Exhausted(fmt.Sprintf("the answers were not read for %d s", limits.StallSeconds)))
+		call.refuse(refusals.Exhausted(fmt.Sprintf("the answers were not read for %d s; read them as they arrive", limits.StallSeconds)))
 		call.stalled = now
 	}
 }

@@ -50,7 +50,7 @@ func (calls *calls) send(kind byte, frame []byte, call *call, answers chan<- ans
 	calls.mutex.Lock()
 	if max(calls.bytes, unsent)+size > calls.bytesMax {
 		calls.mutex.Unlock()
-		return 0, refusals.Exhausted(fmt.Sprintf("%d bytes of requests wait for decisions; try again", calls.bytesMax)).Err()
+		return 0, refusals.Exhausted(fmt.Sprintf("more than %d bytes of requests would wait for the server; try again", calls.bytesMax)).Err()
 	}
 	calls.number++
 	number := calls.number

@@ -61,7 +61,7 @@ func mustSend(t *testing.T, calls *calls, size int) (uint32, chan answer) {
 func mustBeFull(t *testing.T, calls *calls, size int) {
 	_, err := calls.send(0, requestOf(size), callOf(t, limitsOfTests()), make(chan answer, 1))
 	refusal := status.Convert(err)
-	if refusal.Code() != codes.ResourceExhausted || refusal.Message() != "1000 bytes of requests wait for decisions; try again" {
+	if refusal.Code() != codes.ResourceExhausted || refusal.Message() != "more than 1000 bytes of requests would wait for the server; try again" {
 		t.Fatalf("there is no room for %d bytes, and: %v", size, err)
 	}
 	if info, ok := refusal.Details()[0].(*errdetails.ErrorInfo); !ok || info.Reason != "QUEUE_FULL" || info.Domain != "gavel" {

@@ -120,7 +120,7 @@ func (connections *connections) charge(call *call, bytes int) {
 	connections.bytes += bytes
 	// A single call may exceed the limit of its connection: the limits of its method bound it.
 	if connection.bytes > connections.limits.ConnectionBytes && connection.bytes > call.bytes {
-		message := fmt.Sprintf("%d bytes of this connection are in flight; read its answers, or try again", connections.limits.ConnectionBytes)
+		message := fmt.Sprintf("the calls of this connection hold more than %d bytes; read the answers, then try again", connections.limits.ConnectionBytes)
 		call.refuse(refusals.Exhausted(message))
 	}
 	if connections.bytes > connections.limits.BytesInFlight {
@@ -146,7 +146,8 @@ func (connections *connections) shed() {
 	largest := slices.SortedFunc(maps.Keys(connections.all), func(one, other *connection) int {
 		return cmp.Or(cmp.Compare(bytes[other.caller], bytes[one.caller]), cmp.Compare(other.bytes, one.bytes))
 	})
-	reason := refusals.Exhausted(fmt.Sprintf("%d bytes of all callers are in flight; try again", limit))
+	message := fmt.Sprintf("the calls of all callers hold more than %d bytes, and yours are among the largest; try again", limit)
+	reason := refusals.Exhausted(message)
 	for _, connection := range largest {
 		calls := slices.SortedFunc(maps.Values(connection.calls), func(one, other *call) int { return cmp.Compare(other.bytes, one.bytes) })
 		for _, call := range calls {

@@ -81,7 +81,7 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 		case ending = <-read:
 			reading, read, stopping = false, nil, nil
 		case <-stopping:
-			ending = refusals.Retriable(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; continue on another one").Err()
+			ending = refusals.Retriable(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; try again, or use another server").Err()
 			stream.close()
 			reading, read, stopping = false, nil, nil
 		case <-ctx.Done():

@@ -81,6 +81,6 @@ class CommandQueue:
         requests = self._requests
         return ServiceError(
             error_pb2.ERROR_REASON_QUEUE_FULL,
-            f"{requests.count} commands with {requests.size_bytes} bytes wait on bus {self._bus}, and the caller's share of "
-            f"{requests.items_max} commands and {requests.bytes_max} bytes is used; try again",
+            f"the queue of bus {self._bus} is full, with {requests.count} of {requests.items_max} commands and {requests.size_bytes} of "
+            f"{requests.bytes_max} bytes, and the caller has used its share; try again",
         )

@@ -164,7 +164,8 @@ class BusRegistry:
         """Start to open a bus, on behalf of every caller that asks for it meanwhile. Raises ServiceError."""
         self.check_name(name)
         if len(self._sequencers) + len(self._unopened) + len(self._opening) >= BUSES_MAX:
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, f"this server serves {BUSES_MAX} buses already; use another server")
+            message = f"this server has {BUSES_MAX} buses open already; try again later, or use another server"
+            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)
         opening = self._opening[name] = asyncio.create_task(self._open(name))
         opening.add_done_callback(lambda ended: self._end(name, ended))
         return opening
@@ -220,8 +221,8 @@ def _check_incarnation(sequencer: Sequencer, incarnation: str) -> None:
 
 def _replaced(bus: str, incarnation: str) -> ServiceError:
     message = (
-        f"bus {bus} is not the one whose first event is {incarnation}: its log was emptied or replaced. "
-        "Check what became of your events; a new client takes the bus as it is"
+        f"bus {bus} no longer has the incarnation {incarnation}: its log was emptied or replaced. "
+        "Check which of your events are missing, then continue with a new client"
     )
     return ServiceError(error_pb2.ERROR_REASON_BUS_REPLACED, message)
 
@@ -238,4 +239,4 @@ def _log_unavailable(error: LogError) -> ServiceError:
 
 
 def _shutting_down() -> ServiceError:
-    return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try another one")
+    return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server")

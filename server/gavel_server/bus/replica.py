@@ -109,7 +109,7 @@ class Replica:
         checkpoint = self.checkpoint
         acknowledged = checkpoint.load(self.bus) if checkpoint is not None else None
         if checkpoint is not None and acknowledged is not None and not await self._is_in_log(acknowledged):
-            message = _regression(self.bus, head, acknowledged, f" (recorded in {checkpoint.path})")
+            message = _regression(self.bus, head, acknowledged, f" (see {checkpoint.path})")
             self.block_writes(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
             # Keep the head from the file: this log holds fewer events.
             self.checkpoint = None
@@ -281,7 +281,7 @@ class Replica:
         """Return the head's sequence number once it exceeds `sequence_number`. Raises ServiceError SHUTTING_DOWN."""
         while self.head.sequence_number <= sequence_number:
             if self.closing:
-                raise ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; continue on another one")
+                raise ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server")
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             follower = (sequence_number, future)
             self._followers.append(follower)
@@ -335,6 +335,6 @@ class Replica:
 
 def _regression(bus: str, head: Head, acknowledged: Head, source: str = "") -> str:
     return (
-        f"bus {bus}: event {acknowledged.sequence_number} was acknowledged{source}, but the log, whose head is {head.sequence_number}, "
-        "lacks it or has another one: acknowledged events were lost. Nothing is written until the log is restored"
+        f"bus {bus} has lost acknowledged events: event {acknowledged.sequence_number}{source} is missing from the log or replaced "
+        f"(head: {head.sequence_number}). Writes are refused until the log is restored"
     )

@@ -227,7 +227,7 @@ class Sequencer:
 
     def _shutting_down(self) -> ServiceError | None:
         if self.replica.closing:
-            return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try another one")
+            return ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server")
         return None
 
     # Reads
@@ -291,7 +291,7 @@ class Sequencer:
         except TimeoutError:
             raise ServiceError(
                 error_pb2.ERROR_REASON_PROJECTION_BEHIND,
-                f"the projection of bus {self.bus} is at {self.head.sequence_number}, not yet at {sequence_number}",
+                f"the projection of bus {self.bus} is at event {self.head.sequence_number}, not yet at {sequence_number}; try again",
             ) from None
 
     async def wait_beyond(self, sequence_number: int) -> int:
@@ -562,7 +562,7 @@ class Sequencer:
         self.replica.handle_log_error(error)
         unknown = ServiceError(
             error_pb2.ERROR_REASON_LOG_UNAVAILABLE,
-            "the log did not answer; whether the event is in it is not known: retry with the same event_id",
+            "the log did not answer, so it is unknown whether the event was recorded; retry with the same event_id",
         )
         self._queue.refuse(unknown)
         if for_long:
@@ -593,9 +593,8 @@ def _clock_skew(error: UntimelyError) -> ServiceError:
 
 def _answer_lost_twice(batch: Iterable[Request]) -> None:
     """Refuse the requests that two appends have lost: a store that loses every append must not hold callers for ever."""
+    message = "the log lost two attempts to append the event, and the event is not recorded; try again"
     for request in batch:
         if request.was_lost:
-            request.answer(
-                ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, "the log lost the event twice: it is not in the log; try again")
-            )
+            request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message))
         request.was_lost = True

@@ -173,7 +173,7 @@ class _Pool:
 
 
 def _too_many() -> ServiceError:
-    message = f"{COMPILES_WAITING_MAX} rule sets wait to be compiled, and the caller's share of these places is used; try again"
+    message = f"{COMPILES_WAITING_MAX} rule sets wait to be compiled, which is the limit, and the caller has used its share; try again"
     return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=RETRY_AFTER_MS)
 
 

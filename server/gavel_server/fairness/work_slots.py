@@ -97,7 +97,7 @@ class Slots:
         return min(able, key=lambda place: place[0] == last, default=None)
 
     def _refusal(self) -> ServiceError:
-        message = f"{self._slots_max} {self._work} run on this server at once, and one for each address; try again{self._advice}"
+        message = f"{self._work} are limited to {self._slots_max} at once, and 1 for each address; try again{self._advice}"
         return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=self._retry_after_ms)
 
 

@@ -56,13 +56,13 @@ def proposal_violations(proposal: ProposalView) -> Violations:
         found.append((f"{path}.max_fact_age_ms", "is required: milliseconds, from 1 to 2^53"))
     if proposal.required_facts:  # mostly empty, and iterating an empty repeated field still raises StopIteration
         if len(proposal.required_facts) > limits.REQUIRED_FACTS_MAX:
-            found.append((f"{path}.required_facts", f"are more than {limits.REQUIRED_FACTS_MAX}"))
+            found.append((f"{path}.required_facts", f"has more than {limits.REQUIRED_FACTS_MAX} items"))
         else:
             for index, key in enumerate(proposal.required_facts):
                 _check_key(key, f"{path}.required_facts[{index}]", found)
     citations = proposal.citations
     if len(citations) > limits.BASED_ON_EVENTS_MAX:
-        found.append((f"{path}.based_on_events", f"are more than {limits.BASED_ON_EVENTS_MAX}"))
+        found.append((f"{path}.based_on_events", f"has more than {limits.BASED_ON_EVENTS_MAX} items"))
         citations = []
     for index, (sequence_number, event_id) in enumerate(citations):
         if not is_uuid(event_id):
@@ -108,7 +108,7 @@ def _check_observation(envelope: Envelope, found: Violations) -> None:
     if not 0.0 <= observation.confidence <= 1.0:
         found.append((f"{path}.confidence", "is not between 0 and 1"))
     if not 1 <= len(observation.extracted_fields) <= limits.EXTRACTED_FIELDS_MAX:
-        found.append((f"{path}.extracted_fields", f"are not 1 to {limits.EXTRACTED_FIELDS_MAX}"))
+        found.append((f"{path}.extracted_fields", f"does not have 1 to {limits.EXTRACTED_FIELDS_MAX} keys"))
     else:
         for key in sorted(observation.extracted_fields):
             _check_key(key, f"{path}.extracted_fields", found)
@@ -177,7 +177,7 @@ def _check_execution(envelope: Envelope, found: Violations) -> None:
         found.append((f"{path}.reason_code", "is not UPPER_SNAKE_CASE of at most 128 characters"))
     found.extend(struct_problems(execution.result, f"{path}.result"))
     if len(execution.completed_steps) > limits.COMPLETED_STEPS_MAX:
-        found.append((f"{path}.completed_steps", f"are more than {limits.COMPLETED_STEPS_MAX}"))
+        found.append((f"{path}.completed_steps", f"has more than {limits.COMPLETED_STEPS_MAX} items"))
         skip: tuple[str, ...] = ("result", "completed_steps")
     else:
         skip = ("result",)

@@ -47,8 +47,8 @@ def lag_problem(now_ms: int, head_recorded_at_ms: int) -> str:
     if behind_ms <= LAG_MS_MAX:
         return ""
     return (
-        f"this host's clock is {behind_ms} ms behind the log's last event; at most {LAG_MS_MAX} ms are allowed: synchronize it, "
-        "or if the event is dated wrongly, accept its time with gavel accept-clock"
+        f"this host's clock is {behind_ms} ms behind the log's last event; at most {LAG_MS_MAX} ms are allowed. Synchronize it, "
+        "or, if the event is dated wrongly, accept its time with gavel accept-clock"
     )
 
 
@@ -93,6 +93,6 @@ class GuardedClock:
         """Return why events may not be dated by this clock now, or ""."""
         if abs(self._skew_ms) <= SKEW_MS_MAX:
             return ""
-        both = f"; if both were set, writes go on after {STEP_SECONDS} s" if self._step_since_ms is not None else ""
+        both = f"; if both were set, writes are accepted after {STEP_SECONDS} s" if self._step_since_ms is not None else ""
         off_ms = abs(self._skew_ms)
-        return f"this host's clock is {off_ms} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed: synchronize both{both}"
+        return f"this host's clock is {off_ms} ms off the log store's; at most {SKEW_MS_MAX} ms are allowed. Synchronize both{both}"

@@ -63,7 +63,7 @@ class RequestDecoder(Generic[_Request]):
         await take_turn(context.peer)
         try:
             if count_items(data, self._items_number, items_max) > items_max:
-                raise invalid([(_ITEMS, f"are more than {items_max}")])
+                raise invalid([(_ITEMS, f"has more than {items_max} items")])
             if count_fields(data, _NO_CHILDREN, fields_max) > fields_max:
                 raise _too_many_fields(fields_max)
             items, others = split_items(data, self._items_number)
@@ -93,7 +93,7 @@ class RequestDecoder(Generic[_Request]):
             return invalid([("request", f"is larger than {bytes_max} bytes")])
         try:
             if items_max and count_items(data, self._items_number, items_max) > items_max:
-                return invalid([(_ITEMS, f"are more than {items_max}")])
+                return invalid([(_ITEMS, f"has more than {items_max} items")])
             # A field takes two bytes or more.
             if len(data) > 2 * fields_max and count_fields(data, self._layout, fields_max) > fields_max:
                 return _too_many_fields(fields_max)

@@ -187,7 +187,7 @@ async def _request(name: str, context: _GrpcContext) -> bytes:
         async with asyncio.timeout(REQUEST_SECONDS_MAX):
             data = await context.read()
     except TimeoutError:
-        message = f"no request arrived within {REQUEST_SECONDS_MAX} s"
+        message = f"the request did not arrive within {REQUEST_SECONDS_MAX} s; try again"
         return await abort(context, refuse(name, ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)))
     if data is grpc.aio.EOF:
         return await abort(context, refuse(name, invalid([("request", "is missing: the call ended without a message")])))
@@ -205,7 +205,7 @@ async def _write(context: _GrpcContext, response: Any) -> None:
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
     except TimeoutError:
-        message = f"the answers were not read for {STALL_SECONDS_MAX} s"
+        message = f"the answers were not read for {STALL_SECONDS_MAX} s; read them as they arrive"
         raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message) from None
 
 

@@ -75,7 +75,7 @@ class _Stream:
                 task.cancel()
         await asyncio.gather(*watched, *self._answering, return_exceptions=True)
         if not complete and self._final_status is None:
-            error = ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; continue on another one")
+            error = ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server")
             self._final_status = error.status()
         self._responses.put_nowait(self._final_status)
 

@@ -47,6 +47,7 @@ from gavel_server.fairness.work_slots import scan_slots
 from gavel_server.intake.admission import admit
 from gavel_server.intake.human_commands import clock_acceptance
 from gavel_server.log import EventLog
+from gavel_server.log.protocol import DAY_MS
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded import Encoded
 from gavel_server.rpc.refusals import refuse
@@ -132,10 +133,11 @@ class EventServicer:
         number = request.sequence_number if key == "sequence_number" else await _number_of(sequencer, request.event_id)
         record = (await sequencer.log.read_many([number])).get(number)
         if record is None and number > sequencer.head.sequence_number:
-            raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, f"bus {sequencer.bus} holds no event {number}")
+            message = f"bus {sequencer.bus} has no event {number}; its last is {sequencer.head.sequence_number}"
+            raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
         if record is None or (key == "event_id" and envelope_of(record).event_id != request.event_id):
-            event = f"event {number}" + (f", {request.event_id}," if key == "event_id" else "")
-            message = f"{event} was in the log of bus {sequencer.bus} and is there no more: the event was lost"
+            event = f"event {number}" + (f" ({request.event_id})" if key == "event_id" else "")
+            message = f"the log of bus {sequencer.bus} has lost {event}; restore the log"
             raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
         await sequencer.confirm(number)
         return Encoded(FOUND.content(with_chain_hash(record.envelope, record.chain_hash)))
@@ -145,7 +147,7 @@ class EventServicer:
         first, last = request.from_sequence_number, request.to_sequence_number
         violations = category_violations(request.categories) + range_violations(from_sequence_number=first, to_sequence_number=last)
         if 0 < last < first:
-            violations.append(("to_sequence_number", "lies before from_sequence_number"))
+            violations.append(("to_sequence_number", "is less than from_sequence_number"))
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
@@ -276,6 +278,6 @@ async def _number_of(sequencer: Sequencer, event_id: str) -> int:
         if sequencer.replica.has_diverged and sequencer.replica.write_block is not None:
             # The event may be one of those that the log has lost.
             raise sequencer.replica.write_block
-        message = f"bus {sequencer.bus} knows no event {event_id}; ids are remembered for {state.idempotency_window_ms} ms"
+        message = f"bus {sequencer.bus} knows no event {event_id}; it remembers ids for {state.idempotency_window_ms // DAY_MS} days"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
     return location.sequence_number

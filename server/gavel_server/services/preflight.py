@@ -145,7 +145,7 @@ async def _state(sequencer: Sequencer) -> State:
             error = sequencer.write_error()
             if error is not None:
                 raise error.copy()
-            message = f"{due} timers of bus {sequencer.bus} are due and not recorded yet; try again"
+            message = f"{due} timers of bus {sequencer.bus} are due and not recorded yet, more than {DUE_TIMERS_MAX}; try again"
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=1_000)
         await asyncio.sleep(DUE_PAUSE_SECONDS)
 
@@ -193,7 +193,7 @@ def _error_result(error: ServiceError) -> bytes:
 
 
 def _too_large() -> ServiceError:
-    message = f"the decisions of this batch exceed {BATCH_ANSWER_BYTES_MAX} bytes; ask for this one in a smaller batch"
+    message = f"the decisions of this batch have more than {BATCH_ANSWER_BYTES_MAX} bytes; send this proposal in a smaller batch"
     return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)
 
 

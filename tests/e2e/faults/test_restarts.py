@@ -185,7 +185,7 @@ async def refuses_to_write(server: Server, client: GavelClient) -> None:
     assert "LOG_REGRESSED" == GavelError.from_status(result.error).reason
     status = await client.get_status()
     assert not status.writable
-    assert "acknowledged events were lost" in status.unwritable_reason
+    assert "has lost acknowledged events" in status.unwritable_reason
     assert list(before.events) == list((await client.list_events(page_size=1000)).envelopes)
     assert (await client.get_projection(fact.subject)).projection.facts
     assert (await client.preflight(proposal(fact))).decision.action_type == proposal(fact).proposal.action_type
@@ -252,7 +252,7 @@ async def test_a_log_that_loses_events_under_a_running_server(server: Server, tm
 
             async def read_warning() -> bool | None:
                 try:
-                    return "acknowledged events were lost" in (await client.get_status()).unwritable_reason or None
+                    return "has lost acknowledged events" in (await client.get_status()).unwritable_reason or None
                 except GavelError:
                     return None
 

@@ -108,7 +108,7 @@ async def test_calls_whose_message_does_not_come(world: World, method: str, monk
     opened: Any = world.channels[1].stream_stream(method)
     waiting = opened()
     assert grpc.StatusCode.RESOURCE_EXHAUSTED == await waiting.code()
-    assert f"the request has not arrived within {SHORT_SECONDS} s" == await waiting.details()
+    assert f"the request did not arrive within {SHORT_SECONDS} s; try again" == await waiting.details()
     assert not proposals.done()
     proposals.cancel()
 

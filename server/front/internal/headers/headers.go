@@ -3,15 +3,12 @@ package headers
 
 import (
 	"encoding/base64"
-	"fmt"
 	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-
-	"gavel/front/internal/refusals"
 )
 
 // How much of the limit of a call's headers is left to what gRPC and the front add on the way to the server. Beyond the limit grpc-go would
@@ -84,11 +81,12 @@ func isNotPrintable(text string) bool {
 }
 
 // Check returns an error if a caller's own metadata is too large to be passed on, or is not gRPC's: grpc-go would not send it on a forwarded
-// call. Cutting it could change who the caller appears to be. A call may have `limit` bytes of headers.
+// call. Cutting it could change who the caller appears to be. A call may have `limit` bytes of headers. The error has no RetryInfo: the same
+// call fails again.
 func Check(all metadata.MD, limit int) error {
 	limit -= addedBytes
 	if bytes := size(all); bytes > limit {
-		return refusals.Exhausted(fmt.Sprintf("the call has %d bytes of metadata, more than %d", bytes, limit)).Err()
+		return status.Errorf(codes.ResourceExhausted, "the call has %d bytes of metadata; the limit is %d: send less", bytes, limit)
 	}
 	for key, values := range all {
 		if !IsOwn(key) {

@@ -11,12 +11,12 @@ import (
 
 const limit = 16 << 10
 
-// Metadata up to the limit is passed on; more is refused.
+// Metadata up to the limit is passed on; more is refused, without advice to retry.
 func TestLimitOfMetadata(t *testing.T) {
 	room := limit - addedBytes - len("key") - 32
 	for size, code := range map[int]codes.Code{room: codes.OK, room + 1: codes.ResourceExhausted} {
 		err := Check(metadata.Pairs("key", strings.Repeat("x", size)), limit)
-		if status.Code(err) != code {
+		if status.Code(err) != code || len(status.Convert(err).Details()) > 0 {
 			t.Errorf("metadata of %d bytes: %v", size, err)
 		}
 	}

@@ -40,7 +40,7 @@ class ConfirmedAnswers:
         if self._log.is_confirmed(sequence_number):
             request.answer(answer)
         elif len(self._waiting) >= WAITING_MAX:
-            message = f"{WAITING_MAX} callers of bus {self._log.bus} wait for replicas; try again"
+            message = f"the event is recorded, but {WAITING_MAX} answers already wait for replicas; retry with the same event_id"
             request.answer(ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message))
         else:
             self._waiting.append(_Waiting(request, answer, sequence_number))

@@ -45,14 +45,14 @@ class ContestWaiters:
         """Let a caller wait. Over a limit, dismiss it, or a caller that uses more of the room, or has waited longest for this decision."""
         if self.count >= CALLERS_MAX:
             largest = self._shares.largest_other(request.caller)
-            problem = f"{self.count} calls wait for decisions, and the caller's share of {CALLERS_MAX} is used"
+            problem = f"{CALLERS_MAX} calls of this bus wait for contests, and the caller has used its share"
             if largest is None:
                 request.answer(_dismissal(error_pb2.ERROR_REASON_QUEUE_FULL, problem, proposal_id))
                 return
             self._dismiss(next(reversed(self._proposal_ids[largest])), problem)
         requests = self._requests.get(proposal_id, [])
         if len(requests) >= CALLERS_PER_PROPOSAL_MAX:
-            self._dismiss(requests[0], f"{CALLERS_PER_PROPOSAL_MAX} other callers wait for the same decision")
+            self._dismiss(requests[0], f"{CALLERS_PER_PROPOSAL_MAX} later calls wait for the same decision")
         self._requests.setdefault(proposal_id, []).append(request)
         self._proposal_ids.setdefault(request.caller, {})[request] = proposal_id
         self._shares.add(self._shares.of(request.caller))
@@ -96,5 +96,5 @@ class ContestWaiters:
 def _dismissal(reason: error_pb2.ErrorReason.ValueType, problem: str, proposal_id: str) -> ServiceError:
     return ServiceError(
         reason,
-        f"{problem}; the proposal is in the log and will be decided: to get its decision, retry with the same event_id, {proposal_id}",
+        f"{problem}. The proposal is recorded and will be decided; retry with its event_id, {proposal_id}, to get the decision",
     )

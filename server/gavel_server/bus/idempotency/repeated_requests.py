@@ -41,7 +41,7 @@ class RepeatedRequests:
         """Answer a request whose event_id this server knows: with its first answer, or EVENT_ID_REUSED. Raises LogError."""
         number = location.sequence_number
         if not await self._answer_at(request, number):
-            problem = f"event {number} had event_id {request.idempotency_key}, but the log no longer has this event there"
+            problem = f"event {number} had event_id {request.idempotency_key}, but this event is no longer in the log"
             request.answer(await self._replica.report_loss(problem))
 
     async def answer_known(self, request: Request) -> bool:
@@ -70,8 +70,8 @@ class RepeatedRequests:
         key, bus = request.idempotency_key, self._replica.bus
         _LOG.error("index.damaged", bus=bus, event_id=key, sequence_number=number)
         message = (
-            f"the index of bus {bus} names event {number} for event_id {key}, but the log does not have this event there, so it is not "
-            "known whether the event_id is used. Restore the index or remove the entry; any other event_id can be used"
+            f"the index of bus {bus} says that event_id {key} is event {number}, but that event is missing or has another id. "
+            "Restore the index or remove the entry, or send another event_id"
         )
         request.answer(ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message))
 

@@ -108,9 +108,9 @@ async def read_chunks(
 async def _read_chunk(log: EventLog, number: int, last: int) -> list[Record]:
     records = await log.read(number, last, CHUNK_EVENTS_MAX)
     if not records:
-        raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"event {number} of bus {log.bus} was in the log and is missing now")
+        raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, f"the log of bus {log.bus} has lost event {number}; restore the log")
     if records[0].sequence_number != number:
-        message = f"bus {log.bus} holds no events before {records[0].sequence_number}; read from that number"
+        message = f"bus {log.bus} has no events before {records[0].sequence_number}; read from that number"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
     return records
 
@@ -140,7 +140,7 @@ def record_of(completed: CommittedAnswer) -> Record:
 def category_violations(categories: Sequence[int]) -> list[tuple[str, str]]:
     """Return the violations of a request's categories."""
     if len(categories) > CATEGORIES_MAX:
-        return [("categories", f"are more than {CATEGORIES_MAX}")]
+        return [("categories", f"has more than {CATEGORIES_MAX} items")]
     return [
         (f"categories[{index}]", "is not a category of events")
         for index, category in enumerate(categories)

@@ -46,7 +46,7 @@ class ProjectionDigests:
         await sequencer.settled()
         known = self._find(sequencer)
         if not known:
-            message = f"bus {sequencer.bus} moves on faster than the digest of its projection is computed; read it when the bus is quieter"
+            message = f"bus {sequencer.bus} changed while the digest of its projection was computed; try again when it is less busy"
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=DIGEST_RETRY_AFTER_MS)
         return known
 

@@ -139,7 +139,7 @@ async def test_waiting_scans_are_refused(watched: tuple[World, WatchedLog], monk
         problems = [await refusal(call)] if done else []
         scans.append(call)
     assert ("QUEUE_FULL", True) == (problems[0].reason, problems[0].retry_after_ms > 0)
-    assert "2 scans of the log run on this server at once" in problems[0].message
+    assert "scans of the log are limited to 2 at once" in problems[0].message
     recorded = await world.publish(fact("order/1", "order.status", "sent"))
     assert recorded == (await world.events.GetEvent(GetEventRequest(sequence_number=recorded.sequence_number))).envelope
     for scan in scans:

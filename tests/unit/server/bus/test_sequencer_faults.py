@@ -135,7 +135,7 @@ def test_regression_is_detected_after_a_restart(tmp_path: Path) -> None:
         restarted, _ = await servers.start(checkpoint=Checkpoint(path), log=lost)
         refusal = await execute(restarted, servers.fact())
         assert "LOG_REGRESSED" == reason(refusal)
-        assert f"event 3 was acknowledged (recorded in {path}), but the log, whose head is 2" in str(refusal)
+        assert f"has lost acknowledged events: event 3 (see {path}) is missing from the log or replaced (head: 2)" in str(refusal)
         whole, _ = await servers.start(checkpoint=Checkpoint(path))
         await record_event(whole, servers.fact())
 

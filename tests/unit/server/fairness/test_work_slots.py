@@ -65,7 +65,7 @@ async def test_a_caller_that_finds_no_slot_is_refused_after_a_while() -> None:
     async with slots.occupy("a"), slots.occupy("b"):
         waiting = asyncio.create_task(Work(slots).do("c"))
         await asyncio.sleep(0)
-        with pytest.raises(ServiceError, match="2 scans run on this server at once, and one for each address") as at_once:
+        with pytest.raises(ServiceError, match="scans are limited to 2 at once, and 1 for each address") as at_once:
             await Work(slots).do("d")
         assert (error_pb2.ERROR_REASON_QUEUE_FULL, 1_000) == (at_once.value.reason, at_once.value.retry_after_ms)
         began = loop.time()

@@ -162,7 +162,7 @@ def test_skew_is_measured_against_the_store(store_ms: int, sent_ms: int, receive
     """Skew counts only as far as the two readings around the store's time prove it."""
     guarded = clock()
     guarded.observe(store_ms, sent_ms, received_ms)
-    assert bad == ("synchronize" in guarded.problem())
+    assert bad == ("Synchronize both" in guarded.problem())
 
 
 def test_a_clock_recovers() -> None:

@@ -112,7 +112,7 @@ async def test_requests_that_do_not_arrive(address: str, method: str, monkeypatc
         rpc: Any = channel.stream_stream(method)
         error = await _end_of(rpc(nothing(), timeout=30))
     assert (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL") == (error.code, error.reason)
-    assert "no request arrived within 0.1 s" == error.message
+    assert "the request did not arrive within 0.1 s; try again" == error.message
 
 
 async def test_callers_that_take_no_answers(address: str, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:

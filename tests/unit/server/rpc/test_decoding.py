@@ -71,7 +71,7 @@ def test_many_empty_envelopes(method: str) -> None:
     data = b"\x12\x00" * (BATCH_BYTES_MAX // 2)
     tracemalloc.start()
     try:
-        assert ("envelopes", f"are more than {BATCH_ITEMS_MAX}") == violation(method, METHODS[method], data)
+        assert ("envelopes", f"has more than {BATCH_ITEMS_MAX} items") == violation(method, METHODS[method], data)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
