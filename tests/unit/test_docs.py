@@ -357,3 +357,15 @@ def test_demands_have_their_tests() -> None:
     for cells in [*rows, *_rows(systems)]:
         for name, target in re.findall(r"\[(test_\w+)\]\(([^)]+)\)", cells[-1]):
             assert re.search(rf"def {name}\(", (DOCS / target).read_text(encoding="utf-8")), (cells[0], name)
+
+
+def test_log_lines_and_metrics_exist() -> None:
+    """Every log line and metric that operating.md names is one of the server's."""
+    text = _text("operating.md")
+    folders = (ROOT / "server/gavel_server", ROOT / "client/python/gavel_client")
+    code = "".join(path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py"))
+    lines = set(re.findall(r"`([a-z]+\.[a-z_]+)`", text)) - {"checkpoint.json", "redis.log"}
+    metrics = {name.removesuffix("_total") for name in re.findall(r"`(gavel_[a-z_]+)`", text)}
+    assert lines
+    assert metrics
+    assert sorted(name for name in lines | metrics if f'"{name}"' not in code) == []
