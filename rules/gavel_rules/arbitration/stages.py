@@ -270,7 +270,7 @@ def check_supersession(context: Context) -> bool:
 def check_repetition(context: Context) -> bool:
     """Refuse a proposal that waits for a contest already, or that repeats the producer's last refusal in the trace, by evidence or policy.
 
-    A candidate of a contest passes: it was no repetition when it entered. Proposals that were refused since then repeat the candidate.
+    A candidate of a contest passes: it was no repetition when it entered, and equal proposals refused since then repeat the candidate.
     """
     state, proposal = context.state, context.proposal
     if proposal.competes:

@@ -40,7 +40,7 @@ _TERMINAL: Final = retry_hint.NOT_RETRYABLE + Decision(
 
 
 def begin(decision: Decision, arbiter_version: int, proposal: ProposalView, now_ms: int, actions: Sequence[CompiledAction]) -> None:
-    """Fill what every decision on a proposal says: its semantics, its action and params, its time, and the rule sets consulted."""
+    """Fill the fields of every decision on a proposal: its semantics, its action and params, its time, and the rule sets consulted."""
     fragments = encode_evaluation(arbiter_version, now_ms)
     for action in actions:
         fragments = fragments + action.reference_fragment

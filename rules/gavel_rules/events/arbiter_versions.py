@@ -1,7 +1,7 @@
 """The arbiter versions that this build implements, and everything in which they differ.
 
-A bus is decided by the semantics of its arbiter version, which its log states: in BusOpened. A bus of an older version is replayed and
-written with the semantics of that version. What differs between versions is an attribute or a method of `Semantics`; no other module
+The log of a bus records its arbiter version, in BusOpened and ArbiterVersionChanged, and the bus is decided and replayed with the semantics
+of that version, also by later builds. Everything that differs between versions is an attribute or a method of `Semantics`; no other module
 compares version numbers.
 
 | version | what changed |

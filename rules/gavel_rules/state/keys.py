@@ -20,5 +20,5 @@ def duplicate_key(proposal: ProposalView, semantics: Semantics, conflict_key: st
 
 
 def reading_key(subject: str, key: str) -> str:
-    """Return the key of a fact key of a subject."""
+    """Return the table key of a subject's fact key."""
     return f"{subject} {key}"

@@ -1,7 +1,7 @@
 """Transitions of approved decisions, from the approval until the work has ended.
 
-An approval holds its conflict key for about as long as it lives. When it ends, attempts that have not reported may still do so for
-LATE_REPORT_MS_MAX.
+An approval holds its conflict key while it is live, apart from reviews and compensations. After its end, attempts that have not reported
+may still do so for LATE_REPORT_MS_MAX.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class Replica:
             self.block_writes(
                 error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,
                 f"bus {self.bus} has arbiter_version {self.state.arbiter_version}; this build implements {implemented_versions()}: "
-                "serve it with a build that implements the bus's version, or upgrade the bus",
+                "serve it with a build that implements the bus's version",
                 has_diverged=False,
             )
 

@@ -1,11 +1,11 @@
 """Keeps all buses of a process up to date: events of other servers, clocks, checkpoints and gauges, with one task each for all buses.
 
-A process may serve a thousand idle buses, which must cost next to nothing; no bus has a watching task of its own. One Redis command
+A process may serve a thousand idle buses, which must cost almost nothing, so no bus has a watching task of its own. One Redis command
 asks which logs have grown. In addition one log after the other is checked thoroughly, because only that finds a log that has lost
-events or contradicts itself. A busy bus needs no check: its own appends meet the events of other servers, and each append is refused if
-the stream has not as many entries as its head counts (`append.lua`).
+events or contradicts itself. A busy bus needs no check: its append fails if another server has written meanwhile, or if the number of
+entries in the stream differs from the count in its head (`append.lua`).
 
-Nothing is read or decided here. A bus that has something to do is woken and does it itself.
+This module neither reads events nor decides. It wakes the sequencer of a bus, which does.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Shares of a server: who a caller is, and how callers share queues and expensive work."""
+"""Fairness between callers: the keys that identify them, and how they share queues, memory and expensive work."""

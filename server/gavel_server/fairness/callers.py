@@ -1,7 +1,7 @@
 """The keys under which limits count callers.
 
-A caller is a connection now, named by its peer ("HOST:PORT", or "unix:"), and belongs to the address that it comes from. A server with
-authentication would count by principal: only this module would change.
+A caller is a connection, named by its peer ("HOST:PORT", or "unix:" for all Unix sockets), and belongs to an address, its host. With
+authentication, limits would count by principal; only this module would change.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Queues and places that are fair between callers.
 
-Room: a caller may use all the room that others leave. When there is none left, a caller that uses less than its equal share displaces
-the newest items of the caller that uses most. Shares are equal between addresses, and between the callers of an address.
+Room: a caller may use all free room. When there is none, a caller that uses less than an equal share displaces the newest items of the
+caller that uses most. Shares are equal between addresses, and between the callers of an address.
 
 Turns: deficit round robin (Shreedhar and Varghese 1995) over addresses, and over the callers of an address. A caller's turn takes
 items worth QUANTUM units; an item counts as one unit and one more for each UNIT_BYTES. Within a caller the order is kept.
 
-Each operation costs the same however many callers there are, but for the search for the largest user, which displaces up to
-DISPLACED_MAX items. The module is compiled, and its classes are plain (docs/performance.md#plain-classes).
+The cost of an operation does not depend on the number of callers, except for the search for the caller that uses most, which displaces
+up to DISPLACED_MAX items. The module is compiled, and its classes are plain (docs/performance.md#plain-classes).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DISPLACED_MAX: Final = 64
 Item = TypeVar("Item")
 
 
-class Use:
-    """How much of something a caller, an address or all addresses together (their `parent`) use: pieces, and their bytes."""
+class Usage:
+    """What a caller, an address or all addresses use of a limited resource: pieces, and their bytes. `parent` is the larger group."""
 
-    def __init__(self, name: str, parent: Use | None) -> None:
+    def __init__(self, name: str, parent: Usage | None) -> None:
         self.name: Final = name
         self.parent: Final = parent
-        self.parts: dict[str, Use] = {}
+        self.parts: dict[str, Usage] = {}
         self.count = 0
         self.size_bytes = 0
 
@@ -40,9 +40,9 @@ class Use:
         """Return the bytes or the number of pieces."""
         return self.size_bytes if by_bytes else self.count
 
-    def largest(self, by_bytes: bool) -> Use:
+    def largest(self, by_bytes: bool) -> Usage:
         """Return the part that uses most."""
-        largest: Use | None = None
+        largest: Usage | None = None
         for part in self.parts.values():
             if largest is None or part.amount(by_bytes) > largest.amount(by_bytes):
                 largest = part
@@ -51,33 +51,33 @@ class Use:
 
 
 class Shares:
-    """The use of something that has a limit, by address and caller."""
+    """The usage of a limited resource, by address and caller."""
 
     def __init__(self) -> None:
-        self.all = Use("", None)
+        self.all = Usage("", None)
 
-    def of(self, caller: str) -> Use:
-        """Return a caller's use. It is forgotten when nothing of it is left."""
+    def usage_of(self, caller: str) -> Usage:
+        """Return a caller's usage. It is forgotten when it falls to zero."""
         name = address_of(caller)
         address = self.all.parts.get(name)
         if address is None:
-            address = self.all.parts[name] = Use(name, self.all)
-        use = address.parts.get(caller)
-        if use is None:
-            use = address.parts[caller] = Use(caller, address)
-        return use
+            address = self.all.parts[name] = Usage(name, self.all)
+        usage = address.parts.get(caller)
+        if usage is None:
+            usage = address.parts[caller] = Usage(caller, address)
+        return usage
 
-    def add(self, use: Use, size_bytes: int = 0) -> None:
+    def add(self, usage: Usage, size_bytes: int = 0) -> None:
         """Count a piece of a caller."""
-        node: Use | None = use
+        node: Usage | None = usage
         while node is not None:
             node.count += 1
             node.size_bytes += size_bytes
             node = node.parent
 
-    def remove(self, use: Use, size_bytes: int = 0) -> None:
+    def remove(self, usage: Usage, size_bytes: int = 0) -> None:
         """Remove a piece of a caller from the count."""
-        node: Use = use
+        node: Usage = usage
         while True:
             node.count -= 1
             node.size_bytes -= size_bytes
@@ -99,9 +99,9 @@ class Shares:
         elif address is None:
             return None
         else:
-            use = address.parts.get(caller)
-            of_caller = 0 if use is None else use.amount(by_bytes)
-            if of_caller * (len(address.parts) + (use is None)) >= of_address:
+            usage = address.parts.get(caller)
+            of_caller = 0 if usage is None else usage.amount(by_bytes)
+            if of_caller * (len(address.parts) + (usage is None)) >= of_address:
                 return None
         largest = address.largest(by_bytes).name
         return None if largest == caller else largest
@@ -117,8 +117,8 @@ class _Turns:
 class _Line:
     """A caller in a queue, and what it waits for, in order: items and their sizes."""
 
-    def __init__(self, use: Use) -> None:
-        self.use: Final = use
+    def __init__(self, usage: Usage) -> None:
+        self.usage: Final = usage
         self.deficit = 0  # units that it may still take in this turn
         self.items: deque[tuple[object, int]] = deque()
 
@@ -221,7 +221,7 @@ class FairQueue(Generic[Item]):
 
     def _enter(self, line: _Line) -> None:
         """Let a line that was empty wait for its turn."""
-        address = address_of(line.use.name)
+        address = address_of(line.usage.name)
         turns = self._addresses.get(address)
         if turns is None:
             turns = self._addresses[address] = _Turns()
@@ -232,7 +232,7 @@ class FairQueue(Generic[Item]):
 
     def _leave(self, line: _Line) -> None:
         """Let an empty line wait no longer. If it had its turn, the next one begins."""
-        address = address_of(line.use.name)
+        address = address_of(line.usage.name)
         turns = self._addresses[address]
         had_turn = self._ring[0] is turns and turns.ring[0] is line
         turns.ring.remove(line)
@@ -248,14 +248,14 @@ class FairQueue(Generic[Item]):
     def _count(self, caller: str, size_bytes: int) -> _Line:
         line = self._lines.get(caller)
         if line is None:
-            line = self._lines[caller] = _Line(self._shares.of(caller))
-        self._shares.add(line.use, size_bytes)
+            line = self._lines[caller] = _Line(self._shares.usage_of(caller))
+        self._shares.add(line.usage, size_bytes)
         return line
 
     def _discount(self, line: _Line, size_bytes: int) -> None:
-        self._shares.remove(line.use, size_bytes)
-        if not line.use.count:
-            del self._lines[line.use.name]
+        self._shares.remove(line.usage, size_bytes)
+        if not line.usage.count:
+            del self._lines[line.usage.name]
 
 
 def _cost(size_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The limits that the server gives to the native front when it lets it serve (`server/front/limits.go`)."""
+"""The limits that the server sends to the native front with the order to serve (`server/front/limits.go`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TimeSlice of the event loop for other tasks within long work."""
+"""Interrupts long work on the event loop, so that other tasks run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every RPC shares on every transport: the interceptor, the call's context, errors, framing and streaming."""
+"""Code that all RPCs share on both transports: the interceptor, the call's context, errors, limits, framing and streaming."""

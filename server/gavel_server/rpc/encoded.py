@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 Response = TypeVar("Response", bound=Message)
 
 
-class Encoded(Generic[Response]):
+class EncodedResponse(Generic[Response]):
     """The bytes of a `Response`."""
 
     def __init__(self, content: bytes) -> None:

@@ -26,7 +26,7 @@ from google.rpc.status_pb2 import Status
 from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
-from gavel_server.rpc.encoded import Encoded
+from gavel_server.rpc.encoded import EncodedResponse
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
 from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, call
 from gavel_server.rpc.refusals import refuse
@@ -227,7 +227,7 @@ def _request_decoder(method: MethodDescriptor) -> RequestDecoder[Any]:
 def _encoder(method: MethodDescriptor) -> Callable[[Any], bytes]:
     """Return the function that encodes a response, unless the method has encoded it."""
     serialize: Callable[[Any], bytes] = GetMessageClass(method.output_type).SerializeToString
-    return lambda response: response.content if isinstance(response, Encoded) else serialize(response)
+    return lambda response: response.content if isinstance(response, EncodedResponse) else serialize(response)
 
 
 def _name(method: MethodDescriptor) -> str:

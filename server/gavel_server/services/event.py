@@ -49,7 +49,7 @@ from gavel_server.intake.human_commands import clock_acceptance
 from gavel_server.log import EventLog
 from gavel_server.log.protocol import DAY_MS
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.rpc.encoded import Encoded
+from gavel_server.rpc.encoded import EncodedResponse
 from gavel_server.rpc.refusals import refuse
 from gavel_server.services.batches.commands import AdmittedCommand, admit_all, check_batch, execute_all
 from gavel_server.services.reads.log_reader import (
@@ -105,7 +105,9 @@ class EventServicer:
         completed = await sequencer.execute(*admitted, caller=context.peer)
         return PublishEventResponse(envelope=committed_envelope(completed))
 
-    async def BatchPublishEvents(self, request: BatchPublishEventsRequest, context: CallContext) -> Encoded[BatchPublishEventsResponse]:
+    async def BatchPublishEvents(
+        self, request: BatchPublishEventsRequest, context: CallContext
+    ) -> EncodedResponse[BatchPublishEventsResponse]:
         """Append events in order; each succeeds or fails independently."""
         check_batch(len(request.envelopes))
         self._buses.check_name(request.bus)
@@ -118,9 +120,9 @@ class EventServicer:
             else:
                 record = record_of(result)
                 parts.append(_PUBLISHED.content(_PUBLISHED_EVENT.content(with_chain_hash(record.envelope, record.chain_hash))))
-        return Encoded(b"".join(parts))
+        return EncodedResponse(b"".join(parts))
 
-    async def GetEvent(self, request: GetEventRequest, context: CallContext) -> Encoded[GetEventResponse]:
+    async def GetEvent(self, request: GetEventRequest, context: CallContext) -> EncodedResponse[GetEventResponse]:
         """Read one event by its sequence number or its id. The id of a live decision or open review is known as long as that lives."""
         key = request.WhichOneof("key")
         if key is None:
@@ -140,9 +142,9 @@ class EventServicer:
             message = f"the log of bus {sequencer.bus} has lost {event}; restore the log"
             raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
         await sequencer.confirm(number)
-        return Encoded(FOUND.content(with_chain_hash(record.envelope, record.chain_hash)))
+        return EncodedResponse(FOUND.content(with_chain_hash(record.envelope, record.chain_hash)))
 
-    async def ListEvents(self, request: ListEventsRequest, context: CallContext) -> Encoded[ListEventsResponse]:
+    async def ListEvents(self, request: ListEventsRequest, context: CallContext) -> EncodedResponse[ListEventsResponse]:
         """Read a page of the events that pass all filters."""
         first, last = request.from_sequence_number, request.to_sequence_number
         violations = category_violations(request.categories) + range_violations(from_sequence_number=first, to_sequence_number=last)
@@ -162,7 +164,7 @@ class EventServicer:
 
     async def SubscribeEvents(
         self, request: SubscribeEventsRequest, context: CallContext
-    ) -> AsyncGenerator[Encoded[SubscribeEventsResponse], None]:
+    ) -> AsyncGenerator[EncodedResponse[SubscribeEventsResponse], None]:
         """Stream the events that pass all filters, history first, then each as it is committed.
 
         After events that do not pass, a checkpoint names the last event that was scanned.
@@ -184,15 +186,15 @@ class EventServicer:
                     sent = 0
                     for event in event_filter.select(records):
                         sent = event.envelope.sequence_number
-                        yield Encoded(FOLLOWED.content(event.content))
+                        yield EncodedResponse(FOLLOWED.content(event.content))
                         del event
                     if sent < records[-1].sequence_number:
                         checkpoint = Checkpoint(sequence_number=records[-1].sequence_number)
-                        yield Encoded(SubscribeEventsResponse(checkpoint=checkpoint).SerializeToString())
+                        yield EncodedResponse(SubscribeEventsResponse(checkpoint=checkpoint).SerializeToString())
                     del records  # a stream that waits keeps nothing that it has sent
             number = head + 1
 
-    async def GetTrace(self, request: GetTraceRequest, context: CallContext) -> Encoded[GetTraceResponse]:
+    async def GetTrace(self, request: GetTraceRequest, context: CallContext) -> EncodedResponse[GetTraceResponse]:
         """Read a whole trace, with its tool calls and results paired. Only events in the answer are paired."""
         trace_id = request.trace_id
         if not (0 < len(trace_id) <= TRACE_ID_LENGTH_MAX and trace_id.isascii() and trace_id.isprintable()):
@@ -210,7 +212,7 @@ class EventServicer:
         return AcceptClockResponse(envelope=committed_envelope(completed))
 
 
-async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, last: int, caller: str) -> Encoded[ListEventsResponse]:
+async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, last: int, caller: str) -> EncodedResponse[ListEventsResponse]:
     """Return the ListEventsResponse with the events from `first` to `last` that pass, or with a page of them."""
     parts: list[bytes] = []
     size_bytes = scanned_bytes = 0
@@ -228,11 +230,11 @@ async def _list(log: EventLog, event_filter: Filter, page: Page, first: int, las
     return _page(parts, "")
 
 
-def _page(parts: list[bytes], next_page_token: str) -> Encoded[ListEventsResponse]:
-    return Encoded(b"".join([*parts, ListEventsResponse(next_page_token=next_page_token).SerializeToString()]))
+def _page(parts: list[bytes], next_page_token: str) -> EncodedResponse[ListEventsResponse]:
+    return EncodedResponse(b"".join([*parts, ListEventsResponse(next_page_token=next_page_token).SerializeToString()]))
 
 
-async def _trace(log: EventLog, trace_id: str, last: int, caller: str) -> Encoded[GetTraceResponse]:
+async def _trace(log: EventLog, trace_id: str, last: int, caller: str) -> EncodedResponse[GetTraceResponse]:
     """Return the GetTraceResponse of a trace up to event `last`, cut at its limits."""
     parts: list[bytes] = []
     tool_events: list[Envelope] = []
@@ -252,7 +254,7 @@ async def _trace(log: EventLog, trace_id: str, last: int, caller: str) -> Encode
                 break
     # In a thread: pairing ten thousand events takes tens of milliseconds.
     rest = await asyncio.to_thread(lambda: GetTraceResponse(pairs=tool_pairs(tool_events), truncated=truncated).SerializeToString())
-    return Encoded(b"".join([*parts, rest]))
+    return EncodedResponse(b"".join([*parts, rest]))
 
 
 def _admit(envelope: Envelope, bus: str) -> AdmittedCommand:

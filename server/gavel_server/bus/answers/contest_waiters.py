@@ -42,7 +42,7 @@ class ContestWaiters:
         return self._shares.all.count
 
     def add(self, proposal_id: str, request: Request) -> None:
-        """Let a caller wait. Over a limit, dismiss it, or a caller that uses more of the room, or has waited longest for this decision."""
+        """Let a caller wait. At a limit, dismiss this caller, one with more places, or the one waiting longest for this decision."""
         if self.count >= CALLERS_MAX:
             largest = self._shares.largest_other(request.caller)
             problem = f"{CALLERS_MAX} calls of this bus wait for contests, and the caller has used its share"
@@ -55,7 +55,7 @@ class ContestWaiters:
             self._dismiss(requests[0], f"{CALLERS_PER_PROPOSAL_MAX} later calls wait for the same decision")
         self._requests.setdefault(proposal_id, []).append(request)
         self._proposal_ids.setdefault(request.caller, {})[request] = proposal_id
-        self._shares.add(self._shares.of(request.caller))
+        self._shares.add(self._shares.usage_of(request.caller))
 
     def notify(self, event: Envelope, record: Record) -> None:
         """Answer the callers that wait for this committed DECISION, once it is confirmed."""
@@ -89,7 +89,7 @@ class ContestWaiters:
         proposal_id = proposal_ids.pop(request)
         if not proposal_ids:
             del self._proposal_ids[request.caller]
-        self._shares.remove(self._shares.of(request.caller))
+        self._shares.remove(self._shares.usage_of(request.caller))
         return proposal_id
 
 

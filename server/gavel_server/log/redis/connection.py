@@ -46,7 +46,7 @@ _FIXED_OPTIONS: Final = ("protocol", "decode_responses", "socket_timeout", "time
 
 
 class Link:
-    """What the pools of connections to one Redis know of the way to it.
+    """The state of the network path to one Redis, shared by its connection pools.
 
     After a silence of the network, connections may be dead without a sign, and a call on one of them would wait for its whole timeout.
     Probes notice a silence early. As soon as a probe is answered again, calls that were sent before it and are not answered soon

@@ -239,7 +239,7 @@ class RedisLog:
         return records
 
     async def _first_missing(self) -> int:
-        """Return the number after the last event up to which none is missing. Raises LogCorruptError, which may name it, too."""
+        """Return the sequence number of the first missing event. Raises LogCorruptError, whose message may name it as well."""
         number = 1
         while (records := await self.read(number, SEQUENCE_NUMBER_MAX)) and records[0].sequence_number == number:
             number = records[-1].sequence_number + 1

@@ -59,7 +59,7 @@ class Logging:
                 foreign_pre_chain=[structlog.processors.add_log_level, *rendering],
             )
         )
-        handler.addFilter(_is_no_disconnection)
+        handler.addFilter(_filter_disconnections)
         handler.addFilter(self._admits_record)
         root = logging.getLogger()
         root.handlers[:] = [handler]
@@ -113,7 +113,7 @@ def _escape(_: Any, __: str, fields: structlog.typing.EventDict) -> structlog.ty
     return {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
-def _is_no_disconnection(record: logging.LogRecord) -> bool:
+def _filter_disconnections(record: logging.LogRecord) -> bool:
     """Filter gRPC's errors about disconnected callers, which are normal, and name those about undecodable metadata without a traceback."""
     if record.name == _GRPC_LOGGER and record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
         record.msg, record.args, record.exc_info = _UNDECODABLE, (), None

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 from gavel_server.rpc import service_descriptors
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.rpc.encoded import Encoded
+from gavel_server.rpc.encoded import EncodedResponse
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
@@ -45,10 +45,10 @@ def test_methods_have_the_types_of_the_contract(service: ServiceDescriptor) -> N
         response: Any = GetMessageClass(method.output_type)
         if method.server_streaming:
             assert inspect.isasyncgenfunction(behaviour)
-            assert hints["return"] in (AsyncGenerator[response, None], AsyncGenerator[Encoded[response], None])
+            assert hints["return"] in (AsyncGenerator[response, None], AsyncGenerator[EncodedResponse[response], None])
         else:
             assert inspect.iscoroutinefunction(behaviour)
-            assert hints["return"] in (response, Encoded[response])
+            assert hints["return"] in (response, EncodedResponse[response])
 
 
 def test_every_method_of_arbitration_is_a_plain_method() -> None:
