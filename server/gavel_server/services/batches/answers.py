@@ -72,8 +72,8 @@ class BatchAnswers:
         if self._room_bytes >= 0:
             return record
         message = (
-            f"the decisions of this batch have more than {BATCH_ANSWER_BYTES_MAX} bytes; read this one with GetEvent, "
-            f"sequence_number {record.sequence_number}"
+            f"the decisions of this batch have more than {BATCH_ANSWER_BYTES_MAX} bytes; "
+            f"read this one, event {record.sequence_number}, with GetEvent"
         )
         return refuse(self._method, ServiceError(_QUEUE_FULL, message)).status()
 
