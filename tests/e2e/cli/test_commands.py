@@ -121,7 +121,7 @@ def test_log_get(shop: Server) -> None:
     assert ParseDict(by_number, Envelope()) == ParseDict(json.loads(output.split("\n", 1)[1]), Envelope())
     missing = gavel("log", "get", "999999", server=shop)
     assert (1, "") == (missing.returncode, missing.stdout)
-    assert "holds no event 999999" in missing.stderr
+    assert "has no event 999999" in missing.stderr
 
 
 def test_log_tail(shop: Server) -> None:

@@ -40,7 +40,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     sensor.
     """
     ERROR_REASON_PRODUCER_NOT_ALLOWED: _ErrorReason.ValueType  # 8
-    """PERMISSION_DENIED. This identity may not act as this producer, or not on this bus or action."""
+    """PERMISSION_DENIED. The producer may not do this. Example: a proposal in another producer's trace that names no cause in
+    that trace.
+    """
     ERROR_REASON_EVENT_NOT_FOUND: _ErrorReason.ValueType  # 9
     """NOT_FOUND. The event does not exist."""
     ERROR_REASON_DECISION_NOT_FOUND: _ErrorReason.ValueType  # 10
@@ -60,7 +62,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_DERIVATION_MISMATCH: _ErrorReason.ValueType  # 16
     """FAILED_PRECONDITION. A derived fact differs from the one that the server derives from the execution."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 17
-    """RESOURCE_EXHAUSTED. The queue is full; RetryInfo holds the delay before a retry."""
+    """RESOURCE_EXHAUSTED. A limit of the server is reached; the message names it, and RetryInfo holds the delay before a
+    retry. Example: the queue of the bus is full.
+    """
     ERROR_REASON_LOG_UNAVAILABLE: _ErrorReason.ValueType  # 18
     """UNAVAILABLE. The server cannot reach the log."""
     ERROR_REASON_LOG_REGRESSED: _ErrorReason.ValueType  # 19
@@ -80,12 +84,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_COMPILE_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 26
     """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
     ERROR_REASON_RULE_SETS_DISAGREE: _ErrorReason.ValueType  # 27
-    """FAILED_PRECONDITION. A rule set and one in force disagree about an action that both govern: about its conflict_key,
+    """FAILED_PRECONDITION. A rule set and an active one disagree about an action that both govern: about its conflict_key,
     score, contest window, retry policy or compensation.
     """
     ERROR_REASON_BUS_REPLACED: _ErrorReason.ValueType  # 28
     """FAILED_PRECONDITION. The bus is not the one whose incarnation the caller sent in the metadata gavel-bus-incarnation: its
-    log was emptied or replaced, and what the caller knows of it is gone.
+    log was emptied or replaced.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -111,7 +115,9 @@ ERROR_REASON_FIELD_RESERVED: ErrorReason.ValueType  # 7
 sensor.
 """
 ERROR_REASON_PRODUCER_NOT_ALLOWED: ErrorReason.ValueType  # 8
-"""PERMISSION_DENIED. This identity may not act as this producer, or not on this bus or action."""
+"""PERMISSION_DENIED. The producer may not do this. Example: a proposal in another producer's trace that names no cause in
+that trace.
+"""
 ERROR_REASON_EVENT_NOT_FOUND: ErrorReason.ValueType  # 9
 """NOT_FOUND. The event does not exist."""
 ERROR_REASON_DECISION_NOT_FOUND: ErrorReason.ValueType  # 10
@@ -131,7 +137,9 @@ has ended.
 ERROR_REASON_DERIVATION_MISMATCH: ErrorReason.ValueType  # 16
 """FAILED_PRECONDITION. A derived fact differs from the one that the server derives from the execution."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 17
-"""RESOURCE_EXHAUSTED. The queue is full; RetryInfo holds the delay before a retry."""
+"""RESOURCE_EXHAUSTED. A limit of the server is reached; the message names it, and RetryInfo holds the delay before a
+retry. Example: the queue of the bus is full.
+"""
 ERROR_REASON_LOG_UNAVAILABLE: ErrorReason.ValueType  # 18
 """UNAVAILABLE. The server cannot reach the log."""
 ERROR_REASON_LOG_REGRESSED: ErrorReason.ValueType  # 19
@@ -151,11 +159,11 @@ ERROR_REASON_NOT_IMPLEMENTED: ErrorReason.ValueType  # 25
 ERROR_REASON_COMPILE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 26
 """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
 ERROR_REASON_RULE_SETS_DISAGREE: ErrorReason.ValueType  # 27
-"""FAILED_PRECONDITION. A rule set and one in force disagree about an action that both govern: about its conflict_key,
+"""FAILED_PRECONDITION. A rule set and an active one disagree about an action that both govern: about its conflict_key,
 score, contest window, retry policy or compensation.
 """
 ERROR_REASON_BUS_REPLACED: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION. The bus is not the one whose incarnation the caller sent in the metadata gavel-bus-incarnation: its
-log was emptied or replaced, and what the caller knows of it is gone.
+log was emptied or replaced.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
