@@ -7,7 +7,10 @@ from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Se
 
 
 def fdr(redis: Redis = "", data: Data = None, server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, debug: Debug = False) -> None:
-    """Derive facts from executions until SIGTERM or SIGINT. A server does so itself unless it runs with --no-fdr."""
+    """Derive facts from executions. A server does so itself unless it runs with --no-fdr.
+
+    SIGTERM, SIGINT or SIGHUP stops the command.
+    """
     url = work_queue_url(data, redis, server)
 
     async def run() -> None:

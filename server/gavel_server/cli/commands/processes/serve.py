@@ -1,4 +1,4 @@
-"""`gavel serve`: runs a server in the foreground until SIGTERM or SIGINT."""
+"""`gavel serve`: runs a server in the foreground until SIGTERM, SIGINT or SIGHUP."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def serve(
 ) -> None:
     """Run a server in the foreground. It prints `gavel: ready on HOST:PORT` when it accepts calls.
 
-    SIGTERM or SIGINT stops it: it answers the queued commands and exits with status 0.
+    SIGTERM, SIGINT or SIGHUP stops it: it answers the queued commands and exits with status 0.
 
     Most options can also be set in the environment (--log-level as GAVEL_LOG_LEVEL) or in the file of --config (as log_level). The
     command line takes precedence over the environment, and the environment over the file.
