@@ -359,6 +359,43 @@ def test_demands_have_their_tests() -> None:
             assert re.search(rf"def {name}\(", (DOCS / target).read_text(encoding="utf-8")), (cells[0], name)
 
 
+def test_limits_of_calls_have_their_values() -> None:
+    """Every limit in the tables of operating.md stands beside its value in the code, with a unit."""
+    places: dict[str, list[tuple[str, str]]] = {}
+    for package, folder in (("gavel_server", ROOT / "server/gavel_server"), ("gavel_client", ROOT / "client/python/gavel_client")):
+        for path in sorted(folder.rglob("*.py")):
+            names = re.findall(r"^([A-Z][A-Z_]+): Final", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            module = ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
+            for name in names:
+                places.setdefault(name, []).append((module, name))
+    section = _text("operating.md").partition("## Limits")[2].partition("\n## ")[0]
+    wrong = []
+    for cells in _rows(section):
+        for name in re.findall(r"`([A-Z_]{4,})`", cells[0]):
+            found = [getattr(importlib.import_module(module), name) for module, name in places[name]]
+            if not any(_is_quoted(name, value, cells[1]) for value in found):
+                wrong.append((name, found))
+    assert wrong == []
+
+
+def _is_quoted(name: str, value: object, text: str) -> bool:
+    """Return whether a text has the value of a constant in one of the forms that its name allows: a count, bytes, or a time."""
+    if isinstance(value, tuple):
+        return all(_is_quoted(f"{name}_BYTES_SECONDS", part, text) for part in value)
+    assert isinstance(value, (int, float))
+    forms = []
+    if "BYTES" in name:
+        units = ((1, "bytes"), (1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB"))
+        forms += [f"{value // size:,} {unit}" for size, unit in units if value % size == 0]
+    if "SECONDS" in name:
+        forms += [f"{value:g} s", f"{value * 1000:g} ms"]
+    if "_MS" in name:
+        forms.append(f"{value / 1000:g} s")
+    if not forms:
+        forms.append(f"{value:,}")
+    return any(re.search(rf"(?<![\d.,]){re.escape(form)}(?![\d]|,\d|\.\d)", text) for form in forms)
+
+
 def test_log_lines_and_metrics_exist() -> None:
     """Every log line and metric that operating.md names is one of the server's."""
     text = _text("operating.md")
