@@ -2,7 +2,8 @@
 //
 // The server starts it with one end of a socket pair. Calls of the hot path go over that link as frames (internal/link, calls.go,
 // streaming.go), together with the caller's address, metadata and deadline. All other calls are forwarded to the server's own gRPC
-// (forwarding.go). connection.go, connections.go and call.go keep what callers hold in memory within limits. Callers cannot tell it from a server without a front (docs/decisions/0031-two-transports.md).
+// (forwarding.go). connection.go, connections.go and call.go limit what callers hold in memory. Apart from these limits, callers cannot tell it
+// from a server without a front (docs/decisions/0031-two-transports.md).
 //
 // It ends when the link closes, which the kernel does however the server ends. It writes no log; the server logs what happens to it.
 package main

@@ -86,7 +86,7 @@ def enter(recorder: Recorder, envelope: Envelope, approval: Decision, cited_even
     if problem:
         wait_ms = milliseconds(entry.closes_at) - recorder.now_ms
         proposal.ClearField("contest")
-        message = f"{problem}: propose again when the contest has closed, in {wait_ms} ms"
+        message = f"{problem}. Propose again when the contest has closed, in {wait_ms} ms"
         return Fault(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=wait_ms)
     return ContestEntry(recorder.record(envelope, "proposal"))
 

@@ -64,7 +64,8 @@ def renew(recorder: Recorder, command: RenewExecution, references: References) -
     if live is None:
         return ended_fault(command.decision_id, references, recorder.now_ms)
     if live.execution_id != command.execution_id or not live.is_running:
-        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"{command.execution_id} is not the running attempt of {command.decision_id}")
+        message = f"{command.execution_id} is not the running attempt of decision {command.decision_id}; stop acting on it"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
     fault = holder_fault(live, live.attempt, command.producer)
     if fault is not None:
         return fault

@@ -44,4 +44,5 @@ def holder_fault(live: LiveDecision, attempt: int, producer: Producer) -> Fault 
     holder = live.holders[attempt - 1]
     if (producer.type, producer.id) == holder:
         return None
-    return Fault(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, f"attempt {attempt} of {live.decision_id} was leased to {holder[1]}")
+    message = f"attempt {attempt} of decision {live.decision_id} is leased to {holder[1]}; only that executor may renew or report it"
+    return Fault(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)

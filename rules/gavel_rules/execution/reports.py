@@ -43,8 +43,8 @@ def report(recorder: Recorder, command: ReportExecution, references: References)
     if attempt == 0:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"{sent.execution_id} is not an attempt of decision {sent.decision_id}")
     if sent.attempt not in (0, attempt):
-        problem = f"is {sent.attempt}, but {sent.execution_id} is attempt {attempt}"
-        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, problem, (("envelope.execution.attempt", problem),))
+        field, problem = "envelope.execution.attempt", f"is {sent.attempt}, but {sent.execution_id} is attempt {attempt}"
+        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {problem}", ((field, problem),))
     fault = holder_fault(live, attempt, envelope.producer)
     if fault is not None:
         return fault
@@ -150,5 +150,5 @@ def _identity_fault(live: LiveDecision, envelope: Envelope) -> Fault | None:
         if sent and sent != expected
     )
     if violations:
-        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, "the report contradicts its decision", violations)
+        return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, " ".join(violations[0]), violations)
     return None
