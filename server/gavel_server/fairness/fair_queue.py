@@ -107,11 +107,11 @@ class Shares:
         return None if largest == caller else largest
 
 
-class _Turns:
-    """The callers of an address that wait for their turn."""
+class _WaitingAddress:
+    """An address with callers that wait for their turn: their lines, in the order of turns."""
 
     def __init__(self) -> None:
-        self.ring: deque[_Line] = deque()
+        self.lines: deque[_Line] = deque()
 
 
 class _Line:
@@ -131,8 +131,8 @@ class FairQueue(Generic[Item]):
         self.bytes_max = bytes_max
         self._shares = Shares()
         self._lines: dict[str, _Line] = {}  # of the callers that have items
-        self._addresses: dict[str, _Turns] = {}  # of the lines that wait for their turn
-        self._ring: deque[_Turns] = deque()
+        self._addresses: dict[str, _WaitingAddress] = {}  # of the lines that wait for their turn
+        self._ring: deque[_WaitingAddress] = deque()
         self._waiting_lines = 0
         self._returned: deque[tuple[_Line, object, int]] = deque()  # lines, items and sizes, before all others
 
@@ -208,38 +208,38 @@ class FairQueue(Generic[Item]):
     def _next_line(self) -> _Line:
         """Return the line whose turn it is."""
         while True:
-            turns = self._ring[0]
-            line = turns.ring[0]
+            waiting = self._ring[0]
+            line = waiting.lines[0]
             if self._waiting_lines == 1 or line.deficit >= _cost(line.items[0][1]):
                 return line
-            turns.ring.rotate(-1)
+            waiting.lines.rotate(-1)
             self._ring.rotate(-1)
             self._begin_turn()
 
     def _begin_turn(self) -> None:
-        self._ring[0].ring[0].deficit += QUANTUM
+        self._ring[0].lines[0].deficit += QUANTUM
 
     def _enter(self, line: _Line) -> None:
         """Let a line that was empty wait for its turn."""
         address = address_of(line.usage.name)
-        turns = self._addresses.get(address)
-        if turns is None:
-            turns = self._addresses[address] = _Turns()
-            self._ring.append(turns)
-        turns.ring.append(line)
+        waiting = self._addresses.get(address)
+        if waiting is None:
+            waiting = self._addresses[address] = _WaitingAddress()
+            self._ring.append(waiting)
+        waiting.lines.append(line)
         self._waiting_lines += 1
         line.deficit = QUANTUM if self._waiting_lines == 1 else 0  # alone, its turn begins at once
 
     def _leave(self, line: _Line) -> None:
         """Let an empty line wait no longer. If it had its turn, the next one begins."""
         address = address_of(line.usage.name)
-        turns = self._addresses[address]
-        had_turn = self._ring[0] is turns and turns.ring[0] is line
-        turns.ring.remove(line)
+        waiting = self._addresses[address]
+        had_turn = self._ring[0] is waiting and waiting.lines[0] is line
+        waiting.lines.remove(line)
         self._waiting_lines -= 1
-        if not turns.ring:
+        if not waiting.lines:
             del self._addresses[address]
-            self._ring.remove(turns)
+            self._ring.remove(waiting)
         elif had_turn:
             self._ring.rotate(-1)
         if had_turn and self._ring:

@@ -26,7 +26,7 @@ from google.rpc.status_pb2 import Status
 from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
-from gavel_server.rpc.encoded import EncodedResponse
+from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
 from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, call
 from gavel_server.rpc.refusals import refuse

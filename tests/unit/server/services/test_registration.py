@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 from gavel_server.rpc import service_descriptors
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.rpc.encoded import EncodedResponse
+from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
