@@ -103,7 +103,9 @@ class Slots:
 
 def replay_slots() -> Slots:
     """Return the slots of replays and simulations."""
-    return Slots("replays", REPLAYS_MAX, retry_after_ms=REPLAY_RETRY_AFTER_MS, advice=", or replay offline with gavel replay")
+    return Slots(
+        "replays and simulations", REPLAYS_MAX, retry_after_ms=REPLAY_RETRY_AFTER_MS, advice=", or replay offline with gavel replay"
+    )
 
 
 def digest_slots() -> Slots:
@@ -120,7 +122,7 @@ def digest_slots() -> Slots:
 def wide_subject_slots() -> Slots:
     """Return the slots of pages of the projections of wide subjects."""
     return Slots(
-        "pages of wide subjects",
+        "reads of subjects with many keys",
         WIDE_SUBJECTS_MAX,
         wait_seconds_max=SCAN_WAIT_SECONDS_MAX,
         waiting_max=SCANS_WAITING_MAX,
