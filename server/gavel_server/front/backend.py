@@ -22,6 +22,7 @@ from gavel_server.front.frames import (
     UNBOUND,
     decode_caller,
     decode_peer,
+    has_metadata,
     message_start,
 )
 from gavel_server.front.limits import encode_limits
@@ -79,7 +80,9 @@ class Backend:
         self._alive = True
         if kind < len(self._methods):
             name, method = self._methods[kind]
-            context = CallContext(name, partial(decode_caller, content, monotonic()), peer=decode_peer(content))
+            context = CallContext(
+                name, partial(decode_caller, content, monotonic()), peer=decode_peer(content), has_metadata=has_metadata(content)
+            )
             self._waiting[number] = context.cancellation
             method(content[message_start(content) :], context, partial(self._answer, number))
         elif kind == CANCEL:

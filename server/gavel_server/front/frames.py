@@ -56,6 +56,11 @@ def decode_peer(content: bytes) -> str:
     return content[start : start + content[start - 1]].decode()
 
 
+def has_metadata(content: bytes) -> bool:
+    """Return whether the caller of a request frame's content has sent metadata of its own."""
+    return message_start(content) > REQUEST_HEADER.size + 1 + content[REQUEST_HEADER.size]
+
+
 def decode_caller(content: bytes, received_seconds: float) -> Caller:
     """Return the caller of a request frame's content, which was received at `received_seconds` of `time.monotonic`."""
     caller_bytes, remaining_ms = REQUEST_HEADER.unpack_from(content)

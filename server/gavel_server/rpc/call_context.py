@@ -41,7 +41,7 @@ class Caller(NamedTuple):
 class CallContext:
     """The context of one call, for interceptor and methods."""
 
-    __slots__ = ("_caller", "_decode", "_peer", "_send_headers", "cancellation", "method")
+    __slots__ = ("_caller", "_decode", "_has_metadata", "_peer", "_send_headers", "cancellation", "method")
 
     def __init__(
         self,
@@ -49,12 +49,15 @@ class CallContext:
         decode: Callable[[], Caller],
         send_headers: Callable[[], Awaitable[None]] | None = None,
         peer: str | None = None,
+        *,
+        has_metadata: bool = True,
     ) -> None:
         """`method` is "gavel.v1.EventService/GetEvent" or the like; `decode` is called once, when the caller is first read.
 
-        `peer` is the caller's address, if it is known without decoding.
+        `peer` is the caller's address, if it is known without decoding; `has_metadata` is False if the caller is known to have sent none.
         """
         self._peer: Final = peer
+        self._has_metadata: Final = has_metadata
         self.method: Final = method
         self._decode: Final = decode
         self._send_headers: Final = send_headers
@@ -80,12 +83,12 @@ class CallContext:
     @property
     def metadata(self) -> Metadata:
         """The caller's own metadata."""
-        return self._decoded().metadata
+        return self._decoded().metadata if self._has_metadata else ()
 
     @property
     def bus_incarnation(self) -> str:
         """The incarnation of the bus that the caller knows, or "": the event_id of the bus's first event."""
-        for key, value in self._decoded().metadata:
+        for key, value in self.metadata:
             if key == BUS_INCARNATION_KEY:
                 return str(value)
         return ""

@@ -33,6 +33,7 @@ from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, of_fault
 from gavel_server.fairness.turns import call_slice
 from gavel_server.intake.admission import admit_proposal
+from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.limits import BATCH_ANSWER_BYTES_MAX
@@ -45,8 +46,9 @@ _BATCH: Final = RequestDecoder(f"{ARBITRATION.full_name}/BatchPreflight", BatchP
 # The fields of the answer to a batch that hold a result, and its decision.
 _RESULT: Final = Field(BatchPreflightResponse, "results")
 _DECISION: Final = Field(PreflightResult, "decision")
-# Proposals that are admitted or decided before other tasks get a turn; fewer if a time slice ends first. More batches in turn would
-# hold more memory at once: docs/performance.md#slices.
+# Proposals of a batch that are admitted before the first of them is decided: docs/performance.md#slices.
+PART_PROPOSALS: Final = 16
+# Proposals that are admitted or decided before other tasks get a turn; fewer if a time slice ends first.
 SLICE_PROPOSALS: Final = 128
 # The most due timers, and candidates of due contests, that one preflight fires. If more are due, it waits until the sequencer has
 # recorded them.
@@ -58,9 +60,18 @@ DUE_PAUSE_SECONDS: Final = 0.01
 class Preflight:
     """The preflight methods of ArbitrationService: coroutines from the request's bytes to the response's."""
 
-    def __init__(self, buses: BusRegistry, compiler: Compiler) -> None:
+    def __init__(
+        self,
+        buses: BusRegistry,
+        compiler: Compiler,
+        *,
+        due_timers_max: int = DUE_TIMERS_MAX,
+        answer_bytes_max: int = BATCH_ANSWER_BYTES_MAX,
+    ) -> None:
         self._buses = buses
         self._compiler = compiler
+        self._due_timers_max = due_timers_max
+        self._answer_bytes_max = answer_bytes_max
 
     async def preflight(self, data: bytes, context: CallContext) -> bytes:
         """Answer a PreflightRequest with the decision that the proposal would get now. Raises ServiceError, LogError."""
@@ -74,7 +85,7 @@ class Preflight:
         envelope = request.envelope
         proposal = await _admit(sequencer, envelope, request.bus, len(data))
         citations = await _citations(sequencer, [proposal])
-        state = await _state(sequencer)
+        state = await self._state(sequencer)
         actions = None if override is None else actions_with(state, override, envelope.proposal.action_type)
         if isinstance(actions, Fault):
             raise of_fault(actions)
@@ -90,64 +101,81 @@ class Preflight:
         request = await _BATCH.decode_in_turns(data, context)
         check_batch(len(request.envelopes))
         sequencer = await self._sequencer(request.bus, context)
-        proposals: list[ProposalView | ServiceError] = []
+        envelopes = request.envelopes[:]
+        results: list[bytes] = []
+        room_bytes = self._answer_bytes_max
         time_slice = call_slice(SLICE_PROPOSALS, context.peer)
-        for envelope in request.envelopes:
+        for start in range(0, len(envelopes), PART_PROPOSALS):
+            part = envelopes[start : start + PART_PROPOSALS]
+            outcomes: Sequence[bytes | Exception] = [self._too_large()] * len(part)
+            if room_bytes >= 0:
+                outcomes = await self._decide(sequencer, part, request.bus, len(data), time_slice)
+            for outcome in outcomes:
+                if isinstance(outcome, bytes):
+                    room_bytes -= len(outcome)
+                    if room_bytes >= 0:
+                        results.append(_RESULT.content(_DECISION.content(outcome)))
+                        continue
+                error = refuse(context.method, self._too_large() if isinstance(outcome, bytes) else outcome)
+                results.append(_RESULT.content(PreflightResult(error=error.status()).SerializeToString()))
+        return b"".join(results)
+
+    async def _decide(
+        self, sequencer: Sequencer, envelopes: Sequence[Envelope], bus: str, size_bytes: int, time_slice: TimeSlice
+    ) -> list[bytes | Exception]:
+        """Return for each proposal its encoded decision, or why it has none. Raises ServiceError, LogError."""
+        proposals: list[ProposalView | ServiceError] = []
+        for envelope in envelopes:
             await time_slice.spend(1)
             try:
-                proposals.append(await _admit(sequencer, envelope, request.bus, len(data)))
+                proposals.append(await _admit(sequencer, envelope, bus, size_bytes))
             except ServiceError as error:
-                proposals.append(refuse(context.method, error))
+                proposals.append(error)
         citations = await _citations(sequencer, [proposal for proposal in proposals if isinstance(proposal, ProposalView)])
-        state = await _state(sequencer)
+        state = await self._state(sequencer)
         now_ms = sequencer.now_ms()
-        parts: list[bytes] = []
-        room_bytes = BATCH_ANSWER_BYTES_MAX
+        results: list[bytes | Exception] = []
         for proposal in proposals:
             if isinstance(proposal, ServiceError):
-                parts.append(_error_result(proposal))
-                continue
-            if room_bytes < 0:
-                parts.append(_error_result(refuse(context.method, _too_large())))
+                results.append(proposal)
                 continue
             if time_slice.is_over(1):
                 # The bus goes on meanwhile: each decision has the state_version that it was made on.
                 await time_slice.end()
-                state = await _state(sequencer)
+                state = await self._state(sequencer)
                 now_ms = sequencer.now_ms()
             try:
-                decision = _decision(preflight(state, proposal, citations, now_ms)).SerializeToString()
+                results.append(_decision(preflight(state, proposal, citations, now_ms)).SerializeToString())
             except Exception as error:  # noqa: BLE001  # a bug or a broken engine costs one proposal, not the others of its batch
-                parts.append(_error_result(refuse(context.method, error)))
-                continue
-            room_bytes -= len(decision)
-            parts.append(
-                _error_result(refuse(context.method, _too_large())) if room_bytes < 0 else _RESULT.content(_DECISION.content(decision))
-            )
-        return b"".join(parts)
+                results.append(error)
+        return results
+
+    async def _state(self, sequencer: Sequencer) -> State:
+        """Return the confirmed state once few timers are due. Each preflight fires those that are due, without recording them.
+
+        Raises ServiceError: QUEUE_FULL, or why the bus refuses writes, if timers stay due.
+        """
+        ends_at = asyncio.get_running_loop().time() + DUE_SECONDS_MAX
+        while True:
+            state = await sequencer.confirmed_state()
+            due = state.due_count(sequencer.now_ms())
+            if due <= self._due_timers_max:
+                return state
+            if asyncio.get_running_loop().time() >= ends_at:
+                error = sequencer.write_error()
+                if error is not None:
+                    raise error.copy()
+                message = f"{due} timers of bus {sequencer.bus} are due and not recorded yet, more than {self._due_timers_max}; try again"
+                raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=1_000)
+            await asyncio.sleep(DUE_PAUSE_SECONDS)
+
+    def _too_large(self) -> ServiceError:
+        message = f"the decisions of this batch have more than {self._answer_bytes_max} bytes; send this proposal in a smaller batch"
+        return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)
 
     async def _sequencer(self, bus: str, context: CallContext) -> Sequencer:
-        return await self._buses.existing(bus, context.bus_incarnation)
-
-
-async def _state(sequencer: Sequencer) -> State:
-    """Return the confirmed state once few timers are due. Each preflight fires those that are due, without recording them.
-
-    Raises ServiceError: QUEUE_FULL, or why the bus refuses writes, if timers stay due.
-    """
-    ends_at = asyncio.get_running_loop().time() + DUE_SECONDS_MAX
-    while True:
-        state = await sequencer.confirmed_state()
-        due = state.due_count(sequencer.now_ms())
-        if due <= DUE_TIMERS_MAX:
-            return state
-        if asyncio.get_running_loop().time() >= ends_at:
-            error = sequencer.write_error()
-            if error is not None:
-                raise error.copy()
-            message = f"{due} timers of bus {sequencer.bus} are due and not recorded yet, more than {DUE_TIMERS_MAX}; try again"
-            raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=1_000)
-        await asyncio.sleep(DUE_PAUSE_SECONDS)
+        incarnation = context.bus_incarnation
+        return self._buses.find_open(bus, incarnation) or await self._buses.existing(bus, incarnation)
 
 
 async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes: int) -> ProposalView:
@@ -181,20 +209,20 @@ async def _citations(sequencer: Sequencer, proposals: Sequence[ProposalView]) ->
     """
     recent_events = sequencer.recent_events
     cited = [number for proposal in proposals for number, _ in proposal.citations]
-    if max([*cited, *(proposal.projection_version or 0 for proposal in proposals)], default=0) > sequencer.head.sequence_number:
+    latest = max([0, *cited, *[proposal.projection_version or 0 for proposal in proposals]])
+    if latest > sequencer.head.sequence_number:
         await sequencer.read_on()
-    remembered = {number: recent_events.citable[number] for number in cited if number in recent_events.citable}
-    dropped = [number for number in cited if number not in remembered]
-    return {**remembered, **await recent_events.read_citable(dropped)} if dropped else remembered
-
-
-def _error_result(error: ServiceError) -> bytes:
-    return _RESULT.content(PreflightResult(error=error.status()).SerializeToString())
-
-
-def _too_large() -> ServiceError:
-    message = f"the decisions of this batch have more than {BATCH_ANSWER_BYTES_MAX} bytes; send this proposal in a smaller batch"
-    return ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message)
+    citations: dict[int, CitedEvent] = {}
+    dropped: list[int] = []
+    for number in cited:
+        event = recent_events.citable.get(number)
+        if event is None:
+            dropped.append(number)
+        else:
+            citations[number] = event
+    if dropped:
+        citations.update(await recent_events.read_citable(dropped))
+    return citations
 
 
 def _decision(outcome: Decision | Fault) -> Decision:

@@ -17,16 +17,16 @@ from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
 from gavel_server.process import time_slice
-from gavel_server.services import preflight
 from gavel_server.services.arbitration import Arbitration
+from gavel_server.services.preflight import Preflight
 
-from tests.support.calls import call_arbitration
+from tests.support.calls import call_arbitration, call_context
 from tests.support.driver import BUS, proposal_envelope
 from tests.support.simulation.servers import Servers, execute, reason, record_event, with_servers
 
 
-async def arbitration(sequencer: Sequencer) -> Arbitration:
-    """The service of one server."""
+async def registry(sequencer: Sequencer) -> BusRegistry:
+    """The buses of one server."""
 
     async def opened(name: str) -> Sequencer:
         return sequencer
@@ -36,7 +36,12 @@ async def arbitration(sequencer: Sequencer) -> Arbitration:
 
     buses = BusRegistry(opened, exists)
     await buses.open(BUS)
-    return Arbitration(buses, Compiler())
+    return buses
+
+
+async def arbitration(sequencer: Sequencer) -> Arbitration:
+    """The service of one server."""
+    return Arbitration(await registry(sequencer), Compiler())
 
 
 @with_servers
@@ -95,7 +100,7 @@ async def test_reading_on_ends_without_the_log_and_at_a_stop(servers: Servers) -
 async def test_many_due_timers(servers: Servers) -> None:
     """A preflight fires a few due timers by itself. If more stay due, it is refused after a while with the reason of the bus."""
     sequencer, log = await servers.start_with_rules()
-    service = await arbitration(sequencer)
+    buses = await registry(sequencer)
     fact = await record_event(sequencer, servers.fact())
     approved = await execute(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
     assert isinstance(approved, CommittedAnswer)
@@ -104,15 +109,14 @@ async def test_many_due_timers(servers: Servers) -> None:
     await asyncio.sleep(60)
     assert 1 == sequencer.replica.state.due_count(sequencer.now_ms())
     request = PreflightRequest(envelope=proposal_envelope([fact], trace_id="trace-2"))
-    await call_arbitration(service, "Preflight", request)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(preflight, "DUE_TIMERS_MAX", 0)
-        with pytest.raises(ServiceError) as refused:
-            await call_arbitration(service, "Preflight", request)
-        assert "LOG_UNAVAILABLE" == reason(refused.value)
-        log.head_error = None
-        await asyncio.sleep(10)
-        await call_arbitration(service, "Preflight", request)
+    await Preflight(buses, Compiler()).preflight(request.SerializeToString(), call_context())
+    strict = Preflight(buses, Compiler(), due_timers_max=0)
+    with pytest.raises(ServiceError) as refused:
+        await strict.preflight(request.SerializeToString(), call_context())
+    assert "LOG_UNAVAILABLE" == reason(refused.value)
+    log.head_error = None
+    await asyncio.sleep(10)
+    await strict.preflight(request.SerializeToString(), call_context())
     assert 0 == sequencer.replica.state.due_count(sequencer.now_ms())
 
 
@@ -120,14 +124,13 @@ async def test_many_due_timers(servers: Servers) -> None:
 async def test_large_answers_of_a_batch(servers: Servers) -> None:
     """Decisions beyond the limit of an answer are an error that names it; those before are as they are."""
     sequencer, _ = await servers.start_with_rules()
-    service = await arbitration(sequencer)
+    buses = await registry(sequencer)
     fact = await record_event(sequencer, servers.fact())
-    request = BatchPreflightRequest(envelopes=[proposal_envelope([fact]) for _ in range(10)])
-    whole = BatchPreflightResponse.FromString(await call_arbitration(service, "BatchPreflight", request))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(preflight, "BATCH_ANSWER_BYTES_MAX", 4 * whole.results[0].decision.ByteSize() + 100)
-        response = BatchPreflightResponse.FromString(await call_arbitration(service, "BatchPreflight", request))
-    assert ["decision"] * 4 + ["error"] * 6 == [result.WhichOneof("result") for result in response.results]
+    request = BatchPreflightRequest(envelopes=[proposal_envelope([fact]) for _ in range(30)]).SerializeToString()
+    whole = BatchPreflightResponse.FromString(await Preflight(buses, Compiler()).batch_preflight(request, call_context()))
+    limited = Preflight(buses, Compiler(), answer_bytes_max=4 * whole.results[0].decision.ByteSize() + 100)
+    response = BatchPreflightResponse.FromString(await limited.batch_preflight(request, call_context()))
+    assert ["decision"] * 4 + ["error"] * 26 == [result.WhichOneof("result") for result in response.results]
     assert {"QUEUE_FULL"} == {GavelError.from_status(result.error).reason for result in response.results[4:]}
 
 
