@@ -58,6 +58,8 @@ COMPILED: Final = {
         "front/frames",
         "front/link",
         "process/clock",
+        "process/time_slice",
+        "rpc/decoding",
         "rpc/framing",
         "rpc/plain_methods",
         "rpc/wire",

@@ -22,8 +22,9 @@ _Request = TypeVar("_Request", bound=Message)
 # The field that holds the items of a batch.
 _ITEMS: Final = "envelopes"
 _NO_CHILDREN: Final = Layout()
-# Batches up to this size are decoded and admitted at once, within about 5 ms. Larger ones let other tasks run in between.
-BATCH_BYTES_AT_ONCE: Final = 64 * 1024
+# Batches up to this size are decoded and admitted at once, within about 5 ms. Larger ones let other tasks run in between. Not Final: tests
+# change it, also in the compiled build.
+BATCH_BYTES_AT_ONCE = 64 * 1024
 # Items of a batch that are decoded or admitted before other tasks get a turn; fewer if a time slice ends first.
 SLICE_ITEMS: Final = 64
 

@@ -31,7 +31,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.trace_owners import foreign_trace
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, of_fault
-from gavel_server.fairness.turns import call_slice
+from gavel_server.fairness.turns import call_slice, take_turn
 from gavel_server.intake.admission import admit_proposal
 from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
@@ -104,6 +104,8 @@ class Preflight:
         envelopes = request.envelopes[:]
         results: list[bytes] = []
         room_bytes = self._answer_bytes_max
+        if len(envelopes) > PART_PROPOSALS:
+            await take_turn(context.peer)
         time_slice = call_slice(SLICE_PROPOSALS, context.peer)
         for start in range(0, len(envelopes), PART_PROPOSALS):
             part = envelopes[start : start + PART_PROPOSALS]

@@ -105,9 +105,9 @@ class Servers:
         await sequencer.start()
         return sequencer, counting
 
-    async def start_with_rules(self) -> tuple[Sequencer, CountingLog]:
+    async def start_with_rules(self, monotonic: Callable[[], float] | None = None) -> tuple[Sequencer, CountingLog]:
         """Start a server and put the default rules in force."""
-        sequencer, counting = await self.start()
+        sequencer, counting = await self.start(monotonic=monotonic)
         await sequencer.execute(DeployRuleSet(self.new_id(), compile_cached(TEXT), TEXT))
         await sequencer.execute(ActivateRuleSet(self.new_id(), "refunds", 1, None))
         return sequencer, counting

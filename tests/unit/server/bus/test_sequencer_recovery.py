@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from gavel.v1.arbitration_service_pb2 import BatchSubmitProposalsResponse
@@ -15,10 +13,9 @@ from gavel_rules.commands import AttemptRefusal, BeginExecution, Command, Submit
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION, LATEST
 from gavel_rules.events.kinds import FACT
 from gavel_rules.events.proposal_view import ProposalView
-from gavel_server.bus import sequencer as sequencer_module
-from gavel_server.bus.batch.decision import BatchDecision
 from gavel_server.bus.batch.pending_append import UNKNOWN_ANSWER_SECONDS
-from gavel_server.bus.request import CommittedAnswer, Request
+from gavel_server.bus.request import CommittedAnswer
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.log import Entry, LogUnavailableError, OutcomeUnknownError
 from gavel_server.services.batches.answers import BatchAnswers
@@ -109,23 +106,20 @@ async def test_stop_while_the_store_is_unavailable(servers: Servers) -> None:
 # Bugs
 
 
-class Broken:
-    """A BatchDecision that calls `broken` after each command and after the timers, when their changes are in the state."""
+class BrokenPacing:
+    """The clock that paces a sequencer. While it is `broken`, reading it fails as soon as a batch has changed the state."""
 
-    def __init__(self, broken: Callable[[], None], *arguments: Any) -> None:
-        self._decision = BatchDecision(*arguments)
-        self._broken = broken
-        self.mark = self._decision.mark
+    def __init__(self) -> None:
+        self.broken = False
+        self.failures = 0
+        self.sequencer: Sequencer | None = None
 
-    def emit_timers(self) -> None:
-        """Emit due timers."""
-        self._decision.emit_timers()
-        self._broken()
-
-    def decide(self, pending: Request) -> None:
-        """Decide a command."""
-        self._decision.decide(pending)
-        self._broken()
+    def read(self) -> float:
+        """Return the time."""
+        if self.broken and self.sequencer is not None and self.sequencer.replica.state.has_uncommitted_changes:
+            self.failures += 1
+            raise RuntimeError("a bug in planning")
+        return asyncio.get_running_loop().time()
 
 
 @with_servers
@@ -142,52 +136,35 @@ async def test_unexpected_error_of_an_append(servers: Servers) -> None:
     await servers.prove()
 
 
-def test_failed_batch_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_servers
+async def test_failed_batch_is_undone(servers: Servers) -> None:
     """The changes of a batch that fails are undone; the next batch is decided on the log's state."""
-
-    async def main() -> None:
-        servers = Servers()
-        sequencer, _ = await servers.start()
-
-        def broken() -> None:
-            monkeypatch.undo()
-            raise RuntimeError("a bug in planning")
-
-        monkeypatch.setattr(sequencer_module, "BatchDecision", partial(Broken, broken))
-        assert "INTERNAL" == reason(await execute(sequencer, servers.fact()))
-        assert 1 == (await asyncio.wait_for(sequencer.settled(), 10)).head
-        await record_event(sequencer, servers.fact())
-        await servers.prove()
-
-    run_virtually(main())
+    pacing = BrokenPacing()
+    sequencer, _ = await servers.start(monotonic=pacing.read)
+    pacing.sequencer, pacing.broken = sequencer, True
+    assert "INTERNAL" == reason(await execute(sequencer, servers.fact()))
+    pacing.broken = False
+    assert 1 == pacing.failures
+    assert 1 == (await asyncio.wait_for(sequencer.settled(), 10)).head
+    await record_event(sequencer, servers.fact())
+    await servers.prove()
 
 
-def test_failing_timer_is_retried_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+@with_servers
+async def test_failing_timer_is_retried_with_pauses(servers: Servers) -> None:
     """A timer that cannot be emitted is tried again with pauses, in which the loop serves others."""
-
-    async def main() -> None:
-        servers = Servers()
-        sequencer, _ = await servers.start_with_rules()
-        fact = await record_event(sequencer, servers.fact())
-        await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
-        tries = 0
-
-        def broken() -> None:
-            nonlocal tries
-            tries += 1
-            if tries > 1_000:
-                monkeypatch.undo()
-            raise RuntimeError("a bug in planning")
-
-        await asyncio.sleep(9)
-        monkeypatch.setattr(sequencer_module, "BatchDecision", partial(Broken, broken))
-        await asyncio.sleep(4)
-        assert 2 < tries < 1_000
-        monkeypatch.undo()
-        await asyncio.sleep(2)
-        assert "DecisionExpired" == (await servers.events())[-1].event_name
-
-    run_virtually(main())
+    pacing = BrokenPacing()
+    sequencer, _ = await servers.start_with_rules(monotonic=pacing.read)
+    pacing.sequencer = sequencer
+    fact = await record_event(sequencer, servers.fact())
+    await record_event(sequencer, SubmitProposal(ProposalView(servers.admit_envelope(proposal_envelope([fact])))))
+    await asyncio.sleep(9)
+    pacing.broken = True
+    await asyncio.sleep(4)
+    assert 2 < pacing.failures < 1_000
+    pacing.broken = False
+    await asyncio.sleep(2)
+    assert "DecisionExpired" == (await servers.events())[-1].event_name
 
 
 class Poison:
