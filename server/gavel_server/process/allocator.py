@@ -11,9 +11,10 @@ from typing import Final
 MAPPED_BYTES_MIN: Final = 256 * 1024
 # The size of the free end of the heap that is kept. A smaller one would grow and shrink with every batch.
 HEAP_END_BYTES_MAX: Final = 8 * 1024 * 1024
-# How often free pages within the heap go back, if the process took less than this share of a processor meanwhile.
-RETURN_SECONDS: Final = 5.0
-QUIET_SHARE: Final = 0.25
+# How often free pages within the heap go back, if the process took less than this share of a processor meanwhile. A server that is busy
+# every few seconds would only get the same pages again: with 5 s and a quarter, that took up to a seventh of its decisions.
+RETURN_SECONDS: Final = 15.0
+QUIET_SHARE: Final = 0.1
 
 # malloc.h of the GNU C library.
 _M_TRIM_THRESHOLD: Final = -1
