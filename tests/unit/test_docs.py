@@ -187,7 +187,7 @@ def test_limits_of_calls_are_listed() -> None:
     listed = {name for cells in _rows(section) for name in re.findall(r"`([A-Z_]{4,})`", cells[0])}
     folders = (ROOT / "server/gavel_server", ROOT / "client/python/gavel_client")
     sources = {path: path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")}
-    constants = {path: re.findall(r"^([A-Z][A-Z_]+): Final", source, flags=re.MULTILINE) for path, source in sources.items()}
+    constants = {path: re.findall(r"^([A-Z][A-Z_]+)(?:: Final.*)? =", source, flags=re.MULTILINE) for path, source in sources.items()}
     assert listed - {name for names in constants.values() for name in names} == set()
     expected = {
         name
@@ -364,7 +364,7 @@ def test_limits_of_calls_have_their_values() -> None:
     places: dict[str, list[tuple[str, str]]] = {}
     for package, folder in (("gavel_server", ROOT / "server/gavel_server"), ("gavel_client", ROOT / "client/python/gavel_client")):
         for path in sorted(folder.rglob("*.py")):
-            names = re.findall(r"^([A-Z][A-Z_]+): Final", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            names = re.findall(r"^([A-Z][A-Z_]+)(?:: Final.*)? =", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
             module = ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
             for name in names:
                 places.setdefault(name, []).append((module, name))
