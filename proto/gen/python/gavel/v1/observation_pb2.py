@@ -27,13 +27,14 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1agavel/v1/observation.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x03\n\x0bObservation\x12\x13\n\x0bsource_tool\x18\x01 \x01(\t\x12\x11\n\tquery_ref\x18\x02 \x01(\t\x12\x14\n\x0c\x65vidence_ref\x18\x03 \x01(\t\x12\x15\n\revidence_hash\x18\x04 \x01(\t\x12/\n\x0bobserved_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nconfidence\x18\x06 \x01(\x01\x12\x44\n\x10\x65xtracted_fields\x18\x07 \x03(\x0b\x32*.gavel.v1.Observation.ExtractedFieldsEntry\x12\'\n\ntrust_tier\x18\x08 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x38\n\x14\x65vidence_recorded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1aN\n\x14\x45xtractedFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1agavel/v1/observation.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa0\x03\n\x0bObservation\x12\x13\n\x0bsource_tool\x18\x01 \x01(\t\x12\x11\n\tquery_ref\x18\x02 \x01(\t\x12\x14\n\x0c\x65vidence_ref\x18\x03 \x01(\t\x12\x15\n\revidence_hash\x18\x04 \x01(\t\x12/\n\x0bobserved_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nconfidence\x18\x06 \x01(\x01\x12\x44\n\x10\x65xtracted_fields\x18\x07 \x03(\x0b\x32*.gavel.v1.Observation.ExtractedFieldsEntry\x12\'\n\ntrust_tier\x18\x08 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x38\n\x14\x65vidence_recorded_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1aN\n\x14\x45xtractedFieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.google.protobuf.Value:\x02\x38\x01\x42j\n\x0c\x64\x65v.gavel.v1B\x10ObservationProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.observation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\020ObservationProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
   _globals['_OBSERVATION_EXTRACTEDFIELDSENTRY']._loaded_options = None
   _globals['_OBSERVATION_EXTRACTEDFIELDSENTRY']._serialized_options = b'8\001'
   _globals['_OBSERVATION']._serialized_start=127
