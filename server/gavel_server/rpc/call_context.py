@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import grpc
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.bus.request import Cancellation
 from gavel_server.fairness.callers import address_of
@@ -41,7 +42,7 @@ class Caller(NamedTuple):
 class CallContext:
     """The context of one call, for interceptor and methods."""
 
-    __slots__ = ("_caller", "_decode", "_has_metadata", "_peer", "_send_headers", "cancellation", "method")
+    __slots__ = ("_caller", "_decode", "_has_metadata", "_peer", "_principal", "_send_headers", "cancellation", "method")
 
     def __init__(
         self,
@@ -51,13 +52,16 @@ class CallContext:
         peer: str | None = None,
         *,
         has_metadata: bool = True,
+        principal: Principal = ANONYMOUS,
     ) -> None:
         """`method` is "gavel.v1.EventService/GetEvent" or the like; `decode` is called once, when the caller is first read.
 
         `peer` is the caller's address, if it is known without decoding; `has_metadata` is False if the caller is known to have sent none.
+        `principal` is ANONYMOUS unless the transport has authenticated the caller.
         """
         self._peer: Final = peer
         self._has_metadata: Final = has_metadata
+        self._principal: Final = principal
         self.method: Final = method
         self._decode: Final = decode
         self._send_headers: Final = send_headers
@@ -74,6 +78,11 @@ class CallContext:
     def peer(self) -> str:
         """The caller's end of its connection: "HOST:PORT", "[IPV6]:PORT", or "unix:"."""
         return self._decoded().peer if self._peer is None else self._peer
+
+    @property
+    def principal(self) -> Principal:
+        """Who the caller is: authenticated before any method is called, or ANONYMOUS on a server without authentication."""
+        return self._principal
 
     @property
     def address(self) -> str:

@@ -1,0 +1,36 @@
+"""A principal: the authenticated identity of a caller, as grants, attestations and limits use it.
+
+The server makes it from verified credentials (`gavel_server.identity`). It never holds a credential: `credential_id` only identifies one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Method = Literal["mtls", "jwt", "token", "unix", "anonymous"]
+"""How the principal was authenticated; "anonymous": it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller's identity. The name is unique for a method and issuer, not among all of them."""
+
+    name: str
+    method: Method
+    issuer: str = ""
+    """Who vouches for the name: the `iss` of a JWT, the subject of the certificate's issuer; "" for the other methods."""
+    groups: tuple[str, ...] = ()
+    actors: tuple[str, ...] = ()
+    """The chain of delegation (RFC 8693 `act`), nearest first: who acts for `name`."""
+    credential_id: str = ""
+    """The `jti` of a JWT, the SHA-256 fingerprint of a certificate, or the id of a token's entry; never the credential itself."""
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether the caller was not authenticated."""
+        return self.method == "anonymous"
+
+
+ANONYMOUS: Final = Principal("anonymous", "anonymous")
+"""The principal of every caller of a server without authentication."""
