@@ -310,7 +310,7 @@ def any_reject_wins(events: Sequence[Envelope]) -> Iterator[str]:
             continue
         effects: dict[str, str] = {}
         for match in decision.rule_matches:
-            effects.setdefault(match.policy_id, match.effect)
+            effects.setdefault(match.policy_id, match.effect_text)
         winning = next((effect for effect in ("reject", "review", "approve") if effect in effects.values()), "")
         deciding = min((policy_id for policy_id, effect in effects.items() if effect == winning), default="")
         if (OUTCOME_OF.get(winning), deciding) != (decision.outcome, decision.policy_id):

@@ -23,7 +23,7 @@ def encode_rule_set_reference(policy_id: str, version: int, digest: str) -> byte
 
 def encode_rule_match(policy_id: str, rule_id: str, effect: str, condition: str) -> bytes:
     """Encode that a rule matched. `condition` is "" where a decision has no room for it."""
-    match = RuleMatch(policy_id=policy_id, rule_id=rule_id, effect=effect, condition=condition)
+    match = RuleMatch(policy_id=policy_id, rule_id=rule_id, effect_text=effect, condition=condition)
     return Decision(rule_matches=[match]).SerializeToString(deterministic=True)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from gavel.v1.projection_service_pb2 import (
     BackgroundTask,
-    Consumer,
     GetProjectionRequest,
     GetProjectionResponse,
     GetStatusRequest,
@@ -22,6 +21,7 @@ from gavel.v1.projection_service_pb2 import (
     PendingReview,
     Projection,
 )
+from gavel.v1.work_service_pb2 import Consumer, WorkQueue
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.limits import PAGE_SIZE_MAX
 
@@ -120,7 +120,7 @@ class ProjectionServicer:
             head_chain_hash=head.chain_hash,
             active_rule_sets=views.active_rule_sets(state),
             shadow_rule_sets=views.shadow_rule_sets(state),
-            consumers=[Consumer(**group._asdict()) for group in consumers],
+            consumers=[_consumer(group) for group in consumers],
             arbiter_version=state.arbiter_version,
             cross_check=state.cross_check,
             server_version=_SERVER_VERSION,
@@ -171,3 +171,8 @@ def _after(page: Page) -> int:
 
 def _place(item: PendingDecision | PendingReview) -> tuple[int]:
     return (item.sequence_number,)
+
+
+def _consumer(group: ConsumerGroup) -> Consumer:
+    queue = WorkQueue.Value(f"WORK_QUEUE_{group.queue.upper()}")
+    return Consumer(group=group.group, queue=queue, lag=group.lag, pending=group.pending, members=group.members)

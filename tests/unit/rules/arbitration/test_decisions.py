@@ -51,7 +51,7 @@ def test_the_highest_matching_rule_decides_and_all_matches_are_named() -> None:
     core = Core(document())
     core.observe("order.score", 0.95, evidence=core.tool_result())
     decision = core.decide([core.fact("order.status", "delivered")])
-    matches = [(match.policy_id, match.rule_id, match.effect, match.condition) for match in decision.rule_matches]
+    matches = [(match.policy_id, match.rule_id, match.effect_text, match.condition) for match in decision.rule_matches]
     expected = [("refunds", rule["id"], rule["effect"], rule["when"]) for rule in RULES[1:]]
     assert expected == matches
     assert (REVIEW, "FRAUD_SUSPECTED", "suspicious") == (decision.outcome, decision.reason_code, decision.rule_id)

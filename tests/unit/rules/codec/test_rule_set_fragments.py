@@ -26,6 +26,6 @@ def test_all_fragments() -> None:
         retry_policy=RetryPolicy(max_attempts=3),
         active_policy_ids=["a", "b"],
         active_rule_sets=[RuleSetReference(policy_id=name, version=2, digest=f"sha256:{name}") for name in ("a", "b")],
-        rule_matches=[RuleMatch(policy_id=name, rule_id="late", effect="reject", condition="facts.late") for name in ("a", "b")],
+        rule_matches=[RuleMatch(policy_id=name, rule_id="late", effect_text="reject", condition="facts.late") for name in ("a", "b")],
     )
     assert expected == decision

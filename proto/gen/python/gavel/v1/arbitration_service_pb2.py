@@ -25,10 +25,11 @@ _sym_db = _symbol_database.Default()
 from gavel.v1 import decision_pb2 as gavel_dot_v1_dot_decision__pb2
 from gavel.v1 import envelope_pb2 as gavel_dot_v1_dot_envelope__pb2
 from gavel.v1 import fact_pb2 as gavel_dot_v1_dot_fact__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gavel/v1/arbitration_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x17gavel/v1/envelope.proto\x1a\x13gavel/v1/fact.proto\x1a\x17google/rpc/status.proto\"J\n\x15SubmitProposalRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\">\n\x16SubmitProposalResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"Q\n\x1b\x42\x61tchSubmitProposalsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12%\n\tenvelopes\x18\x02 \x03(\x0b\x32\x12.gavel.v1.Envelope\"I\n\x1c\x42\x61tchSubmitProposalsResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.gavel.v1.ProposalResult\"g\n\x0eProposalResult\x12&\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"_\n\x16StreamProposalsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03\x62us\x18\x02 \x01(\t\x12$\n\x08\x65nvelope\x18\x03 \x01(\x0b\x32\x12.gavel.v1.Envelope\"\x84\x01\n\x17StreamProposalsResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"q\n\x10PreflightRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12\x19\n\x11rule_set_override\x18\x03 \x01(\t\x12\x0f\n\x07\x65xplain\x18\x04 \x01(\x08\"\x90\x01\n\x11PreflightResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Decision\x12/\n\x0c\x65xplanations\x18\x02 \x03(\x0b\x32\x19.gavel.v1.RuleExplanation\x12$\n\x1c\x65valuated_at_sequence_number\x18\x03 \x01(\x03\"n\n\x0fRuleExplanation\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07rule_id\x18\x02 \x01(\t\x12\x0f\n\x07matched\x18\x03 \x01(\x08\x12&\n\x05terms\x18\x04 \x03(\x0b\x32\x17.gavel.v1.ExplainedTerm\"2\n\rExplainedTerm\x12\x12\n\nexpression\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"K\n\x15\x42\x61tchPreflightRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12%\n\tenvelopes\x18\x02 \x03(\x0b\x32\x12.gavel.v1.Envelope\"D\n\x16\x42\x61tchPreflightResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.gavel.v1.PreflightResult\"h\n\x0fPreflightResult\x12&\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.DecisionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"\x96\x01\n\x14ResolveReviewRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12(\n\x07verdict\x18\x03 \x01(\x0e\x32\x17.gavel.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x06 \x01(\t\"=\n\x15ResolveReviewResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"o\n\x15RevokeDecisionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12\x12\n\nrevoked_by\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x05 \x01(\t\">\n\x16RevokeDecisionResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope2\xee\x04\n\x12\x41rbitrationService\x12S\n\x0eSubmitProposal\x12\x1f.gavel.v1.SubmitProposalRequest\x1a .gavel.v1.SubmitProposalResponse\x12\x65\n\x14\x42\x61tchSubmitProposals\x12%.gavel.v1.BatchSubmitProposalsRequest\x1a&.gavel.v1.BatchSubmitProposalsResponse\x12Z\n\x0fStreamProposals\x12 .gavel.v1.StreamProposalsRequest\x1a!.gavel.v1.StreamProposalsResponse(\x01\x30\x01\x12\x44\n\tPreflight\x12\x1a.gavel.v1.PreflightRequest\x1a\x1b.gavel.v1.PreflightResponse\x12S\n\x0e\x42\x61tchPreflight\x12\x1f.gavel.v1.BatchPreflightRequest\x1a .gavel.v1.BatchPreflightResponse\x12P\n\rResolveReview\x12\x1e.gavel.v1.ResolveReviewRequest\x1a\x1f.gavel.v1.ResolveReviewResponse\x12S\n\x0eRevokeDecision\x12\x1f.gavel.v1.RevokeDecisionRequest\x1a .gavel.v1.RevokeDecisionResponseBq\n\x0c\x64\x65v.gavel.v1B\x17\x41rbitrationServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gavel/v1/arbitration_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x17gavel/v1/envelope.proto\x1a\x13gavel/v1/fact.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"J\n\x15SubmitProposalRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\">\n\x16SubmitProposalResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"Q\n\x1b\x42\x61tchSubmitProposalsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12%\n\tenvelopes\x18\x02 \x03(\x0b\x32\x12.gavel.v1.Envelope\"I\n\x1c\x42\x61tchSubmitProposalsResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.gavel.v1.ProposalResult\"g\n\x0eProposalResult\x12&\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"_\n\x16StreamProposalsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0b\n\x03\x62us\x18\x02 \x01(\t\x12$\n\x08\x65nvelope\x18\x03 \x01(\x0b\x32\x12.gavel.v1.Envelope\"\x84\x01\n\x17StreamProposalsResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x12.gavel.v1.EnvelopeH\x00\x12#\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"q\n\x10PreflightRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12\x19\n\x11rule_set_override\x18\x03 \x01(\t\x12\x0f\n\x07\x65xplain\x18\x04 \x01(\x08\"\x90\x01\n\x11PreflightResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Decision\x12/\n\x0c\x65xplanations\x18\x02 \x03(\x0b\x32\x19.gavel.v1.RuleExplanation\x12$\n\x1c\x65valuated_at_sequence_number\x18\x03 \x01(\x03\"n\n\x0fRuleExplanation\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07rule_id\x18\x02 \x01(\t\x12\x0f\n\x07matched\x18\x03 \x01(\x08\x12&\n\x05terms\x18\x04 \x03(\x0b\x32\x17.gavel.v1.ExplainedTerm\"2\n\rExplainedTerm\x12\x12\n\nexpression\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"K\n\x15\x42\x61tchPreflightRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12%\n\tenvelopes\x18\x02 \x03(\x0b\x32\x12.gavel.v1.Envelope\"D\n\x16\x42\x61tchPreflightResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.gavel.v1.PreflightResult\"h\n\x0fPreflightResult\x12&\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.DecisionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x42\x08\n\x06result\"\x96\x01\n\x14ResolveReviewRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12(\n\x07verdict\x18\x03 \x01(\x0e\x32\x17.gavel.v1.ReviewVerdict\x12\x10\n\x08reviewer\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x06 \x01(\t\"_\n\x15ResolveReviewResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12 \n\x04vote\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\"o\n\x15RevokeDecisionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12\x12\n\nrevoked_by\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x05 \x01(\t\">\n\x16RevokeDecisionResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\"\x8b\x01\n\x13WaitDecisionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12&\n\x05phase\x18\x03 \x01(\x0e\x32\x17.gavel.v1.DecisionPhase\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x8b\x01\n\x14WaitDecisionResponse\x12$\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12&\n\x05phase\x18\x02 \x01(\x0e\x32\x17.gavel.v1.DecisionPhase\x12%\n\texecution\x18\x03 \x01(\x0b\x32\x12.gavel.v1.Envelope*\x83\x01\n\rDecisionPhase\x12\x1e\n\x1a\x44\x45\x43ISION_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45\x43ISION_PHASE_DECIDED\x10\x01\x12\x1b\n\x17\x44\x45\x43ISION_PHASE_EXECUTED\x10\x02\x12\x19\n\x15\x44\x45\x43ISION_PHASE_CLOSED\x10\x03\x32\xee\x04\n\x12\x41rbitrationService\x12S\n\x0eSubmitProposal\x12\x1f.gavel.v1.SubmitProposalRequest\x1a .gavel.v1.SubmitProposalResponse\x12\x65\n\x14\x42\x61tchSubmitProposals\x12%.gavel.v1.BatchSubmitProposalsRequest\x1a&.gavel.v1.BatchSubmitProposalsResponse\x12Z\n\x0fStreamProposals\x12 .gavel.v1.StreamProposalsRequest\x1a!.gavel.v1.StreamProposalsResponse(\x01\x30\x01\x12\x44\n\tPreflight\x12\x1a.gavel.v1.PreflightRequest\x1a\x1b.gavel.v1.PreflightResponse\x12S\n\x0e\x42\x61tchPreflight\x12\x1f.gavel.v1.BatchPreflightRequest\x1a .gavel.v1.BatchPreflightResponse\x12P\n\rResolveReview\x12\x1e.gavel.v1.ResolveReviewRequest\x1a\x1f.gavel.v1.ResolveReviewResponse\x12S\n\x0eRevokeDecision\x12\x1f.gavel.v1.RevokeDecisionRequest\x1a .gavel.v1.RevokeDecisionResponseBq\n\x0c\x64\x65v.gavel.v1B\x17\x41rbitrationServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,42 +37,48 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.arbitration_servic
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\027ArbitrationServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_SUBMITPROPOSALREQUEST']._serialized_start=144
-  _globals['_SUBMITPROPOSALREQUEST']._serialized_end=218
-  _globals['_SUBMITPROPOSALRESPONSE']._serialized_start=220
-  _globals['_SUBMITPROPOSALRESPONSE']._serialized_end=282
-  _globals['_BATCHSUBMITPROPOSALSREQUEST']._serialized_start=284
-  _globals['_BATCHSUBMITPROPOSALSREQUEST']._serialized_end=365
-  _globals['_BATCHSUBMITPROPOSALSRESPONSE']._serialized_start=367
-  _globals['_BATCHSUBMITPROPOSALSRESPONSE']._serialized_end=440
-  _globals['_PROPOSALRESULT']._serialized_start=442
-  _globals['_PROPOSALRESULT']._serialized_end=545
-  _globals['_STREAMPROPOSALSREQUEST']._serialized_start=547
-  _globals['_STREAMPROPOSALSREQUEST']._serialized_end=642
-  _globals['_STREAMPROPOSALSRESPONSE']._serialized_start=645
-  _globals['_STREAMPROPOSALSRESPONSE']._serialized_end=777
-  _globals['_PREFLIGHTREQUEST']._serialized_start=779
-  _globals['_PREFLIGHTREQUEST']._serialized_end=892
-  _globals['_PREFLIGHTRESPONSE']._serialized_start=895
-  _globals['_PREFLIGHTRESPONSE']._serialized_end=1039
-  _globals['_RULEEXPLANATION']._serialized_start=1041
-  _globals['_RULEEXPLANATION']._serialized_end=1151
-  _globals['_EXPLAINEDTERM']._serialized_start=1153
-  _globals['_EXPLAINEDTERM']._serialized_end=1203
-  _globals['_BATCHPREFLIGHTREQUEST']._serialized_start=1205
-  _globals['_BATCHPREFLIGHTREQUEST']._serialized_end=1280
-  _globals['_BATCHPREFLIGHTRESPONSE']._serialized_start=1282
-  _globals['_BATCHPREFLIGHTRESPONSE']._serialized_end=1350
-  _globals['_PREFLIGHTRESULT']._serialized_start=1352
-  _globals['_PREFLIGHTRESULT']._serialized_end=1456
-  _globals['_RESOLVEREVIEWREQUEST']._serialized_start=1459
-  _globals['_RESOLVEREVIEWREQUEST']._serialized_end=1609
-  _globals['_RESOLVEREVIEWRESPONSE']._serialized_start=1611
-  _globals['_RESOLVEREVIEWRESPONSE']._serialized_end=1672
-  _globals['_REVOKEDECISIONREQUEST']._serialized_start=1674
-  _globals['_REVOKEDECISIONREQUEST']._serialized_end=1785
-  _globals['_REVOKEDECISIONRESPONSE']._serialized_start=1787
-  _globals['_REVOKEDECISIONRESPONSE']._serialized_end=1849
-  _globals['_ARBITRATIONSERVICE']._serialized_start=1852
-  _globals['_ARBITRATIONSERVICE']._serialized_end=2474
+  _globals['_DECISIONPHASE']._serialized_start=2202
+  _globals['_DECISIONPHASE']._serialized_end=2333
+  _globals['_SUBMITPROPOSALREQUEST']._serialized_start=176
+  _globals['_SUBMITPROPOSALREQUEST']._serialized_end=250
+  _globals['_SUBMITPROPOSALRESPONSE']._serialized_start=252
+  _globals['_SUBMITPROPOSALRESPONSE']._serialized_end=314
+  _globals['_BATCHSUBMITPROPOSALSREQUEST']._serialized_start=316
+  _globals['_BATCHSUBMITPROPOSALSREQUEST']._serialized_end=397
+  _globals['_BATCHSUBMITPROPOSALSRESPONSE']._serialized_start=399
+  _globals['_BATCHSUBMITPROPOSALSRESPONSE']._serialized_end=472
+  _globals['_PROPOSALRESULT']._serialized_start=474
+  _globals['_PROPOSALRESULT']._serialized_end=577
+  _globals['_STREAMPROPOSALSREQUEST']._serialized_start=579
+  _globals['_STREAMPROPOSALSREQUEST']._serialized_end=674
+  _globals['_STREAMPROPOSALSRESPONSE']._serialized_start=677
+  _globals['_STREAMPROPOSALSRESPONSE']._serialized_end=809
+  _globals['_PREFLIGHTREQUEST']._serialized_start=811
+  _globals['_PREFLIGHTREQUEST']._serialized_end=924
+  _globals['_PREFLIGHTRESPONSE']._serialized_start=927
+  _globals['_PREFLIGHTRESPONSE']._serialized_end=1071
+  _globals['_RULEEXPLANATION']._serialized_start=1073
+  _globals['_RULEEXPLANATION']._serialized_end=1183
+  _globals['_EXPLAINEDTERM']._serialized_start=1185
+  _globals['_EXPLAINEDTERM']._serialized_end=1235
+  _globals['_BATCHPREFLIGHTREQUEST']._serialized_start=1237
+  _globals['_BATCHPREFLIGHTREQUEST']._serialized_end=1312
+  _globals['_BATCHPREFLIGHTRESPONSE']._serialized_start=1314
+  _globals['_BATCHPREFLIGHTRESPONSE']._serialized_end=1382
+  _globals['_PREFLIGHTRESULT']._serialized_start=1384
+  _globals['_PREFLIGHTRESULT']._serialized_end=1488
+  _globals['_RESOLVEREVIEWREQUEST']._serialized_start=1491
+  _globals['_RESOLVEREVIEWREQUEST']._serialized_end=1641
+  _globals['_RESOLVEREVIEWRESPONSE']._serialized_start=1643
+  _globals['_RESOLVEREVIEWRESPONSE']._serialized_end=1738
+  _globals['_REVOKEDECISIONREQUEST']._serialized_start=1740
+  _globals['_REVOKEDECISIONREQUEST']._serialized_end=1851
+  _globals['_REVOKEDECISIONRESPONSE']._serialized_start=1853
+  _globals['_REVOKEDECISIONRESPONSE']._serialized_end=1915
+  _globals['_WAITDECISIONREQUEST']._serialized_start=1918
+  _globals['_WAITDECISIONREQUEST']._serialized_end=2057
+  _globals['_WAITDECISIONRESPONSE']._serialized_start=2060
+  _globals['_WAITDECISIONRESPONSE']._serialized_end=2199
+  _globals['_ARBITRATIONSERVICE']._serialized_start=2336
+  _globals['_ARBITRATIONSERVICE']._serialized_end=2958
 # @@protoc_insertion_point(module_scope)

@@ -8,8 +8,10 @@ from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import envelope_pb2 as _envelope_pb2
 from gavel.v1 import fact_pb2 as _fact_pb2
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
@@ -21,6 +23,32 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _DecisionPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DecisionPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DecisionPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DECISION_PHASE_UNSPECIFIED: _DecisionPhase.ValueType  # 0
+    DECISION_PHASE_DECIDED: _DecisionPhase.ValueType  # 1
+    """The proposal has a decision that is not waiting for a contest or a review."""
+    DECISION_PHASE_EXECUTED: _DecisionPhase.ValueType  # 2
+    """The last attempt has been reported, or nothing will be executed."""
+    DECISION_PHASE_CLOSED: _DecisionPhase.ValueType  # 3
+    """Derived facts are in the log and the conflict key is released, or nothing will be executed."""
+
+class DecisionPhase(_DecisionPhase, metaclass=_DecisionPhaseEnumTypeWrapper):
+    """DecisionPhase is how far the work of a decision has come. A later phase includes the earlier ones."""
+
+DECISION_PHASE_UNSPECIFIED: DecisionPhase.ValueType  # 0
+DECISION_PHASE_DECIDED: DecisionPhase.ValueType  # 1
+"""The proposal has a decision that is not waiting for a contest or a review."""
+DECISION_PHASE_EXECUTED: DecisionPhase.ValueType  # 2
+"""The last attempt has been reported, or nothing will be executed."""
+DECISION_PHASE_CLOSED: DecisionPhase.ValueType  # 3
+"""Derived facts are in the log and the conflict key is released, or nothing will be executed."""
+Global___DecisionPhase: _TypeAlias = DecisionPhase  # noqa: Y015
 
 @_typing.final
 class SubmitProposalRequest(_message.Message):
@@ -461,7 +489,7 @@ class ResolveReviewRequest(_message.Message):
     verdict: _fact_pb2.ReviewVerdict.ValueType
     """The verdict."""
     reviewer: _builtins.str
-    """The person, 1..128 characters."""
+    """The person, 1..128 characters. With authentication it is the caller, and the field must be empty or name the caller."""
     reason: _builtins.str
     """The person's reason, at most 64 KiB."""
     event_id: _builtins.str
@@ -486,11 +514,15 @@ Global___ResolveReviewRequest: _TypeAlias = ResolveReviewRequest  # noqa: Y015
 
 @_typing.final
 class ResolveReviewResponse(_message.Message):
-    """ResolveReviewResponse returns the decision that followed from the verdict."""
+    """ResolveReviewResponse returns the decision that followed from the verdict.
+
+    If the review needs more votes, `decision` is unset and `vote` holds the FACT with `review_voted`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DECISION_FIELD_NUMBER: _builtins.int
+    VOTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def decision(self) -> _envelope_pb2.Envelope:
         """The envelope of the DECISION_EVENT. APPROVED: the action may be carried out or, in the review of an execution,
@@ -499,14 +531,19 @@ class ResolveReviewResponse(_message.Message):
         evidence does not allow the approval and the review stays open.
         """
 
+    @_builtins.property
+    def vote(self) -> _envelope_pb2.Envelope:
+        """The envelope of the vote or comment, if it did not end the review."""
+
     def __init__(
         self,
         *,
         decision: _envelope_pb2.Envelope | None = ...,
+        vote: _envelope_pb2.Envelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -528,7 +565,7 @@ class RevokeDecisionRequest(_message.Message):
     decision_id: _builtins.str
     """The approved decision."""
     revoked_by: _builtins.str
-    """The person, 1..128 characters."""
+    """The person, 1..128 characters. With authentication it is the caller, and the field must be empty or name the caller."""
     reason: _builtins.str
     """The person's reason, at most 64 KiB."""
     event_id: _builtins.str
@@ -573,3 +610,73 @@ class RevokeDecisionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokeDecisionResponse: _TypeAlias = RevokeDecisionResponse  # noqa: Y015
+
+@_typing.final
+class WaitDecisionRequest(_message.Message):
+    """WaitDecisionRequest names a decision and a phase."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUS_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    bus: _builtins.str
+    """Name of the bus. Empty: "default"."""
+    decision_id: _builtins.str
+    """The decision, or the proposal whose decision is awaited."""
+    phase: Global___DecisionPhase.ValueType
+    """The phase to wait for. Unspecified: DECIDED."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long to wait, at most 60 s. Unset: until the call's deadline, at most 60 s."""
+
+    def __init__(
+        self,
+        *,
+        bus: _builtins.str = ...,
+        decision_id: _builtins.str = ...,
+        phase: Global___DecisionPhase.ValueType = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "phase", b"phase", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitDecisionRequest: _TypeAlias = WaitDecisionRequest  # noqa: Y015
+
+@_typing.final
+class WaitDecisionResponse(_message.Message):
+    """WaitDecisionResponse is the state of the decision when the wait ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    EXECUTION_FIELD_NUMBER: _builtins.int
+    phase: Global___DecisionPhase.ValueType
+    """The phase that it has reached; lower than the requested one if the timeout passed. Unspecified: not decided."""
+    @_builtins.property
+    def decision(self) -> _envelope_pb2.Envelope:
+        """The envelope of the latest DECISION_EVENT on the proposal."""
+
+    @_builtins.property
+    def execution(self) -> _envelope_pb2.Envelope:
+        """The envelope of the last report, if there is one."""
+
+    def __init__(
+        self,
+        *,
+        decision: _envelope_pb2.Envelope | None = ...,
+        phase: Global___DecisionPhase.ValueType = ...,
+        execution: _envelope_pb2.Envelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "execution", b"execution"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "execution", b"execution", "phase", b"phase"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitDecisionResponse: _TypeAlias = WaitDecisionResponse  # noqa: Y015

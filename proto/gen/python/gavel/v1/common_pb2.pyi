@@ -143,8 +143,8 @@ class Producer(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     type: Global___ProducerType.ValueType
-    """The role, which decides what the producer may publish. It is taken from the request: there is no authentication
-    yet.
+    """The role, which decides what the producer may publish. With authentication, the caller's grants must allow the type
+    and the id.
     """
     id: _builtins.str
     """Stable name of the system, agent or executor: 1..128 characters of [A-Za-z0-9._:@/-], e.g. "orders-db". The

@@ -23,11 +23,12 @@ _sym_db = _symbol_database.Default()
 
 
 from gavel.v1 import common_pb2 as gavel_dot_v1_dot_common__pb2
+from gavel.v1 import reason_code_pb2 as gavel_dot_v1_dot_reason__code__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gavel/v1/decision.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x98\x08\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x13\n\x0bproposal_id\x18\x02 \x01(\t\x12\x1c\n\x14previous_decision_id\x18\x03 \x01(\t\x12\x17\n\x0f\x61rbiter_version\x18\x04 \x01(\x05\x12\"\n\x07outcome\x18\x05 \x01(\x0e\x32\x11.gavel.v1.Outcome\x12\x13\n\x0breason_code\x18\x06 \x01(\t\x12\x10\n\x08terminal\x18\x07 \x01(\x08\x12\x11\n\tpolicy_id\x18\x08 \x01(\t\x12\x16\n\x0epolicy_version\x18\t \x01(\x03\x12\x0f\n\x07rule_id\x18\n \x01(\t\x12\x17\n\x0frule_set_digest\x18\x0b \x01(\t\x12\x19\n\x11\x61\x63tive_policy_ids\x18\x0c \x03(\t\x12\x34\n\x10\x61\x63tive_rule_sets\x18\r \x03(\x0b\x32\x1a.gavel.v1.RuleSetReference\x12)\n\x0crule_matches\x18\x0e \x03(\x0b\x32\x13.gavel.v1.RuleMatch\x12\"\n\x1a\x63onflict_with_proposal_ids\x18\x0f \x03(\t\x12\'\n\nretry_hint\x18\x10 \x01(\x0b\x32\x13.gavel.v1.RetryHint\x12\x13\n\x0b\x61\x63tion_type\x18\x11 \x01(\t\x12\'\n\x06params\x18\x12 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x30\n\x0c\x65valuated_at\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bvalid_until\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstate_version\x18\x15 \x01(\x03\x12*\n\x0c\x61\x62sent_facts\x18\x16 \x03(\x0b\x32\x14.gavel.v1.AbsentFact\x12\x30\n\x0f\x65ngine_verdicts\x18\x17 \x03(\x0b\x32\x17.gavel.v1.EngineVerdict\x12*\n\x0cpinned_facts\x18\x18 \x03(\x0b\x32\x14.gavel.v1.PinnedFact\x12\"\n\x07\x63ontest\x18\x19 \x01(\x0b\x32\x11.gavel.v1.Contest\x12+\n\x0cretry_policy\x18\x1a \x01(\x0b\x32\x15.gavel.v1.RetryPolicy\x12\x1f\n\x17\x63ompensates_decision_id\x18\x1b \x01(\t\x12\x1e\n\x16\x63onsecutive_rejections\x18\x1c \x01(\x05\x12#\n\x08warnings\x18\x1d \x03(\x0b\x32\x11.gavel.v1.Warning\x12\x14\n\x0c\x63onflict_key\x18\x1e \x01(\t\x12\x33\n\x10rejection_counts\x18\x1f \x01(\x0b\x32\x19.gavel.v1.RejectionCounts\"E\n\x0fRejectionCounts\x12\x10\n\x08\x65vidence\x18\x01 \x01(\x05\x12\x0e\n\x06policy\x18\x02 \x01(\x05\x12\x10\n\x08\x63onflict\x18\x03 \x01(\x05\"F\n\x10RuleSetReference\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"R\n\tRuleMatch\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07rule_id\x18\x02 \x01(\t\x12\x0e\n\x06\x65\x66\x66\x65\x63t\x18\x03 \x01(\t\x12\x11\n\tcondition\x18\x04 \x01(\t\"\xf4\x01\n\tRetryHint\x12\x19\n\x11missing_fact_keys\x18\x01 \x03(\t\x12\x30\n\x13required_trust_tier\x18\x02 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x19\n\x11preferred_sources\x18\x03 \x03(\t\x12\x1e\n\x16max_observation_age_ms\x18\x04 \x01(\x03\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x16\n\x0eretry_after_ms\x18\x06 \x01(\x03\x12\x34\n\x11\x66\x61\x63t_requirements\x18\x07 \x03(\x0b\x32\x19.gavel.v1.FactRequirement\"\xb5\x01\n\x0f\x46\x61\x63tRequirement\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.gavel.v1.FactRequirementState\x12\x30\n\x13required_trust_tier\x18\x04 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x12\n\nmax_age_ms\x18\x05 \x01(\x03\x12\x0f\n\x07sources\x18\x06 \x03(\t\">\n\nAbsentFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x12\n\npolicy_ids\x18\x03 \x03(\t\"\xda\x01\n\nPinnedFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\x12\'\n\ntrust_tier\x18\x05 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12/\n\x0b\x66resh_until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\revidence_hash\x18\x07 \x01(\t\x12\x12\n\npolicy_ids\x18\x08 \x03(\t\"V\n\rEngineVerdict\x12 \n\x06\x65ngine\x18\x01 \x01(\x0e\x32\x10.gavel.v1.Engine\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x10\n\x08rule_ids\x18\x03 \x03(\t\"\x97\x01\n\x07\x43ontest\x12-\n\topened_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tclosed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncandidates\x18\x03 \x03(\x0b\x32\x1a.gavel.v1.ContestCandidate\"d\n\x10\x43ontestCandidate\x12\x13\n\x0bproposal_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x13\n\x0breason_code\x18\x04 \x01(\t\"\x94\x01\n\x0bRetryPolicy\x12\x14\n\x0cmax_attempts\x18\x01 \x01(\x05\x12\x1a\n\x12\x62\x61\x63koff_initial_ms\x18\x02 \x01(\x03\x12\x1a\n\x12\x62\x61\x63koff_multiplier\x18\x03 \x01(\x01\x12\x16\n\x0e\x62\x61\x63koff_max_ms\x18\x04 \x01(\x03\x12\x1f\n\x17human_takeover_after_ms\x18\x05 \x01(\x03\"(\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\x98\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_APPROVED\x10\x01\x12\x14\n\x10OUTCOME_REJECTED\x10\x02\x12\x1e\n\x1aOUTCOME_NEEDS_HUMAN_REVIEW\x10\x03\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x04\x12\x13\n\x0fOUTCOME_REVOKED\x10\x05*\xab\x02\n\x14\x46\x61\x63tRequirementState\x12&\n\"FACT_REQUIREMENT_STATE_UNSPECIFIED\x10\x00\x12\"\n\x1e\x46\x41\x43T_REQUIREMENT_STATE_MISSING\x10\x01\x12 \n\x1c\x46\x41\x43T_REQUIREMENT_STATE_STALE\x10\x02\x12\'\n#FACT_REQUIREMENT_STATE_TIER_TOO_LOW\x10\x03\x12.\n*FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED\x10\x04\x12%\n!FACT_REQUIREMENT_STATE_SUPERSEDED\x10\x05\x12%\n!FACT_REQUIREMENT_STATE_WRONG_TYPE\x10\x06*G\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x45NGINE_RETE\x10\x01\x12\x14\n\x10\x45NGINE_REFERENCE\x10\x02\x42g\n\x0c\x64\x65v.gavel.v1B\rDecisionProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gavel/v1/decision.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x1agavel/v1/reason_code.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xed\x08\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x13\n\x0bproposal_id\x18\x02 \x01(\t\x12\x1c\n\x14previous_decision_id\x18\x03 \x01(\t\x12\x17\n\x0f\x61rbiter_version\x18\x04 \x01(\x05\x12\"\n\x07outcome\x18\x05 \x01(\x0e\x32\x11.gavel.v1.Outcome\x12\x13\n\x0breason_code\x18\x06 \x01(\t\x12\x10\n\x08terminal\x18\x07 \x01(\x08\x12\x11\n\tpolicy_id\x18\x08 \x01(\t\x12\x16\n\x0epolicy_version\x18\t \x01(\x03\x12\x0f\n\x07rule_id\x18\n \x01(\t\x12\x17\n\x0frule_set_digest\x18\x0b \x01(\t\x12\x19\n\x11\x61\x63tive_policy_ids\x18\x0c \x03(\t\x12\x34\n\x10\x61\x63tive_rule_sets\x18\r \x03(\x0b\x32\x1a.gavel.v1.RuleSetReference\x12)\n\x0crule_matches\x18\x0e \x03(\x0b\x32\x13.gavel.v1.RuleMatch\x12\"\n\x1a\x63onflict_with_proposal_ids\x18\x0f \x03(\t\x12\'\n\nretry_hint\x18\x10 \x01(\x0b\x32\x13.gavel.v1.RetryHint\x12\x13\n\x0b\x61\x63tion_type\x18\x11 \x01(\t\x12\'\n\x06params\x18\x12 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x30\n\x0c\x65valuated_at\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bvalid_until\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rstate_version\x18\x15 \x01(\x03\x12*\n\x0c\x61\x62sent_facts\x18\x16 \x03(\x0b\x32\x14.gavel.v1.AbsentFact\x12\x30\n\x0f\x65ngine_verdicts\x18\x17 \x03(\x0b\x32\x17.gavel.v1.EngineVerdict\x12*\n\x0cpinned_facts\x18\x18 \x03(\x0b\x32\x14.gavel.v1.PinnedFact\x12\"\n\x07\x63ontest\x18\x19 \x01(\x0b\x32\x11.gavel.v1.Contest\x12+\n\x0cretry_policy\x18\x1a \x01(\x0b\x32\x15.gavel.v1.RetryPolicy\x12\x1f\n\x17\x63ompensates_decision_id\x18\x1b \x01(\t\x12\x1e\n\x16\x63onsecutive_rejections\x18\x1c \x01(\x05\x12#\n\x08warnings\x18\x1d \x03(\x0b\x32\x11.gavel.v1.Warning\x12\x14\n\x0c\x63onflict_key\x18\x1e \x01(\t\x12\x33\n\x10rejection_counts\x18\x1f \x01(\x0b\x32\x19.gavel.v1.RejectionCounts\x12$\n\x06reason\x18  \x01(\x0e\x32\x14.gavel.v1.ReasonCode\x12-\n\rreview_policy\x18! \x01(\x0b\x32\x16.gavel.v1.ReviewPolicy\"r\n\x0cReviewPolicy\x12\x0e\n\x06quorum\x18\x01 \x01(\x05\x12\x0e\n\x06groups\x18\x02 \x03(\t\x12\x12\n\nseparation\x18\x03 \x01(\x08\x12\x19\n\x11\x65scalate_after_ms\x18\x04 \x01(\x03\x12\x13\n\x0b\x65scalate_to\x18\x05 \x03(\t\"E\n\x0fRejectionCounts\x12\x10\n\x08\x65vidence\x18\x01 \x01(\x05\x12\x0e\n\x06policy\x18\x02 \x01(\x05\x12\x10\n\x08\x63onflict\x18\x03 \x01(\x05\"F\n\x10RuleSetReference\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x81\x01\n\tRuleMatch\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07rule_id\x18\x02 \x01(\t\x12\x17\n\x0b\x65\x66\x66\x65\x63t_text\x18\x03 \x01(\tB\x02\x18\x01\x12\x11\n\tcondition\x18\x04 \x01(\t\x12$\n\x06\x65\x66\x66\x65\x63t\x18\x05 \x01(\x0e\x32\x14.gavel.v1.RuleEffect\"\x96\x02\n\tRetryHint\x12\x19\n\x11missing_fact_keys\x18\x01 \x03(\t\x12\x30\n\x13required_trust_tier\x18\x02 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x19\n\x11preferred_sources\x18\x03 \x03(\t\x12\x1e\n\x16max_observation_age_ms\x18\x04 \x01(\x03\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x16\n\x0eretry_after_ms\x18\x06 \x01(\x05\x12\x34\n\x11\x66\x61\x63t_requirements\x18\x07 \x03(\x0b\x32\x19.gavel.v1.FactRequirement\x12 \n\x06remedy\x18\x08 \x03(\x0e\x32\x10.gavel.v1.Remedy\"\xb5\x01\n\x0f\x46\x61\x63tRequirement\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.gavel.v1.FactRequirementState\x12\x30\n\x13required_trust_tier\x18\x04 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12\x12\n\nmax_age_ms\x18\x05 \x01(\x03\x12\x0f\n\x07sources\x18\x06 \x03(\t\">\n\nAbsentFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x12\n\npolicy_ids\x18\x03 \x03(\t\"\xda\x01\n\nPinnedFact\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\x12\'\n\ntrust_tier\x18\x05 \x01(\x0e\x32\x13.gavel.v1.TrustTier\x12/\n\x0b\x66resh_until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\revidence_hash\x18\x07 \x01(\t\x12\x12\n\npolicy_ids\x18\x08 \x03(\t\"V\n\rEngineVerdict\x12 \n\x06\x65ngine\x18\x01 \x01(\x0e\x32\x10.gavel.v1.Engine\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x10\n\x08rule_ids\x18\x03 \x03(\t\"\x97\x01\n\x07\x43ontest\x12-\n\topened_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tclosed_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\ncandidates\x18\x03 \x03(\x0b\x32\x1a.gavel.v1.ContestCandidate\"d\n\x10\x43ontestCandidate\x12\x13\n\x0bproposal_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x13\n\x0breason_code\x18\x04 \x01(\t\"\x94\x01\n\x0bRetryPolicy\x12\x14\n\x0cmax_attempts\x18\x01 \x01(\x05\x12\x1a\n\x12\x62\x61\x63koff_initial_ms\x18\x02 \x01(\x05\x12\x1a\n\x12\x62\x61\x63koff_multiplier\x18\x03 \x01(\x01\x12\x16\n\x0e\x62\x61\x63koff_max_ms\x18\x04 \x01(\x05\x12\x1f\n\x17human_takeover_after_ms\x18\x05 \x01(\x03\"(\n\x07Warning\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\x98\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_APPROVED\x10\x01\x12\x14\n\x10OUTCOME_REJECTED\x10\x02\x12\x1e\n\x1aOUTCOME_NEEDS_HUMAN_REVIEW\x10\x03\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x04\x12\x13\n\x0fOUTCOME_REVOKED\x10\x05*\xab\x02\n\x14\x46\x61\x63tRequirementState\x12&\n\"FACT_REQUIREMENT_STATE_UNSPECIFIED\x10\x00\x12\"\n\x1e\x46\x41\x43T_REQUIREMENT_STATE_MISSING\x10\x01\x12 \n\x1c\x46\x41\x43T_REQUIREMENT_STATE_STALE\x10\x02\x12\'\n#FACT_REQUIREMENT_STATE_TIER_TOO_LOW\x10\x03\x12.\n*FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCEPTED\x10\x04\x12%\n!FACT_REQUIREMENT_STATE_SUPERSEDED\x10\x05\x12%\n!FACT_REQUIREMENT_STATE_WRONG_TYPE\x10\x06*r\n\nRuleEffect\x12\x1b\n\x17RULE_EFFECT_UNSPECIFIED\x10\x00\x12\x17\n\x13RULE_EFFECT_APPROVE\x10\x01\x12\x16\n\x12RULE_EFFECT_REJECT\x10\x02\x12\x16\n\x12RULE_EFFECT_REVIEW\x10\x03*\xc2\x01\n\x06Remedy\x12\x16\n\x12REMEDY_UNSPECIFIED\x10\x00\x12\x19\n\x15REMEDY_FETCH_EVIDENCE\x10\x01\x12\x1b\n\x17REMEDY_REFRESH_EVIDENCE\x10\x02\x12\x15\n\x11REMEDY_CITE_AGAIN\x10\x03\x12\x0f\n\x0bREMEDY_WAIT\x10\x04\x12\x18\n\x14REMEDY_REVISE_PARAMS\x10\x05\x12\x15\n\x11REMEDY_ASK_PERSON\x10\x06\x12\x0f\n\x0bREMEDY_NONE\x10\x07*G\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x45NGINE_RETE\x10\x01\x12\x14\n\x10\x45NGINE_REFERENCE\x10\x02\x42g\n\x0c\x64\x65v.gavel.v1B\rDecisionProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,36 +36,44 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.decision_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\rDecisionProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_OUTCOME']._serialized_start=2655
-  _globals['_OUTCOME']._serialized_end=2807
-  _globals['_FACTREQUIREMENTSTATE']._serialized_start=2810
-  _globals['_FACTREQUIREMENTSTATE']._serialized_end=3109
-  _globals['_ENGINE']._serialized_start=3111
-  _globals['_ENGINE']._serialized_end=3182
-  _globals['_DECISION']._serialized_start=124
-  _globals['_DECISION']._serialized_end=1172
-  _globals['_REJECTIONCOUNTS']._serialized_start=1174
-  _globals['_REJECTIONCOUNTS']._serialized_end=1243
-  _globals['_RULESETREFERENCE']._serialized_start=1245
-  _globals['_RULESETREFERENCE']._serialized_end=1315
-  _globals['_RULEMATCH']._serialized_start=1317
-  _globals['_RULEMATCH']._serialized_end=1399
-  _globals['_RETRYHINT']._serialized_start=1402
-  _globals['_RETRYHINT']._serialized_end=1646
-  _globals['_FACTREQUIREMENT']._serialized_start=1649
-  _globals['_FACTREQUIREMENT']._serialized_end=1830
-  _globals['_ABSENTFACT']._serialized_start=1832
-  _globals['_ABSENTFACT']._serialized_end=1894
-  _globals['_PINNEDFACT']._serialized_start=1897
-  _globals['_PINNEDFACT']._serialized_end=2115
-  _globals['_ENGINEVERDICT']._serialized_start=2117
-  _globals['_ENGINEVERDICT']._serialized_end=2203
-  _globals['_CONTEST']._serialized_start=2206
-  _globals['_CONTEST']._serialized_end=2357
-  _globals['_CONTESTCANDIDATE']._serialized_start=2359
-  _globals['_CONTESTCANDIDATE']._serialized_end=2459
-  _globals['_RETRYPOLICY']._serialized_start=2462
-  _globals['_RETRYPOLICY']._serialized_end=2610
-  _globals['_WARNING']._serialized_start=2612
-  _globals['_WARNING']._serialized_end=2652
+  _globals['_RULEMATCH'].fields_by_name['effect_text']._loaded_options = None
+  _globals['_RULEMATCH'].fields_by_name['effect_text']._serialized_options = b'\030\001'
+  _globals['_OUTCOME']._serialized_start=2966
+  _globals['_OUTCOME']._serialized_end=3118
+  _globals['_FACTREQUIREMENTSTATE']._serialized_start=3121
+  _globals['_FACTREQUIREMENTSTATE']._serialized_end=3420
+  _globals['_RULEEFFECT']._serialized_start=3422
+  _globals['_RULEEFFECT']._serialized_end=3536
+  _globals['_REMEDY']._serialized_start=3539
+  _globals['_REMEDY']._serialized_end=3733
+  _globals['_ENGINE']._serialized_start=3735
+  _globals['_ENGINE']._serialized_end=3806
+  _globals['_DECISION']._serialized_start=152
+  _globals['_DECISION']._serialized_end=1285
+  _globals['_REVIEWPOLICY']._serialized_start=1287
+  _globals['_REVIEWPOLICY']._serialized_end=1401
+  _globals['_REJECTIONCOUNTS']._serialized_start=1403
+  _globals['_REJECTIONCOUNTS']._serialized_end=1472
+  _globals['_RULESETREFERENCE']._serialized_start=1474
+  _globals['_RULESETREFERENCE']._serialized_end=1544
+  _globals['_RULEMATCH']._serialized_start=1547
+  _globals['_RULEMATCH']._serialized_end=1676
+  _globals['_RETRYHINT']._serialized_start=1679
+  _globals['_RETRYHINT']._serialized_end=1957
+  _globals['_FACTREQUIREMENT']._serialized_start=1960
+  _globals['_FACTREQUIREMENT']._serialized_end=2141
+  _globals['_ABSENTFACT']._serialized_start=2143
+  _globals['_ABSENTFACT']._serialized_end=2205
+  _globals['_PINNEDFACT']._serialized_start=2208
+  _globals['_PINNEDFACT']._serialized_end=2426
+  _globals['_ENGINEVERDICT']._serialized_start=2428
+  _globals['_ENGINEVERDICT']._serialized_end=2514
+  _globals['_CONTEST']._serialized_start=2517
+  _globals['_CONTEST']._serialized_end=2668
+  _globals['_CONTESTCANDIDATE']._serialized_start=2670
+  _globals['_CONTESTCANDIDATE']._serialized_end=2770
+  _globals['_RETRYPOLICY']._serialized_start=2773
+  _globals['_RETRYPOLICY']._serialized_end=2921
+  _globals['_WARNING']._serialized_start=2923
+  _globals['_WARNING']._serialized_end=2963
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ Decisions of the arbitrator (constitution §6)."""
 
 from collections import abc as _abc
 from gavel.v1 import common_pb2 as _common_pb2
+from gavel.v1 import reason_code_pb2 as _reason_code_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
@@ -19,6 +20,11 @@ if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
+
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -94,6 +100,74 @@ FACT_REQUIREMENT_STATE_WRONG_TYPE: FactRequirementState.ValueType  # 6
 """The value does not have the declared type."""
 Global___FactRequirementState: _TypeAlias = FactRequirementState  # noqa: Y015
 
+class _RuleEffect:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RuleEffectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleEffect.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RULE_EFFECT_UNSPECIFIED: _RuleEffect.ValueType  # 0
+    RULE_EFFECT_APPROVE: _RuleEffect.ValueType  # 1
+    """The proposal may be approved."""
+    RULE_EFFECT_REJECT: _RuleEffect.ValueType  # 2
+    """The proposal is rejected."""
+    RULE_EFFECT_REVIEW: _RuleEffect.ValueType  # 3
+    """A person has to decide."""
+
+class RuleEffect(_RuleEffect, metaclass=_RuleEffectEnumTypeWrapper):
+    """RuleEffect is what a rule does when its condition is true."""
+
+RULE_EFFECT_UNSPECIFIED: RuleEffect.ValueType  # 0
+RULE_EFFECT_APPROVE: RuleEffect.ValueType  # 1
+"""The proposal may be approved."""
+RULE_EFFECT_REJECT: RuleEffect.ValueType  # 2
+"""The proposal is rejected."""
+RULE_EFFECT_REVIEW: RuleEffect.ValueType  # 3
+"""A person has to decide."""
+Global___RuleEffect: _TypeAlias = RuleEffect  # noqa: Y015
+
+class _Remedy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RemedyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Remedy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REMEDY_UNSPECIFIED: _Remedy.ValueType  # 0
+    REMEDY_FETCH_EVIDENCE: _Remedy.ValueType  # 1
+    """Get evidence that is missing: `fact_requirements` lists it."""
+    REMEDY_REFRESH_EVIDENCE: _Remedy.ValueType  # 2
+    """Get newer evidence, or evidence of a higher tier or from another source: `fact_requirements` lists it."""
+    REMEDY_CITE_AGAIN: _Remedy.ValueType  # 3
+    """Read the projection again and cite the present versions."""
+    REMEDY_WAIT: _Remedy.ValueType  # 4
+    """Wait `retry_after_ms`, or until the conflicting work has ended, and propose again."""
+    REMEDY_REVISE_PARAMS: _Remedy.ValueType  # 5
+    """Propose other parameters, or another action."""
+    REMEDY_ASK_PERSON: _Remedy.ValueType  # 6
+    """A person has to decide or to act."""
+    REMEDY_NONE: _Remedy.ValueType  # 7
+    """Nothing that the producer can do helps."""
+
+class Remedy(_Remedy, metaclass=_RemedyEnumTypeWrapper):
+    """Remedy is a step that can help after a refusal."""
+
+REMEDY_UNSPECIFIED: Remedy.ValueType  # 0
+REMEDY_FETCH_EVIDENCE: Remedy.ValueType  # 1
+"""Get evidence that is missing: `fact_requirements` lists it."""
+REMEDY_REFRESH_EVIDENCE: Remedy.ValueType  # 2
+"""Get newer evidence, or evidence of a higher tier or from another source: `fact_requirements` lists it."""
+REMEDY_CITE_AGAIN: Remedy.ValueType  # 3
+"""Read the projection again and cite the present versions."""
+REMEDY_WAIT: Remedy.ValueType  # 4
+"""Wait `retry_after_ms`, or until the conflicting work has ended, and propose again."""
+REMEDY_REVISE_PARAMS: Remedy.ValueType  # 5
+"""Propose other parameters, or another action."""
+REMEDY_ASK_PERSON: Remedy.ValueType  # 6
+"""A person has to decide or to act."""
+REMEDY_NONE: Remedy.ValueType  # 7
+"""Nothing that the producer can do helps."""
+Global___Remedy: _TypeAlias = Remedy  # noqa: Y015
+
 class _Engine:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -153,6 +227,8 @@ class Decision(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     CONFLICT_KEY_FIELD_NUMBER: _builtins.int
     REJECTION_COUNTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REVIEW_POLICY_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The envelope's event_id."""
     proposal_id: _builtins.str
@@ -185,6 +261,8 @@ class Decision(_message.Message):
     """Number of consecutive rejections of the producer in this trace, including this one."""
     conflict_key: _builtins.str
     """The key that only one live approval may hold at a time. Set on decisions that reached stage 15."""
+    reason: _reason_code_pb2.ReasonCode.ValueType
+    """`reason_code` as a number if it is one of Gavel's own; unspecified for a rule set's own code."""
     @_builtins.property
     def active_policy_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The consulted rule sets."""
@@ -245,6 +323,10 @@ class Decision(_message.Message):
     def rejection_counts(self) -> Global___RejectionCounts:
         """`consecutive_rejections` by class of the reason code."""
 
+    @_builtins.property
+    def review_policy(self) -> Global___ReviewPolicy:
+        """For a review: who has to resolve it. Unset: one person."""
+
     def __init__(
         self,
         *,
@@ -279,14 +361,58 @@ class Decision(_message.Message):
         warnings: _abc.Iterable[Global___Warning] | None = ...,
         conflict_key: _builtins.str = ...,
         rejection_counts: Global___RejectionCounts | None = ...,
+        reason: _reason_code_pb2.ReasonCode.ValueType = ...,
+        review_policy: Global___ReviewPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "evaluated_at", b"evaluated_at", "params", b"params", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "valid_until", b"valid_until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "evaluated_at", b"evaluated_at", "params", b"params", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "decision_id", b"decision_id", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "decision_id", b"decision_id", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason", b"reason", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class ReviewPolicy(_message.Message):
+    """ReviewPolicy says who has to resolve a review, and by when."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUORUM_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    SEPARATION_FIELD_NUMBER: _builtins.int
+    ESCALATE_AFTER_MS_FIELD_NUMBER: _builtins.int
+    ESCALATE_TO_FIELD_NUMBER: _builtins.int
+    quorum: _builtins.int
+    """Number of different persons that have to approve, >= 1. One rejection ends the review."""
+    separation: _builtins.bool
+    """Whether the proposer and the principals on whose behalf it acts may not vote."""
+    escalate_after_ms: _builtins.int
+    """Time after which the review is escalated, in milliseconds. 0: never."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups whose members may vote. Empty: anybody who may review the action."""
+
+    @_builtins.property
+    def escalate_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups whose members may vote once the review is escalated."""
+
+    def __init__(
+        self,
+        *,
+        quorum: _builtins.int = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+        separation: _builtins.bool = ...,
+        escalate_after_ms: _builtins.int = ...,
+        escalate_to: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["escalate_after_ms", b"escalate_after_ms", "escalate_to", b"escalate_to", "groups", b"groups", "quorum", b"quorum", "separation", b"separation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewPolicy: _TypeAlias = ReviewPolicy  # noqa: Y015
 
 @_typing.final
 class RejectionCounts(_message.Message):
@@ -356,29 +482,41 @@ class RuleMatch(_message.Message):
 
     POLICY_ID_FIELD_NUMBER: _builtins.int
     RULE_ID_FIELD_NUMBER: _builtins.int
-    EFFECT_FIELD_NUMBER: _builtins.int
+    EFFECT_TEXT_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
     policy_id: _builtins.str
     """The rule set."""
     rule_id: _builtins.str
     """The rule."""
-    effect: _builtins.str
-    """"approve", "reject" or "review"."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def effect_text(self) -> _builtins.str:
+        """The effect as text, in decisions of arbiter_version 2 and earlier. Later ones have `effect`."""
+
+    @effect_text.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def effect_text(self, value: _builtins.str) -> None:
+        """The effect as text, in decisions of arbiter_version 2 and earlier. Later ones have `effect`."""
+
     condition: _builtins.str
     """The condition as its author wrote it. If the conditions of all matches are too long together, those of rules with
     lower priority are left out.
     """
+    effect: Global___RuleEffect.ValueType
+    """What the rule does."""
     def __init__(
         self,
         *,
         policy_id: _builtins.str = ...,
         rule_id: _builtins.str = ...,
-        effect: _builtins.str = ...,
+        effect_text: _builtins.str = ...,
         condition: _builtins.str = ...,
+        effect: Global___RuleEffect.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "effect", b"effect", "policy_id", b"policy_id", "rule_id", b"rule_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "effect", b"effect", "effect_text", b"effect_text", "policy_id", b"policy_id", "rule_id", b"rule_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -399,6 +537,7 @@ class RetryHint(_message.Message):
     RETRYABLE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     FACT_REQUIREMENTS_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
     required_trust_tier: _common_pb2.TrustTier.ValueType
     """The strictest tier among the requirements."""
     max_observation_age_ms: _builtins.int
@@ -419,6 +558,10 @@ class RetryHint(_message.Message):
     def fact_requirements(self) -> _containers.RepeatedCompositeFieldContainer[Global___FactRequirement]:
         """One row for each unmet requirement."""
 
+    @_builtins.property
+    def remedy(self) -> _containers.RepeatedScalarFieldContainer[Global___Remedy.ValueType]:
+        """What can help, the most promising first. Never empty in a refusal of arbiter_version 3 or later."""
+
     def __init__(
         self,
         *,
@@ -429,10 +572,11 @@ class RetryHint(_message.Message):
         retryable: _builtins.bool = ...,
         retry_after_ms: _builtins.int = ...,
         fact_requirements: _abc.Iterable[Global___FactRequirement] | None = ...,
+        remedy: _abc.Iterable[Global___Remedy.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact_requirements", b"fact_requirements", "max_observation_age_ms", b"max_observation_age_ms", "missing_fact_keys", b"missing_fact_keys", "preferred_sources", b"preferred_sources", "required_trust_tier", b"required_trust_tier", "retry_after_ms", b"retry_after_ms", "retryable", b"retryable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact_requirements", b"fact_requirements", "max_observation_age_ms", b"max_observation_age_ms", "missing_fact_keys", b"missing_fact_keys", "preferred_sources", b"preferred_sources", "remedy", b"remedy", "required_trust_tier", b"required_trust_tier", "retry_after_ms", b"retry_after_ms", "retryable", b"retryable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

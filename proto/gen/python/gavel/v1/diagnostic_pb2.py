@@ -22,12 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from gavel.v1 import common_pb2 as gavel_dot_v1_dot_common__pb2
 from gavel.v1 import decision_pb2 as gavel_dot_v1_dot_decision__pb2
 from gavel.v1 import execution_pb2 as gavel_dot_v1_dot_execution__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19gavel/v1/diagnostic.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x18gavel/v1/execution.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xe1\x02\n\x0f\x41gentDiagnostic\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12+\n\nattributes\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x35\n\x10graph_transition\x18\n \x01(\x0b\x32\x19.gavel.v1.GraphTransitionH\x00\x12\x31\n\x0ellm_invocation\x18\x0b \x01(\x0b\x32\x17.gavel.v1.LlmInvocationH\x00\x12\x33\n\x0f\x66\x61\x63t_collection\x18\x0c \x01(\x0b\x32\x18.gavel.v1.FactCollectionH\x00\x12\x31\n\x0elate_execution\x18\r \x01(\x0b\x32\x17.gavel.v1.LateExecutionH\x00\x12\x37\n\x11shadow_difference\x18\x0e \x01(\x0b\x32\x1a.gavel.v1.ShadowDifferenceH\x00\x42\x08\n\x06\x64\x65tail\"\x8f\x01\n\x0fGraphTransition\x12\x12\n\ngraph_node\x18\x01 \x01(\t\x12\x15\n\rstate_version\x18\x02 \x01(\x03\x12\x17\n\x0finput_event_ids\x18\x03 \x03(\t\x12\x18\n\x10output_event_ids\x18\x04 \x03(\t\x12\x1e\n\x16transition_reason_code\x18\x05 \x01(\t\"\xa5\x01\n\rLlmInvocation\x12\x11\n\tllm_model\x18\x01 \x01(\t\x12\x14\n\x0cllm_provider\x18\x02 \x01(\t\x12\x17\n\x0fllm_temperature\x18\x03 \x01(\x01\x12\x13\n\x0bprompt_hash\x18\x04 \x01(\t\x12\x13\n\x0boutput_hash\x18\x05 \x01(\t\x12\x13\n\x0btoken_count\x18\x06 \x01(\x03\x12\x13\n\x0b\x64uration_ms\x18\x07 \x01(\x03\"[\n\x0e\x46\x61\x63tCollection\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x34\n\x11\x66\x61\x63t_requirements\x18\x02 \x03(\x0b\x32\x19.gavel.v1.FactRequirement\"f\n\rLateExecution\x12&\n\texecution\x18\x01 \x01(\x0b\x32\x13.gavel.v1.Execution\x12\x13\n\x0b\x65xecutor_id\x18\x02 \x01(\t\x12\x18\n\x10\x65xecutor_version\x18\x03 \x01(\t\"\xc0\x01\n\x10ShadowDifference\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x17\n\x0frule_set_digest\x18\x04 \x01(\t\x12(\n\x07\x64\x65\x63ided\x18\x05 \x01(\x0b\x32\x17.gavel.v1.ShadowVerdict\x12)\n\x08shadowed\x18\x06 \x01(\x0b\x32\x17.gavel.v1.ShadowVerdict\"\x84\x01\n\rShadowVerdict\x12\"\n\x07outcome\x18\x01 \x01(\x0e\x32\x11.gavel.v1.Outcome\x12\x13\n\x0breason_code\x18\x02 \x01(\t\x12\x11\n\tpolicy_id\x18\x03 \x01(\t\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x03\x12\x0f\n\x07rule_id\x18\x05 \x01(\tBi\n\x0c\x64\x65v.gavel.v1B\x0f\x44iagnosticProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19gavel/v1/diagnostic.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x17gavel/v1/decision.proto\x1a\x18gavel/v1/execution.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\x03\n\x0f\x41gentDiagnostic\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12+\n\nattributes\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x35\n\x10graph_transition\x18\n \x01(\x0b\x32\x19.gavel.v1.GraphTransitionH\x00\x12\x31\n\x0ellm_invocation\x18\x0b \x01(\x0b\x32\x17.gavel.v1.LlmInvocationH\x00\x12\x33\n\x0f\x66\x61\x63t_collection\x18\x0c \x01(\x0b\x32\x18.gavel.v1.FactCollectionH\x00\x12\x31\n\x0elate_execution\x18\r \x01(\x0b\x32\x17.gavel.v1.LateExecutionH\x00\x12\x37\n\x11shadow_difference\x18\x0e \x01(\x0b\x32\x1a.gavel.v1.ShadowDifferenceH\x00\x12\x31\n\x0e\x61\x63\x63\x65ss_refused\x18\x0f \x01(\x0b\x32\x17.gavel.v1.AccessRefusedH\x00\x12\x35\n\x10review_escalated\x18\x10 \x01(\x0b\x32\x19.gavel.v1.ReviewEscalatedH\x00\x42\x08\n\x06\x64\x65tail\"\x8f\x01\n\x0fGraphTransition\x12\x12\n\ngraph_node\x18\x01 \x01(\t\x12\x15\n\rstate_version\x18\x02 \x01(\x03\x12\x17\n\x0finput_event_ids\x18\x03 \x03(\t\x12\x18\n\x10output_event_ids\x18\x04 \x03(\t\x12\x1e\n\x16transition_reason_code\x18\x05 \x01(\t\"\xa5\x01\n\rLlmInvocation\x12\x11\n\tllm_model\x18\x01 \x01(\t\x12\x14\n\x0cllm_provider\x18\x02 \x01(\t\x12\x17\n\x0fllm_temperature\x18\x03 \x01(\x01\x12\x13\n\x0bprompt_hash\x18\x04 \x01(\t\x12\x13\n\x0boutput_hash\x18\x05 \x01(\t\x12\x13\n\x0btoken_count\x18\x06 \x01(\x03\x12\x13\n\x0b\x64uration_ms\x18\x07 \x01(\x05\"[\n\x0e\x46\x61\x63tCollection\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x34\n\x11\x66\x61\x63t_requirements\x18\x02 \x03(\x0b\x32\x19.gavel.v1.FactRequirement\"f\n\rLateExecution\x12&\n\texecution\x18\x01 \x01(\x0b\x32\x13.gavel.v1.Execution\x12\x13\n\x0b\x65xecutor_id\x18\x02 \x01(\t\x12\x18\n\x10\x65xecutor_version\x18\x03 \x01(\t\"\xc0\x01\n\x10ShadowDifference\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x03\x12\x17\n\x0frule_set_digest\x18\x04 \x01(\t\x12(\n\x07\x64\x65\x63ided\x18\x05 \x01(\x0b\x32\x17.gavel.v1.ShadowVerdict\x12)\n\x08shadowed\x18\x06 \x01(\x0b\x32\x17.gavel.v1.ShadowVerdict\"\x84\x01\n\rShadowVerdict\x12\"\n\x07outcome\x18\x01 \x01(\x0e\x32\x11.gavel.v1.Outcome\x12\x13\n\x0breason_code\x18\x02 \x01(\t\x12\x11\n\tpolicy_id\x18\x03 \x01(\t\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x03\x12\x0f\n\x07rule_id\x18\x05 \x01(\t\"\x8a\x02\n\rAccessRefused\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12$\n\x08producer\x18\x03 \x01(\x0b\x32\x12.gavel.v1.Producer\x12)\n\x08\x63\x61tegory\x18\x04 \x01(\x0e\x32\x17.gavel.v1.EventCategory\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0b\n\x03rpc\x18\x06 \x01(\t\x12\r\n\x05\x63ount\x18\x07 \x01(\x03\x12,\n\x08\x66irst_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07last_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"6\n\x0fReviewEscalated\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x0e\n\x06groups\x18\x02 \x03(\tBi\n\x0c\x64\x65v.gavel.v1B\x0f\x44iagnosticProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,18 +37,22 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.diagnostic_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\017DiagnosticProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_AGENTDIAGNOSTIC']._serialized_start=121
-  _globals['_AGENTDIAGNOSTIC']._serialized_end=474
-  _globals['_GRAPHTRANSITION']._serialized_start=477
-  _globals['_GRAPHTRANSITION']._serialized_end=620
-  _globals['_LLMINVOCATION']._serialized_start=623
-  _globals['_LLMINVOCATION']._serialized_end=788
-  _globals['_FACTCOLLECTION']._serialized_start=790
-  _globals['_FACTCOLLECTION']._serialized_end=881
-  _globals['_LATEEXECUTION']._serialized_start=883
-  _globals['_LATEEXECUTION']._serialized_end=985
-  _globals['_SHADOWDIFFERENCE']._serialized_start=988
-  _globals['_SHADOWDIFFERENCE']._serialized_end=1180
-  _globals['_SHADOWVERDICT']._serialized_start=1183
-  _globals['_SHADOWVERDICT']._serialized_end=1315
+  _globals['_AGENTDIAGNOSTIC']._serialized_start=177
+  _globals['_AGENTDIAGNOSTIC']._serialized_end=636
+  _globals['_GRAPHTRANSITION']._serialized_start=639
+  _globals['_GRAPHTRANSITION']._serialized_end=782
+  _globals['_LLMINVOCATION']._serialized_start=785
+  _globals['_LLMINVOCATION']._serialized_end=950
+  _globals['_FACTCOLLECTION']._serialized_start=952
+  _globals['_FACTCOLLECTION']._serialized_end=1043
+  _globals['_LATEEXECUTION']._serialized_start=1045
+  _globals['_LATEEXECUTION']._serialized_end=1147
+  _globals['_SHADOWDIFFERENCE']._serialized_start=1150
+  _globals['_SHADOWDIFFERENCE']._serialized_end=1342
+  _globals['_SHADOWVERDICT']._serialized_start=1345
+  _globals['_SHADOWVERDICT']._serialized_end=1477
+  _globals['_ACCESSREFUSED']._serialized_start=1480
+  _globals['_ACCESSREFUSED']._serialized_end=1746
+  _globals['_REVIEWESCALATED']._serialized_start=1748
+  _globals['_REVIEWESCALATED']._serialized_end=1802
 # @@protoc_insertion_point(module_scope)

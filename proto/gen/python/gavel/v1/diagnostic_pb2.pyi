@@ -4,11 +4,13 @@ isort:skip_file
 Run metadata of agents and notices of Gavel's, without chain of thought (constitution §8, 000 §2)."""
 
 from collections import abc as _abc
+from gavel.v1 import common_pb2 as _common_pb2
 from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import execution_pb2 as _execution_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -34,9 +36,12 @@ class AgentDiagnostic(_message.Message):
     FACT_COLLECTION_FIELD_NUMBER: _builtins.int
     LATE_EXECUTION_FIELD_NUMBER: _builtins.int
     SHADOW_DIFFERENCE_FIELD_NUMBER: _builtins.int
+    ACCESS_REFUSED_FIELD_NUMBER: _builtins.int
+    REVIEW_ESCALATED_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Kind of the note in PascalCase, e.g. "GraphTransitioned", 1..128 characters. Gavel writes NeedsHumanReview,
-    NoFeasibleProposal, FactCollectionRequested, LateExecutionReport, ShadowDifference and DerivationFailed.
+    NoFeasibleProposal, FactCollectionRequested, LateExecutionReport, ShadowDifference, DerivationFailed, AccessRefused and
+    ReviewEscalated.
     """
     @_builtins.property
     def attributes(self) -> _struct_pb2.Struct:
@@ -62,6 +67,14 @@ class AgentDiagnostic(_message.Message):
     def shadow_difference(self) -> Global___ShadowDifference:
         """A decision that a shadow rule set would make otherwise. Written by Gavel."""
 
+    @_builtins.property
+    def access_refused(self) -> Global___AccessRefused:
+        """Calls that were refused for lack of credentials or rights. Written by Gavel."""
+
+    @_builtins.property
+    def review_escalated(self) -> Global___ReviewEscalated:
+        """A review that nobody resolved in time. Written by Gavel."""
+
     def __init__(
         self,
         *,
@@ -72,12 +85,14 @@ class AgentDiagnostic(_message.Message):
         fact_collection: Global___FactCollection | None = ...,
         late_execution: Global___LateExecution | None = ...,
         shadow_difference: Global___ShadowDifference | None = ...,
+        access_refused: Global___AccessRefused | None = ...,
+        review_escalated: Global___ReviewEscalated | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation", "shadow_difference", b"shadow_difference"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access_refused", b"access_refused", "attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation", "review_escalated", b"review_escalated", "shadow_difference", b"shadow_difference"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "kind", b"kind", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation", "shadow_difference", b"shadow_difference"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_refused", b"access_refused", "attributes", b"attributes", "detail", b"detail", "fact_collection", b"fact_collection", "graph_transition", b"graph_transition", "kind", b"kind", "late_execution", b"late_execution", "llm_invocation", b"llm_invocation", "review_escalated", b"review_escalated", "shadow_difference", b"shadow_difference"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_detail: _TypeAlias = _typing.Literal["graph_transition", "llm_invocation", "fact_collection", "late_execution", "shadow_difference"]  # noqa: Y015
+    _WhichOneofReturnType_detail: _TypeAlias = _typing.Literal["graph_transition", "llm_invocation", "fact_collection", "late_execution", "shadow_difference", "access_refused", "review_escalated"]  # noqa: Y015
     _WhichOneofArgType_detail: _TypeAlias = _typing.Literal["detail", b"detail"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_detail) -> _WhichOneofReturnType_detail | None: ...
 
@@ -316,3 +331,93 @@ class ShadowVerdict(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShadowVerdict: _TypeAlias = ShadowVerdict  # noqa: Y015
+
+@_typing.final
+class AccessRefused(_message.Message):
+    """AccessRefused counts calls of one principal that would have written something and were refused for one reason. At most
+    one a minute is recorded for each principal and reason.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    CATEGORY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RPC_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    FIRST_AT_FIELD_NUMBER: _builtins.int
+    LAST_AT_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """The authenticated caller; empty if it was not authenticated."""
+    method: _builtins.str
+    """How the caller was authenticated, as in Attestation."""
+    category: _common_pb2.EventCategory.ValueType
+    """The category of the refused events; unspecified for other calls."""
+    reason: _builtins.str
+    """Machine-readable reason, as in the error's ErrorInfo, e.g. "PRODUCER_NOT_ALLOWED"."""
+    rpc: _builtins.str
+    """The method that was called, e.g. "gavel.v1.EventService/PublishEvent"."""
+    count: _builtins.int
+    """Number of refused calls."""
+    @_builtins.property
+    def producer(self) -> _common_pb2.Producer:
+        """The producer that the calls named."""
+
+    @_builtins.property
+    def first_at(self) -> _timestamp_pb2.Timestamp:
+        """The first of them."""
+
+    @_builtins.property
+    def last_at(self) -> _timestamp_pb2.Timestamp:
+        """The last of them."""
+
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        method: _builtins.str = ...,
+        producer: _common_pb2.Producer | None = ...,
+        category: _common_pb2.EventCategory.ValueType = ...,
+        reason: _builtins.str = ...,
+        rpc: _builtins.str = ...,
+        count: _builtins.int = ...,
+        first_at: _timestamp_pb2.Timestamp | None = ...,
+        last_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_at", b"first_at", "last_at", b"last_at", "producer", b"producer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["category", b"category", "count", b"count", "first_at", b"first_at", "last_at", b"last_at", "method", b"method", "principal", b"principal", "producer", b"producer", "reason", b"reason", "rpc", b"rpc"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessRefused: _TypeAlias = AccessRefused  # noqa: Y015
+
+@_typing.final
+class ReviewEscalated(_message.Message):
+    """ReviewEscalated tells that a review has waited longer than its rule set allows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """The decision that requested the review."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups whose members may vote from now on, besides those that could before."""
+
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.str = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewEscalated: _TypeAlias = ReviewEscalated  # noqa: Y015

@@ -8,6 +8,7 @@ from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import diagnostic_pb2 as _diagnostic_pb2
 from gavel.v1 import execution_pb2 as _execution_pb2
 from gavel.v1 import fact_pb2 as _fact_pb2
+from gavel.v1 import identity_pb2 as _identity_pb2
 from gavel.v1 import observation_pb2 as _observation_pb2
 from gavel.v1 import proposal_pb2 as _proposal_pb2
 from gavel.v1 import tool_pb2 as _tool_pb2
@@ -48,6 +49,7 @@ class Envelope(_message.Message):
     BUS_FIELD_NUMBER: _builtins.int
     VERSION_BINDING_FIELD_NUMBER: _builtins.int
     CHAIN_HASH_FIELD_NUMBER: _builtins.int
+    ATTESTATION_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
@@ -101,6 +103,12 @@ class Envelope(_message.Message):
         """Versions that produced the event."""
 
     @_builtins.property
+    def attestation(self) -> _identity_pb2.Attestation:
+        """The authenticated caller that caused the event, and the grants that allowed it. Part of the hashed bytes. Set by the
+        server alone; a request must leave it unset.
+        """
+
+    @_builtins.property
     def fact(self) -> _fact_pb2.Fact:
         """A confirmed change of state."""
 
@@ -149,6 +157,7 @@ class Envelope(_message.Message):
         bus: _builtins.str = ...,
         version_binding: _common_pb2.VersionBinding | None = ...,
         chain_hash: _builtins.bytes = ...,
+        attestation: _identity_pb2.Attestation | None = ...,
         fact: _fact_pb2.Fact | None = ...,
         proposal: _proposal_pb2.Proposal | None = ...,
         decision: _decision_pb2.Decision | None = ...,
@@ -158,9 +167,9 @@ class Envelope(_message.Message):
         tool_result: _tool_pb2.ToolResult | None = ...,
         agent_diagnostic: _diagnostic_pb2.AgentDiagnostic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_diagnostic", b"agent_diagnostic", "decision", b"decision", "execution", b"execution", "fact", b"fact", "observation", b"observation", "occurred_at", b"occurred_at", "payload", b"payload", "producer", b"producer", "proposal", b"proposal", "recorded_at", b"recorded_at", "tool_call", b"tool_call", "tool_result", b"tool_result", "version_binding", b"version_binding"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_diagnostic", b"agent_diagnostic", "attestation", b"attestation", "decision", b"decision", "execution", b"execution", "fact", b"fact", "observation", b"observation", "occurred_at", b"occurred_at", "payload", b"payload", "producer", b"producer", "proposal", b"proposal", "recorded_at", b"recorded_at", "tool_call", b"tool_call", "tool_result", b"tool_result", "version_binding", b"version_binding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_diagnostic", b"agent_diagnostic", "bus", b"bus", "causation_id", b"causation_id", "chain_hash", b"chain_hash", "decision", b"decision", "event_category", b"event_category", "event_id", b"event_id", "event_name", b"event_name", "execution", b"execution", "fact", b"fact", "observation", b"observation", "occurred_at", b"occurred_at", "payload", b"payload", "producer", b"producer", "proposal", b"proposal", "recorded_at", b"recorded_at", "schema_version", b"schema_version", "sequence_number", b"sequence_number", "subject", b"subject", "tool_call", b"tool_call", "tool_result", b"tool_result", "trace_id", b"trace_id", "version_binding", b"version_binding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_diagnostic", b"agent_diagnostic", "attestation", b"attestation", "bus", b"bus", "causation_id", b"causation_id", "chain_hash", b"chain_hash", "decision", b"decision", "event_category", b"event_category", "event_id", b"event_id", "event_name", b"event_name", "execution", b"execution", "fact", b"fact", "observation", b"observation", "occurred_at", b"occurred_at", "payload", b"payload", "producer", b"producer", "proposal", b"proposal", "recorded_at", b"recorded_at", "schema_version", b"schema_version", "sequence_number", b"sequence_number", "subject", b"subject", "tool_call", b"tool_call", "tool_result", b"tool_result", "trace_id", b"trace_id", "version_binding", b"version_binding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["fact", "proposal", "decision", "execution", "observation", "tool_call", "tool_result", "agent_diagnostic"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015

@@ -91,6 +91,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The bus is not the one whose incarnation the caller sent in the metadata gavel-bus-incarnation: its
     log was emptied or replaced.
     """
+    ERROR_REASON_RIGHT_LACKING: _ErrorReason.ValueType  # 29
+    """PERMISSION_DENIED. No grant gives the caller the right that the call needs; the message names right and bus."""
+    ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 30
+    """RESOURCE_EXHAUSTED. A quota of the caller is used up; QuotaFailure names it, RetryInfo holds the delay before a retry."""
+    ERROR_REASON_GRANTS_NOT_FOUND: _ErrorReason.ValueType  # 31
+    """NOT_FOUND. The grants or their version do not exist."""
+    ERROR_REASON_INVALID_GRANTS: _ErrorReason.ValueType  # 32
+    """INVALID_ARGUMENT. A grants document has mistakes; BadRequest lists each with line and column."""
+    ERROR_REASON_BUS_EXISTS: _ErrorReason.ValueType  # 33
+    """ALREADY_EXISTS. A bus of this name exists."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the prefix
@@ -166,4 +176,14 @@ ERROR_REASON_BUS_REPLACED: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION. The bus is not the one whose incarnation the caller sent in the metadata gavel-bus-incarnation: its
 log was emptied or replaced.
 """
+ERROR_REASON_RIGHT_LACKING: ErrorReason.ValueType  # 29
+"""PERMISSION_DENIED. No grant gives the caller the right that the call needs; the message names right and bus."""
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 30
+"""RESOURCE_EXHAUSTED. A quota of the caller is used up; QuotaFailure names it, RetryInfo holds the delay before a retry."""
+ERROR_REASON_GRANTS_NOT_FOUND: ErrorReason.ValueType  # 31
+"""NOT_FOUND. The grants or their version do not exist."""
+ERROR_REASON_INVALID_GRANTS: ErrorReason.ValueType  # 32
+"""INVALID_ARGUMENT. A grants document has mistakes; BadRequest lists each with line and column."""
+ERROR_REASON_BUS_EXISTS: ErrorReason.ValueType  # 33
+"""ALREADY_EXISTS. A bus of this name exists."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -5,6 +5,7 @@ Writing and reading events."""
 
 from collections import abc as _abc
 from gavel.v1 import common_pb2 as _common_pb2
+from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import envelope_pb2 as _envelope_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -339,6 +340,8 @@ class SubscribeEventsRequest(_message.Message):
     CATEGORIES_FIELD_NUMBER: _builtins.int
     SUBJECT_PREFIX_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
+    ACTION_TYPES_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     from_sequence_number: _builtins.int
@@ -351,6 +354,14 @@ class SubscribeEventsRequest(_message.Message):
     def categories(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.EventCategory.ValueType]:
         """Categories to include. Empty: all."""
 
+    @_builtins.property
+    def action_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Action types of proposals and decisions, at most 64. Events without an action type do not pass. Empty: all."""
+
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedScalarFieldContainer[_decision_pb2.Outcome.ValueType]:
+        """Outcomes of decisions. Events that are not decisions do not pass. Empty: all."""
+
     def __init__(
         self,
         *,
@@ -359,10 +370,12 @@ class SubscribeEventsRequest(_message.Message):
         categories: _abc.Iterable[_common_pb2.EventCategory.ValueType] | None = ...,
         subject_prefix: _builtins.str = ...,
         trace_id: _builtins.str = ...,
+        action_types: _abc.Iterable[_builtins.str] | None = ...,
+        outcomes: _abc.Iterable[_decision_pb2.Outcome.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "categories", b"categories", "from_sequence_number", b"from_sequence_number", "subject_prefix", b"subject_prefix", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "categories", b"categories", "from_sequence_number", b"from_sequence_number", "outcomes", b"outcomes", "subject_prefix", b"subject_prefix", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

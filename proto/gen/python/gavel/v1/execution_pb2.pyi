@@ -79,6 +79,7 @@ class Execution(_message.Message):
     STARTED_AT_FIELD_NUMBER: _builtins.int
     FINISHED_AT_FIELD_NUMBER: _builtins.int
     WILL_RETRY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The approved decision."""
     execution_id: _builtins.str
@@ -91,9 +92,13 @@ class Execution(_message.Message):
     """Reason of the status, e.g. STALE_FACT."""
     will_retry: _builtins.bool
     """Whether another attempt follows. Set by the server; a request must leave it unset."""
+    request_id: _builtins.str
+    """For STARTED: the request that started or renewed the attempt. The same request gets the same answer again."""
     @_builtins.property
     def lease_until(self) -> _timestamp_pb2.Timestamp:
-        """For STARTED: no other attempt may start before this time."""
+        """For STARTED: no other attempt may start before this time. A renewal is STARTED with the event name
+        "ExecutionRenewed".
+        """
 
     @_builtins.property
     def result(self) -> _struct_pb2.Struct:
@@ -130,10 +135,11 @@ class Execution(_message.Message):
         started_at: _timestamp_pb2.Timestamp | None = ...,
         finished_at: _timestamp_pb2.Timestamp | None = ...,
         will_retry: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished_at", b"finished_at", "lease_until", b"lease_until", "result", b"result", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "completed_steps", b"completed_steps", "decision_id", b"decision_id", "error", b"error", "execution_id", b"execution_id", "finished_at", b"finished_at", "lease_until", b"lease_until", "reason_code", b"reason_code", "result", b"result", "started_at", b"started_at", "status", b"status", "will_retry", b"will_retry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "completed_steps", b"completed_steps", "decision_id", b"decision_id", "error", b"error", "execution_id", b"execution_id", "finished_at", b"finished_at", "lease_until", b"lease_until", "reason_code", b"reason_code", "request_id", b"request_id", "result", b"result", "started_at", b"started_at", "status", b"status", "will_retry", b"will_retry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

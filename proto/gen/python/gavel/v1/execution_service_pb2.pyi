@@ -29,6 +29,7 @@ class BeginExecutionRequest(_message.Message):
     DECISION_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     decision_id: _builtins.str
@@ -37,6 +38,10 @@ class BeginExecutionRequest(_message.Message):
     """
     lease_ms: _builtins.int
     """Duration of the lease, during which no other attempt may start: 100..86,400,000 ms. 0: 30,000."""
+    request_id: _builtins.str
+    """UUID that the caller chooses for this request, of any version but 8. The same request_id gets the same
+    ExecutionStarted again while the attempt runs, so that a lost answer costs no attempt. Empty: no idempotency.
+    """
     @_builtins.property
     def producer(self) -> _common_pb2.Producer:
         """The executor."""
@@ -48,10 +53,11 @@ class BeginExecutionRequest(_message.Message):
         decision_id: _builtins.str = ...,
         producer: _common_pb2.Producer | None = ...,
         lease_ms: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["producer", b"producer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "lease_ms", b"lease_ms", "producer", b"producer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "lease_ms", b"lease_ms", "producer", b"producer", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,10 +105,13 @@ class ExecutionStarted(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LEASE_UNTIL_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
     """Id of the attempt, "exec_" and 12 hex digits."""
     attempt: _builtins.int
     """Number of the attempt, from 1."""
+    lease_ms: _builtins.int
+    """The granted lease, in milliseconds from the start, for executors whose clock differs from the server's."""
     @_builtins.property
     def lease_until(self) -> _timestamp_pb2.Timestamp:
         """End of the lease. Renew before it."""
@@ -118,10 +127,11 @@ class ExecutionStarted(_message.Message):
         attempt: _builtins.int = ...,
         lease_until: _timestamp_pb2.Timestamp | None = ...,
         decision: _envelope_pb2.Envelope | None = ...,
+        lease_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "lease_until", b"lease_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision", b"decision", "execution_id", b"execution_id", "lease_until", b"lease_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision", b"decision", "execution_id", b"execution_id", "lease_ms", b"lease_ms", "lease_until", b"lease_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,6 +180,7 @@ class RenewExecutionRequest(_message.Message):
     EXECUTION_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     decision_id: _builtins.str
@@ -178,6 +189,10 @@ class RenewExecutionRequest(_message.Message):
     """Id of the attempt."""
     lease_ms: _builtins.int
     """Duration of the lease from now on, 100..86,400,000 ms. 0: 30,000."""
+    request_id: _builtins.str
+    """UUID that the caller chooses for this request, of any version but 8. The same request_id gets the same answer again.
+    Empty: no idempotency.
+    """
     @_builtins.property
     def producer(self) -> _common_pb2.Producer:
         """The executor that holds the lease."""
@@ -190,10 +205,11 @@ class RenewExecutionRequest(_message.Message):
         execution_id: _builtins.str = ...,
         producer: _common_pb2.Producer | None = ...,
         lease_ms: _builtins.int = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["producer", b"producer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "execution_id", b"execution_id", "lease_ms", b"lease_ms", "producer", b"producer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "execution_id", b"execution_id", "lease_ms", b"lease_ms", "producer", b"producer", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,6 +222,9 @@ class RenewExecutionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEASE_UNTIL_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    """The granted lease, in milliseconds from the renewal."""
     @_builtins.property
     def lease_until(self) -> _timestamp_pb2.Timestamp:
         """End of the lease. Renew before it."""
@@ -214,10 +233,11 @@ class RenewExecutionResponse(_message.Message):
         self,
         *,
         lease_until: _timestamp_pb2.Timestamp | None = ...,
+        lease_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_until", b"lease_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_until", b"lease_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "lease_until", b"lease_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -116,7 +116,9 @@ class _ReviewVerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReviewV
     REVIEW_VERDICT_APPROVE: _ReviewVerdict.ValueType  # 1
     """The action may go on."""
     REVIEW_VERDICT_REJECT: _ReviewVerdict.ValueType  # 2
-    """The action ends."""
+    """The action ends. One vote of this kind suffices, whatever the quorum."""
+    REVIEW_VERDICT_COMMENT: _ReviewVerdict.ValueType  # 3
+    """No verdict: a comment that is kept with the review."""
 
 class ReviewVerdict(_ReviewVerdict, metaclass=_ReviewVerdictEnumTypeWrapper):
     """ReviewVerdict is a person's verdict on an open review."""
@@ -125,7 +127,9 @@ REVIEW_VERDICT_UNSPECIFIED: ReviewVerdict.ValueType  # 0
 REVIEW_VERDICT_APPROVE: ReviewVerdict.ValueType  # 1
 """The action may go on."""
 REVIEW_VERDICT_REJECT: ReviewVerdict.ValueType  # 2
-"""The action ends."""
+"""The action ends. One vote of this kind suffices, whatever the quorum."""
+REVIEW_VERDICT_COMMENT: ReviewVerdict.ValueType  # 3
+"""No verdict: a comment that is kept with the review."""
 Global___ReviewVerdict: _TypeAlias = ReviewVerdict  # noqa: Y015
 
 @_typing.final
@@ -155,6 +159,8 @@ class Fact(_message.Message):
     TOOL_PROVIDER_REGISTERED_FIELD_NUMBER: _builtins.int
     TOOL_BOUND_FIELD_NUMBER: _builtins.int
     CLOCK_ACCEPTED_FIELD_NUMBER: _builtins.int
+    GRANTS_DEPLOYED_FIELD_NUMBER: _builtins.int
+    REVIEW_VOTED_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Dotted name, e.g. "order.status": parts of [a-z0-9_-] joined by dots, starting with a letter, at most 256
     characters.
@@ -227,6 +233,14 @@ class Fact(_message.Message):
     def clock_accepted(self) -> Global___ClockAccepted:
         """An operator accepted a log whose last event was ahead of the clocks."""
 
+    @_builtins.property
+    def grants_deployed(self) -> Global___GrantsDeployed:
+        """A version of the grants was deployed. It is in force from this event on."""
+
+    @_builtins.property
+    def review_voted(self) -> Global___ReviewVoted:
+        """A person voted in a review that needs several votes, or commented on a review."""
+
     def __init__(
         self,
         *,
@@ -251,12 +265,14 @@ class Fact(_message.Message):
         tool_provider_registered: _tool_pb2.ToolProvider | None = ...,
         tool_bound: _tool_pb2.ToolBinding | None = ...,
         clock_accepted: Global___ClockAccepted | None = ...,
+        grants_deployed: Global___GrantsDeployed | None = ...,
+        review_voted: Global___ReviewVoted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "review_resolved", b"review_resolved", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "grants_deployed", b"grants_deployed", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "grants_deployed", b"grants_deployed", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted"]  # noqa: Y015
+    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted", "grants_deployed", "review_voted"]  # noqa: Y015
     _WhichOneofArgType_system: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_system) -> _WhichOneofReturnType_system | None: ...
 
@@ -377,6 +393,8 @@ class RuleSetDeployed(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
     CANONICAL_JSON_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     policy_id: _builtins.str
     """Name of the rule set."""
     version: _builtins.int
@@ -387,6 +405,10 @@ class RuleSetDeployed(_message.Message):
     """The document as its author wrote it."""
     canonical_json: _builtins.str
     """The document as RFC 8785 canonical JSON. Decisions use this form."""
+    principal: _builtins.str
+    """The authenticated caller, or empty without authentication."""
+    reason: _builtins.str
+    """The caller's reason."""
     def __init__(
         self,
         *,
@@ -395,10 +417,12 @@ class RuleSetDeployed(_message.Message):
         digest: _builtins.str = ...,
         document: _builtins.str = ...,
         canonical_json: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_json", b"canonical_json", "digest", b"digest", "document", b"document", "policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_json", b"canonical_json", "digest", b"digest", "document", b"document", "policy_id", b"policy_id", "principal", b"principal", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,6 +441,8 @@ class RuleSetActivated(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     PREVIOUS_VERSION_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     policy_id: _builtins.str
     """Name of the rule set."""
     version: _builtins.int
@@ -427,6 +453,10 @@ class RuleSetActivated(_message.Message):
     """Whether the version decides or is a shadow."""
     previous_version: _builtins.int
     """The version that it replaces: the one in force or, for a shadow, the previous shadow. 0: none."""
+    principal: _builtins.str
+    """The authenticated caller, or empty without authentication."""
+    reason: _builtins.str
+    """The caller's reason."""
     def __init__(
         self,
         *,
@@ -435,10 +465,12 @@ class RuleSetActivated(_message.Message):
         digest: _builtins.str = ...,
         mode: Global___ActivationMode.ValueType = ...,
         previous_version: _builtins.int = ...,
+        principal: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "mode", b"mode", "policy_id", b"policy_id", "previous_version", b"previous_version", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "mode", b"mode", "policy_id", b"policy_id", "previous_version", b"previous_version", "principal", b"principal", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -453,26 +485,122 @@ class RuleSetDeactivated(_message.Message):
     POLICY_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     policy_id: _builtins.str
     """Name of the rule set."""
     version: _builtins.int
     """The version that was active, or the shadow."""
     mode: Global___ActivationMode.ValueType
     """SHADOW: the shadow ended. Unspecified: the rule set is no longer in force."""
+    principal: _builtins.str
+    """The authenticated caller, or empty without authentication."""
+    reason: _builtins.str
+    """The caller's reason."""
     def __init__(
         self,
         *,
         policy_id: _builtins.str = ...,
         version: _builtins.int = ...,
         mode: Global___ActivationMode.ValueType = ...,
+        principal: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "policy_id", b"policy_id", "principal", b"principal", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuleSetDeactivated: _TypeAlias = RuleSetDeactivated  # noqa: Y015
+
+@_typing.final
+class GrantsDeployed(_message.Message):
+    """GrantsDeployed holds a complete grants document, so that the log needs no other store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    CANONICAL_JSON_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the grants. A bus has one grants document in force; a new one replaces it."""
+    version: _builtins.int
+    """Version of the document, >= 1. A version never changes."""
+    digest: _builtins.str
+    """"sha256:" and 64 hex digits of SHA-256 over `canonical_json`."""
+    document: _builtins.str
+    """The document as its author wrote it."""
+    canonical_json: _builtins.str
+    """The document as RFC 8785 canonical JSON. Permissions are checked by this form."""
+    principal: _builtins.str
+    """The authenticated caller."""
+    reason: _builtins.str
+    """The caller's reason."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        document: _builtins.str = ...,
+        canonical_json: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["canonical_json", b"canonical_json", "digest", b"digest", "document", b"document", "name", b"name", "principal", b"principal", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantsDeployed: _TypeAlias = GrantsDeployed  # noqa: Y015
+
+@_typing.final
+class ReviewVoted(_message.Message):
+    """ReviewVoted records a vote or a comment that did not end a review. The vote that ends it is a ReviewResolved."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REVIEWER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
+    QUORUM_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """The decision that requested the review."""
+    verdict: Global___ReviewVerdict.ValueType
+    """APPROVE or COMMENT."""
+    reviewer: _builtins.str
+    """The person."""
+    reason: _builtins.str
+    """The person's reason or comment."""
+    votes: _builtins.int
+    """Votes to approve so far, including this one."""
+    quorum: _builtins.int
+    """Votes to approve that the review needs."""
+    def __init__(
+        self,
+        *,
+        decision_id: _builtins.str = ...,
+        verdict: Global___ReviewVerdict.ValueType = ...,
+        reviewer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        votes: _builtins.int = ...,
+        quorum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "quorum", b"quorum", "reason", b"reason", "reviewer", b"reviewer", "verdict", b"verdict", "votes", b"votes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewVoted: _TypeAlias = ReviewVoted  # noqa: Y015
 
 @_typing.final
 class ReviewResolved(_message.Message):

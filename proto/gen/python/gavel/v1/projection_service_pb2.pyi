@@ -5,9 +5,11 @@ Projections: the present state that follows from the log (constitution §10)."""
 
 from collections import abc as _abc
 from gavel.v1 import common_pb2 as _common_pb2
+from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import execution_pb2 as _execution_pb2
 from gavel.v1 import fact_pb2 as _fact_pb2
 from gavel.v1 import rule_set_service_pb2 as _rule_set_service_pb2
+from gavel.v1 import work_service_pb2 as _work_service_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
@@ -518,22 +520,34 @@ class ListPendingDecisionsRequest(_message.Message):
     BUS_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    ACTION_TYPES_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     page_size: _builtins.int
     """Maximum number of items, 1..1000. 0: 100."""
     page_token: _builtins.str
     """next_page_token of the previous page. Empty: the first page."""
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedScalarFieldContainer[Global___PendingPhase.ValueType]:
+        """Phases to include. Empty: all."""
+
+    @_builtins.property
+    def action_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Action types to include, at most 64. Empty: all."""
+
     def __init__(
         self,
         *,
         bus: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        phases: _abc.Iterable[Global___PendingPhase.ValueType] | None = ...,
+        action_types: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "page_size", b"page_size", "page_token", b"page_token", "phases", b"phases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -651,6 +665,9 @@ class PendingReview(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     OPENED_AT_FIELD_NUMBER: _builtins.int
     COMPENSATES_DECISION_ID_FIELD_NUMBER: _builtins.int
+    REVIEW_POLICY_FIELD_NUMBER: _builtins.int
+    VOTES_FIELD_NUMBER: _builtins.int
+    ESCALATED_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The decision that requested the review."""
     sequence_number: _builtins.int
@@ -671,6 +688,8 @@ class PendingReview(_message.Message):
     """Trace of the decision."""
     compensates_decision_id: _builtins.str
     """For the execution of a compensation: the decision that it compensates."""
+    escalated: _builtins.bool
+    """Whether it was escalated."""
     @_builtins.property
     def params(self) -> _struct_pb2.Struct:
         """Parameters of the action."""
@@ -678,6 +697,14 @@ class PendingReview(_message.Message):
     @_builtins.property
     def opened_at(self) -> _timestamp_pb2.Timestamp:
         """When the review opened."""
+
+    @_builtins.property
+    def review_policy(self) -> _decision_pb2.ReviewPolicy:
+        """Who has to resolve it. Unset: one person who may review the action."""
+
+    @_builtins.property
+    def votes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReviewVote]:
+        """Votes and comments so far, oldest first."""
 
     def __init__(
         self,
@@ -694,14 +721,53 @@ class PendingReview(_message.Message):
         trace_id: _builtins.str = ...,
         opened_at: _timestamp_pb2.Timestamp | None = ...,
         compensates_decision_id: _builtins.str = ...,
+        review_policy: _decision_pb2.ReviewPolicy | None = ...,
+        votes: _abc.Iterable[Global___ReviewVote] | None = ...,
+        escalated: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at", "params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at", "params", b"params", "review_policy", b"review_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "approved_decision_id", b"approved_decision_id", "compensates_decision_id", b"compensates_decision_id", "decision_id", b"decision_id", "kind", b"kind", "opened_at", b"opened_at", "params", b"params", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "approved_decision_id", b"approved_decision_id", "compensates_decision_id", b"compensates_decision_id", "decision_id", b"decision_id", "escalated", b"escalated", "kind", b"kind", "opened_at", b"opened_at", "params", b"params", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "review_policy", b"review_policy", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PendingReview: _TypeAlias = PendingReview  # noqa: Y015
+
+@_typing.final
+class ReviewVote(_message.Message):
+    """ReviewVote is a vote or a comment on a review."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVIEWER_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    VOTED_AT_FIELD_NUMBER: _builtins.int
+    reviewer: _builtins.str
+    """The person."""
+    verdict: _fact_pb2.ReviewVerdict.ValueType
+    """APPROVE or COMMENT."""
+    reason: _builtins.str
+    """The person's reason or comment."""
+    @_builtins.property
+    def voted_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was recorded."""
+
+    def __init__(
+        self,
+        *,
+        reviewer: _builtins.str = ...,
+        verdict: _fact_pb2.ReviewVerdict.ValueType = ...,
+        reason: _builtins.str = ...,
+        voted_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["voted_at", b"voted_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "reviewer", b"reviewer", "verdict", b"verdict", "voted_at", b"voted_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReviewVote: _TypeAlias = ReviewVote  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -779,7 +845,7 @@ class GetStatusResponse(_message.Message):
         """Rule sets in force."""
 
     @_builtins.property
-    def consumers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consumer]:
+    def consumers(self) -> _containers.RepeatedCompositeFieldContainer[_work_service_pb2.Consumer]:
         """Consumer groups of the work queues."""
 
     @_builtins.property
@@ -808,7 +874,7 @@ class GetStatusResponse(_message.Message):
         head_sequence_number: _builtins.int = ...,
         head_chain_hash: _builtins.bytes = ...,
         active_rule_sets: _abc.Iterable[_rule_set_service_pb2.RuleSet] | None = ...,
-        consumers: _abc.Iterable[Global___Consumer] | None = ...,
+        consumers: _abc.Iterable[_work_service_pb2.Consumer] | None = ...,
         arbiter_version: _builtins.int = ...,
         cross_check: _fact_pb2.CrossCheck | None = ...,
         server_version: _builtins.str = ...,
@@ -860,41 +926,3 @@ class BackgroundTask(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BackgroundTask: _TypeAlias = BackgroundTask  # noqa: Y015
-
-@_typing.final
-class Consumer(_message.Message):
-    """Consumer is a consumer group of a work queue and its lag."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GROUP_FIELD_NUMBER: _builtins.int
-    QUEUE_FIELD_NUMBER: _builtins.int
-    LAG_FIELD_NUMBER: _builtins.int
-    PENDING_FIELD_NUMBER: _builtins.int
-    MEMBERS_FIELD_NUMBER: _builtins.int
-    group: _builtins.str
-    """Name of the group."""
-    queue: _builtins.str
-    """"decisions" or "executions"."""
-    lag: _builtins.int
-    """Number of entries not yet delivered."""
-    pending: _builtins.int
-    """Number of entries delivered and not acknowledged."""
-    members: _builtins.int
-    """Number of members of the group."""
-    def __init__(
-        self,
-        *,
-        group: _builtins.str = ...,
-        queue: _builtins.str = ...,
-        lag: _builtins.int = ...,
-        pending: _builtins.int = ...,
-        members: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "lag", b"lag", "members", b"members", "pending", b"pending", "queue", b"queue"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Consumer: _TypeAlias = Consumer  # noqa: Y015

@@ -27,7 +27,7 @@ from gavel.v1 import fact_pb2 as gavel_dot_v1_dot_fact__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgavel/v1/rule_set_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x13gavel/v1/fact.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"7\n\x16ValidateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\"\x90\x01\n\x17ValidateRuleSetResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12+\n\x08warnings\x18\x03 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"b\n\x0f\x44ocumentMessage\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x12\n\nsuggestion\x18\x05 \x01(\t\"5\n\x14\x44\x65ployRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\"d\n\x15\x44\x65ployRuleSetResponse\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"\xb3\x01\n\x16\x41\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12$\n\x17\x65xpected_active_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x42\x1a\n\x18_expected_active_version\"2\n\x17\x41\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"\xa4\x01\n\x18\x44\x65\x61\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12$\n\x17\x65xpected_active_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationModeB\x1a\n\x18_expected_active_version\"4\n\x19\x44\x65\x61\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"D\n\x11GetRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\"c\n\x12GetRuleSetResponse\x12#\n\x08rule_set\x18\x01 \x01(\x0b\x32\x11.gavel.v1.RuleSet\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x03 \x01(\t\"\xc7\x02\n\x07RuleSet\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x1b\x64\x65ployed_at_sequence_number\x18\x04 \x01(\x03\x12/\n\x0b\x64\x65ployed_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x04mode\x18\x06 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x14\n\x0c\x61\x63tion_types\x18\x07 \x03(\t\x12$\n\x1c\x61\x63tivated_at_sequence_number\x18\x08 \x01(\x03\x12\x18\n\x10previous_version\x18\t \x01(\x03\x12\x18\n\x10shadow_decisions\x18\n \x01(\x03\x12\x1a\n\x12shadow_differences\x18\x0b \x01(\x03\"I\n\x13ListRuleSetsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"U\n\x14ListRuleSetsResponse\x12$\n\trule_sets\x18\x01 \x03(\x0b\x32\x11.gavel.v1.RuleSet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x16SimulateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x03 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x04 \x01(\x03\"\xad\x01\n\x17SimulateRuleSetResponse\x12,\n\x07\x63hanged\x18\x01 \x01(\x0b\x32\x19.gavel.v1.ChangedDecisionH\x00\x12,\n\x08progress\x18\x02 \x01(\x0b\x32\x18.gavel.v1.ReplayProgressH\x00\x12.\n\x07summary\x18\x03 \x01(\x0b\x32\x1b.gavel.v1.SimulationSummaryH\x00\x42\x06\n\x04item\"w\n\x0f\x43hangedDecision\x12$\n\x08recorded\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Decision\x12%\n\tsimulated\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Decision\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\"\xc0\x01\n\x11SimulationSummary\x12\x11\n\tdecisions\x18\x01 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x03\x12\x41\n\x0btransitions\x18\x03 \x03(\x0b\x32,.gavel.v1.SimulationSummary.TransitionsEntry\x12\x10\n\x08replaced\x18\x04 \x01(\x03\x1a\x32\n\x10TransitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"E\n\x0eReplayProgress\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x02 \x01(\x03\x32\xe2\x04\n\x0eRuleSetService\x12V\n\x0fValidateRuleSet\x12 .gavel.v1.ValidateRuleSetRequest\x1a!.gavel.v1.ValidateRuleSetResponse\x12P\n\rDeployRuleSet\x12\x1e.gavel.v1.DeployRuleSetRequest\x1a\x1f.gavel.v1.DeployRuleSetResponse\x12V\n\x0f\x41\x63tivateRuleSet\x12 .gavel.v1.ActivateRuleSetRequest\x1a!.gavel.v1.ActivateRuleSetResponse\x12\\\n\x11\x44\x65\x61\x63tivateRuleSet\x12\".gavel.v1.DeactivateRuleSetRequest\x1a#.gavel.v1.DeactivateRuleSetResponse\x12G\n\nGetRuleSet\x12\x1b.gavel.v1.GetRuleSetRequest\x1a\x1c.gavel.v1.GetRuleSetResponse\x12M\n\x0cListRuleSets\x12\x1d.gavel.v1.ListRuleSetsRequest\x1a\x1e.gavel.v1.ListRuleSetsResponse\x12X\n\x0fSimulateRuleSet\x12 .gavel.v1.SimulateRuleSetRequest\x1a!.gavel.v1.SimulateRuleSetResponse0\x01\x42m\n\x0c\x64\x65v.gavel.v1B\x13RuleSetServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fgavel/v1/rule_set_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/decision.proto\x1a\x13gavel/v1/fact.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"7\n\x16ValidateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\"\x90\x01\n\x17ValidateRuleSetResponse\x12\r\n\x05valid\x18\x01 \x01(\x08\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12+\n\x08warnings\x18\x03 \x03(\x0b\x32\x19.gavel.v1.DocumentMessage\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"b\n\x0f\x44ocumentMessage\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0e\n\x06\x63olumn\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x12\n\nsuggestion\x18\x05 \x01(\t\"E\n\x14\x44\x65ployRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"d\n\x15\x44\x65ployRuleSetResponse\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x17\n\x0fsequence_number\x18\x04 \x01(\x03\"\xc3\x01\n\x16\x41\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12$\n\x17\x65xpected_active_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x06 \x01(\tB\x1a\n\x18_expected_active_version\"2\n\x17\x41\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"\xb4\x01\n\x18\x44\x65\x61\x63tivateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12$\n\x17\x65xpected_active_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x0e\n\x06reason\x18\x05 \x01(\tB\x1a\n\x18_expected_active_version\"4\n\x19\x44\x65\x61\x63tivateRuleSetResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"D\n\x11GetRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpolicy_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\"c\n\x12GetRuleSetResponse\x12#\n\x08rule_set\x18\x01 \x01(\x0b\x32\x11.gavel.v1.RuleSet\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nonical_json\x18\x03 \x01(\t\"\xc7\x02\n\x07RuleSet\x12\x11\n\tpolicy_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x1b\x64\x65ployed_at_sequence_number\x18\x04 \x01(\x03\x12/\n\x0b\x64\x65ployed_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x04mode\x18\x06 \x01(\x0e\x32\x18.gavel.v1.ActivationMode\x12\x14\n\x0c\x61\x63tion_types\x18\x07 \x03(\t\x12$\n\x1c\x61\x63tivated_at_sequence_number\x18\x08 \x01(\x03\x12\x18\n\x10previous_version\x18\t \x01(\x03\x12\x18\n\x10shadow_decisions\x18\n \x01(\x03\x12\x1a\n\x12shadow_differences\x18\x0b \x01(\x03\"I\n\x13ListRuleSetsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"U\n\x14ListRuleSetsResponse\x12$\n\trule_sets\x18\x01 \x03(\x0b\x32\x11.gavel.v1.RuleSet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"q\n\x16SimulateRuleSetRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12\x1c\n\x14\x66rom_sequence_number\x18\x03 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x04 \x01(\x03\"\xad\x01\n\x17SimulateRuleSetResponse\x12,\n\x07\x63hanged\x18\x01 \x01(\x0b\x32\x19.gavel.v1.ChangedDecisionH\x00\x12,\n\x08progress\x18\x02 \x01(\x0b\x32\x18.gavel.v1.ReplayProgressH\x00\x12.\n\x07summary\x18\x03 \x01(\x0b\x32\x1b.gavel.v1.SimulationSummaryH\x00\x42\x06\n\x04item\"w\n\x0f\x43hangedDecision\x12$\n\x08recorded\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Decision\x12%\n\tsimulated\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Decision\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\"\xc0\x01\n\x11SimulationSummary\x12\x11\n\tdecisions\x18\x01 \x01(\x03\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x03\x12\x41\n\x0btransitions\x18\x03 \x03(\x0b\x32,.gavel.v1.SimulationSummary.TransitionsEntry\x12\x10\n\x08replaced\x18\x04 \x01(\x03\x1a\x32\n\x10TransitionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"E\n\x0eReplayProgress\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x1a\n\x12to_sequence_number\x18\x02 \x01(\x03\x32\xe2\x04\n\x0eRuleSetService\x12V\n\x0fValidateRuleSet\x12 .gavel.v1.ValidateRuleSetRequest\x1a!.gavel.v1.ValidateRuleSetResponse\x12P\n\rDeployRuleSet\x12\x1e.gavel.v1.DeployRuleSetRequest\x1a\x1f.gavel.v1.DeployRuleSetResponse\x12V\n\x0f\x41\x63tivateRuleSet\x12 .gavel.v1.ActivateRuleSetRequest\x1a!.gavel.v1.ActivateRuleSetResponse\x12\\\n\x11\x44\x65\x61\x63tivateRuleSet\x12\".gavel.v1.DeactivateRuleSetRequest\x1a#.gavel.v1.DeactivateRuleSetResponse\x12G\n\nGetRuleSet\x12\x1b.gavel.v1.GetRuleSetRequest\x1a\x1c.gavel.v1.GetRuleSetResponse\x12M\n\x0cListRuleSets\x12\x1d.gavel.v1.ListRuleSetsRequest\x1a\x1e.gavel.v1.ListRuleSetsResponse\x12X\n\x0fSimulateRuleSet\x12 .gavel.v1.SimulateRuleSetRequest\x1a!.gavel.v1.SimulateRuleSetResponse0\x01\x42m\n\x0c\x64\x65v.gavel.v1B\x13RuleSetServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,39 +44,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DOCUMENTMESSAGE']._serialized_start=328
   _globals['_DOCUMENTMESSAGE']._serialized_end=426
   _globals['_DEPLOYRULESETREQUEST']._serialized_start=428
-  _globals['_DEPLOYRULESETREQUEST']._serialized_end=481
-  _globals['_DEPLOYRULESETRESPONSE']._serialized_start=483
-  _globals['_DEPLOYRULESETRESPONSE']._serialized_end=583
-  _globals['_ACTIVATERULESETREQUEST']._serialized_start=586
-  _globals['_ACTIVATERULESETREQUEST']._serialized_end=765
-  _globals['_ACTIVATERULESETRESPONSE']._serialized_start=767
-  _globals['_ACTIVATERULESETRESPONSE']._serialized_end=817
-  _globals['_DEACTIVATERULESETREQUEST']._serialized_start=820
-  _globals['_DEACTIVATERULESETREQUEST']._serialized_end=984
-  _globals['_DEACTIVATERULESETRESPONSE']._serialized_start=986
-  _globals['_DEACTIVATERULESETRESPONSE']._serialized_end=1038
-  _globals['_GETRULESETREQUEST']._serialized_start=1040
-  _globals['_GETRULESETREQUEST']._serialized_end=1108
-  _globals['_GETRULESETRESPONSE']._serialized_start=1110
-  _globals['_GETRULESETRESPONSE']._serialized_end=1209
-  _globals['_RULESET']._serialized_start=1212
-  _globals['_RULESET']._serialized_end=1539
-  _globals['_LISTRULESETSREQUEST']._serialized_start=1541
-  _globals['_LISTRULESETSREQUEST']._serialized_end=1614
-  _globals['_LISTRULESETSRESPONSE']._serialized_start=1616
-  _globals['_LISTRULESETSRESPONSE']._serialized_end=1701
-  _globals['_SIMULATERULESETREQUEST']._serialized_start=1703
-  _globals['_SIMULATERULESETREQUEST']._serialized_end=1816
-  _globals['_SIMULATERULESETRESPONSE']._serialized_start=1819
-  _globals['_SIMULATERULESETRESPONSE']._serialized_end=1992
-  _globals['_CHANGEDDECISION']._serialized_start=1994
-  _globals['_CHANGEDDECISION']._serialized_end=2113
-  _globals['_SIMULATIONSUMMARY']._serialized_start=2116
-  _globals['_SIMULATIONSUMMARY']._serialized_end=2308
-  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_start=2258
-  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_end=2308
-  _globals['_REPLAYPROGRESS']._serialized_start=2310
-  _globals['_REPLAYPROGRESS']._serialized_end=2379
-  _globals['_RULESETSERVICE']._serialized_start=2382
-  _globals['_RULESETSERVICE']._serialized_end=2992
+  _globals['_DEPLOYRULESETREQUEST']._serialized_end=497
+  _globals['_DEPLOYRULESETRESPONSE']._serialized_start=499
+  _globals['_DEPLOYRULESETRESPONSE']._serialized_end=599
+  _globals['_ACTIVATERULESETREQUEST']._serialized_start=602
+  _globals['_ACTIVATERULESETREQUEST']._serialized_end=797
+  _globals['_ACTIVATERULESETRESPONSE']._serialized_start=799
+  _globals['_ACTIVATERULESETRESPONSE']._serialized_end=849
+  _globals['_DEACTIVATERULESETREQUEST']._serialized_start=852
+  _globals['_DEACTIVATERULESETREQUEST']._serialized_end=1032
+  _globals['_DEACTIVATERULESETRESPONSE']._serialized_start=1034
+  _globals['_DEACTIVATERULESETRESPONSE']._serialized_end=1086
+  _globals['_GETRULESETREQUEST']._serialized_start=1088
+  _globals['_GETRULESETREQUEST']._serialized_end=1156
+  _globals['_GETRULESETRESPONSE']._serialized_start=1158
+  _globals['_GETRULESETRESPONSE']._serialized_end=1257
+  _globals['_RULESET']._serialized_start=1260
+  _globals['_RULESET']._serialized_end=1587
+  _globals['_LISTRULESETSREQUEST']._serialized_start=1589
+  _globals['_LISTRULESETSREQUEST']._serialized_end=1662
+  _globals['_LISTRULESETSRESPONSE']._serialized_start=1664
+  _globals['_LISTRULESETSRESPONSE']._serialized_end=1749
+  _globals['_SIMULATERULESETREQUEST']._serialized_start=1751
+  _globals['_SIMULATERULESETREQUEST']._serialized_end=1864
+  _globals['_SIMULATERULESETRESPONSE']._serialized_start=1867
+  _globals['_SIMULATERULESETRESPONSE']._serialized_end=2040
+  _globals['_CHANGEDDECISION']._serialized_start=2042
+  _globals['_CHANGEDDECISION']._serialized_end=2161
+  _globals['_SIMULATIONSUMMARY']._serialized_start=2164
+  _globals['_SIMULATIONSUMMARY']._serialized_end=2356
+  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_start=2306
+  _globals['_SIMULATIONSUMMARY_TRANSITIONSENTRY']._serialized_end=2356
+  _globals['_REPLAYPROGRESS']._serialized_start=2358
+  _globals['_REPLAYPROGRESS']._serialized_end=2427
+  _globals['_RULESETSERVICE']._serialized_start=2430
+  _globals['_RULESETSERVICE']._serialized_end=3040
 # @@protoc_insertion_point(module_scope)

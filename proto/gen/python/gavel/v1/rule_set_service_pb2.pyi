@@ -131,19 +131,23 @@ class DeployRuleSetRequest(_message.Message):
 
     BUS_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     document: _builtins.str
     """The document in YAML or JSON, at most 1 MiB less the size of its envelope."""
+    reason: _builtins.str
+    """The reason, recorded in the log, at most 64 KiB."""
     def __init__(
         self,
         *,
         bus: _builtins.str = ...,
         document: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "document", b"document"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "document", b"document", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -194,6 +198,7 @@ class ActivateRuleSetRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     EXPECTED_ACTIVE_VERSION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     policy_id: _builtins.str
@@ -204,6 +209,8 @@ class ActivateRuleSetRequest(_message.Message):
     """Unspecified: ACTIVE. A rule set has at most one shadow; a new one replaces it."""
     expected_active_version: _builtins.int
     """If set, the call fails with ABORTED unless this version is in force, in either mode. 0: no version is in force."""
+    reason: _builtins.str
+    """The reason, recorded in the log, at most 64 KiB."""
     def __init__(
         self,
         *,
@@ -212,10 +219,11 @@ class ActivateRuleSetRequest(_message.Message):
         version: _builtins.int = ...,
         mode: _fact_pb2.ActivationMode.ValueType = ...,
         expected_active_version: _builtins.int | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "expected_active_version", b"expected_active_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "bus", b"bus", "expected_active_version", b"expected_active_version", "mode", b"mode", "policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "bus", b"bus", "expected_active_version", b"expected_active_version", "mode", b"mode", "policy_id", b"policy_id", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_active_version: _TypeAlias = _typing.Literal["expected_active_version"]  # noqa: Y015
     _WhichOneofArgType__expected_active_version: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version"]  # noqa: Y015
@@ -255,6 +263,7 @@ class DeactivateRuleSetRequest(_message.Message):
     POLICY_ID_FIELD_NUMBER: _builtins.int
     EXPECTED_ACTIVE_VERSION_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     policy_id: _builtins.str
@@ -263,6 +272,8 @@ class DeactivateRuleSetRequest(_message.Message):
     """If set, the call fails with ABORTED unless this version is in force, in either mode. 0: no version is in force."""
     mode: _fact_pb2.ActivationMode.ValueType
     """SHADOW: end the shadow. Unspecified: ACTIVE."""
+    reason: _builtins.str
+    """The reason, recorded in the log, at most 64 KiB."""
     def __init__(
         self,
         *,
@@ -270,10 +281,11 @@ class DeactivateRuleSetRequest(_message.Message):
         policy_id: _builtins.str = ...,
         expected_active_version: _builtins.int | None = ...,
         mode: _fact_pb2.ActivationMode.ValueType = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "expected_active_version", b"expected_active_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "bus", b"bus", "expected_active_version", b"expected_active_version", "mode", b"mode", "policy_id", b"policy_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version", "bus", b"bus", "expected_active_version", b"expected_active_version", "mode", b"mode", "policy_id", b"policy_id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_active_version: _TypeAlias = _typing.Literal["expected_active_version"]  # noqa: Y015
     _WhichOneofArgType__expected_active_version: _TypeAlias = _typing.Literal["_expected_active_version", b"_expected_active_version"]  # noqa: Y015

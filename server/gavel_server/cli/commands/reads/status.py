@@ -11,6 +11,7 @@ from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Js
 
 if TYPE_CHECKING:
     from gavel.v1.projection_service_pb2 import GetStatusResponse
+    from gavel.v1.work_service_pb2 import WorkQueue
 
 
 def status(
@@ -29,6 +30,13 @@ def status(
         output.print_json(response)
     else:
         _print_status(bus, response)
+
+
+def _queue_name(queue: WorkQueue.ValueType) -> str:
+    """Return the name of a work queue as the command line has it, e.g. "decisions"."""
+    from gavel.v1.work_service_pb2 import WorkQueue
+
+    return WorkQueue.Name(queue).removeprefix("WORK_QUEUE_").lower()
 
 
 def _background_rows(response: GetStatusResponse) -> list[tuple[str, str]]:
@@ -86,7 +94,7 @@ def _print_status(bus: str, response: GetStatusResponse) -> None:
     output.print_table(
         ("group", "queue", "not delivered", "not acknowledged", "members"),
         (
-            (consumer.group, consumer.queue, str(consumer.lag), str(consumer.pending), str(consumer.members))
+            (consumer.group, _queue_name(consumer.queue), str(consumer.lag), str(consumer.pending), str(consumer.members))
             for consumer in response.consumers
         ),
         title="Consumers",
