@@ -120,9 +120,15 @@ build/ghz:
 	@command -v go >/dev/null || { echo "gavel: make bench needs Go to build ghz; install Go, or put ghz $(GHZ_VERSION) at build/ghz" >&2; exit 1; }
 	GOBIN="$(CURDIR)/build" go install github.com/bojand/ghz/cmd/ghz@$(GHZ_VERSION)
 
-# Generates the Python code of the contract. googleapis-common-protos contains google/rpc/status.proto.
-PROTOC = PATH="$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto -I"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-proto: $(STAMP)
+# Generates the Python code of the contract, with a protoc of its own that is older than the one of .venv (proto/requirements.txt).
+PROTOC_STAMP := build/protoc/.stamp
+PROTOC = PATH="$(BIN):$$PATH" build/protoc/bin/python -m grpc_tools.protoc -Iproto
+$(PROTOC_STAMP): proto/requirements.txt | $(STAMP)
+	$(BIN)/python -m venv --clear build/protoc
+	build/protoc/bin/python -m pip --quiet --disable-pip-version-check install --require-hashes --only-binary :all: --requirement proto/requirements.txt
+	touch $(PROTOC_STAMP)
+
+proto: $(STAMP) $(PROTOC_STAMP)
 	rm -rf $(GENERATED)/gavel && mkdir -p $(GENERATED)/gavel/v1
 	touch $(GENERATED)/gavel/__init__.py $(GENERATED)/gavel/py.typed $(GENERATED)/gavel/v1/__init__.py
 	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto

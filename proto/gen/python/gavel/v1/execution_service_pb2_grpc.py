@@ -5,7 +5,7 @@ import warnings
 
 from gavel.v1 import execution_service_pb2 as gavel_dot_v1_dot_execution__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in gavel/v1/execution_service_pb2_grpc.py depends on'
+        + f' but the generated code in gavel/v1/execution_service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class ExecutionServiceStub:
+class ExecutionServiceStub(object):
     """ExecutionService lets executors start attempts, renew their leases and report the outcome. An executor that cannot
     reach it must not act.
     """
@@ -53,7 +53,7 @@ class ExecutionServiceStub:
                 _registered_method=True)
 
 
-class ExecutionServiceServicer:
+class ExecutionServiceServicer(object):
     """ExecutionService lets executors start attempts, renew their leases and report the outcome. An executor that cannot
     reach it must not act.
     """
@@ -105,7 +105,7 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ExecutionService:
+class ExecutionService(object):
     """ExecutionService lets executors start attempts, renew their leases and report the outcome. An executor that cannot
     reach it must not act.
     """

@@ -5,7 +5,7 @@ import warnings
 
 from gavel.v1 import rule_set_service_pb2 as gavel_dot_v1_dot_rule__set__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in gavel/v1/rule_set_service_pb2_grpc.py depends on'
+        + f' but the generated code in gavel/v1/rule_set_service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class RuleSetServiceStub:
+class RuleSetServiceStub(object):
     """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and stored in the log.
     """
 
@@ -72,7 +72,7 @@ class RuleSetServiceStub:
                 _registered_method=True)
 
 
-class RuleSetServiceServicer:
+class RuleSetServiceServicer(object):
     """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and stored in the log.
     """
 
@@ -174,7 +174,7 @@ def add_RuleSetServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class RuleSetService:
+class RuleSetService(object):
     """RuleSetService validates, deploys and activates rule sets. Deployed versions are immutable and stored in the log.
     """
 

@@ -5,7 +5,7 @@ import warnings
 
 from gavel.v1 import tool_service_pb2 as gavel_dot_v1_dot_tool__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in gavel/v1/tool_service_pb2_grpc.py depends on'
+        + f' but the generated code in gavel/v1/tool_service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class ToolServiceStub:
+class ToolServiceStub(object):
     """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
     """
 
@@ -62,7 +62,7 @@ class ToolServiceStub:
                 _registered_method=True)
 
 
-class ToolServiceServicer:
+class ToolServiceServicer(object):
     """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
     """
 
@@ -137,7 +137,7 @@ def add_ToolServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ToolService:
+class ToolService(object):
     """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
     """
 
