@@ -5,7 +5,7 @@ import warnings
 
 from gavel.v1 import administration_service_pb2 as gavel_dot_v1_dot_administration__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in gavel/v1/administration_service_pb2_grpc.py depends on'
+        + f' but the generated code in gavel/v1/administration_service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class AdministrationServiceStub:
+class AdministrationServiceStub(object):
     """AdministrationService deploys grants, creates buses and tells callers who they are. Deployed grants are immutable and
     stored in the log.
     """
@@ -73,7 +73,7 @@ class AdministrationServiceStub:
                 _registered_method=True)
 
 
-class AdministrationServiceServicer:
+class AdministrationServiceServicer(object):
     """AdministrationService deploys grants, creates buses and tells callers who they are. Deployed grants are immutable and
     stored in the log.
     """
@@ -174,7 +174,7 @@ def add_AdministrationServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class AdministrationService:
+class AdministrationService(object):
     """AdministrationService deploys grants, creates buses and tells callers who they are. Deployed grants are immutable and
     stored in the log.
     """

@@ -5,7 +5,7 @@ import warnings
 
 from gavel.v1 import work_service_pb2 as gavel_dot_v1_dot_work__service__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in gavel/v1/work_service_pb2_grpc.py depends on'
+        + f' but the generated code in gavel/v1/work_service_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class WorkServiceStub:
+class WorkServiceStub(object):
     """WorkService hands the work of a bus to groups of consumers. Every item goes to one consumer of each group, and is
     delivered again until one of them acknowledges it. An item that was delivered too often is parked until an operator
     decides.
@@ -64,7 +64,7 @@ class WorkServiceStub:
                 _registered_method=True)
 
 
-class WorkServiceServicer:
+class WorkServiceServicer(object):
     """WorkService hands the work of a bus to groups of consumers. Every item goes to one consumer of each group, and is
     delivered again until one of them acknowledges it. An item that was delivered too often is parked until an operator
     decides.
@@ -142,7 +142,7 @@ def add_WorkServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class WorkService:
+class WorkService(object):
     """WorkService hands the work of a bus to groups of consumers. Every item goes to one consumer of each group, and is
     delivered again until one of them acknowledges it. An item that was delivered too often is parked until an operator
     decides.
