@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict
 
-import rfc8785
 from gavel.v1.common_pb2 import EventReference, Producer, VersionBinding
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, GraphTransition, LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
@@ -22,10 +22,12 @@ from gavel.v1.fact_pb2 import OBSERVED_FROM_UNSPECIFIED, Fact, ObservedFrom
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
-from gavel_rules.events.ids import uuid7
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gavel_client.values import to_struct, to_value
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class EnvelopeFields(TypedDict, total=False):
@@ -45,8 +47,11 @@ class EnvelopeFields(TypedDict, total=False):
 
 
 def new_event_id() -> str:
-    """Return a new UUIDv7 by the wall clock."""
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+    """Return a new UUIDv7 by the wall clock (RFC 9562 §5.7)."""
+    random_bits = int.from_bytes(os.urandom(10), "big")
+    # 48 bits of milliseconds, version 7, 12 random bits, variant 10, 62 random bits.
+    bits = time.time_ns() // 1_000_000 << 80 | 0x7 << 76 | (random_bits >> 68) << 64 | 0b10 << 62 | random_bits & (1 << 62) - 1
+    return str(uuid.UUID(int=bits))
 
 
 def reference(envelope: Envelope) -> EventReference:
@@ -216,6 +221,9 @@ def tool_result_envelope(
 
 def content_hash(value: Any) -> str:
     """Return "sha256:" and the hex digits of SHA-256 over the RFC 8785 canonical JSON of `value`."""
+    # Imported here, because only producers of evidence need it: the rest of the client works without it.
+    import rfc8785
+
     return "sha256:" + hashlib.sha256(rfc8785.dumps(value)).hexdigest()
 
 

@@ -1,8 +1,7 @@
 """Conversion between Python values and the contract's Struct and Value.
 
-A Struct holds JSON: null, booleans, doubles, strings, lists and objects. `gavel_rules.values` converts; this module accepts more
-types (any Mapping or Sequence) and refuses, with its path, every value that would not survive the conversion: an integer
-beyond ±2^53, NaN, bytes, a date. It never rounds.
+A Struct holds JSON: null, booleans, doubles, strings, lists and objects. This module accepts any Mapping or Sequence, and refuses, with its
+path, every value that would not survive the conversion: an integer beyond ±2^53, NaN, bytes, a date. It never rounds.
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gavel_rules.values import INTEGER_MAX, python_to_value, struct_to_dict, value_to_python
-from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.struct_pb2 import NULL_VALUE, ListValue, Struct, Value
 
+# Doubles, the numbers of a Struct, represent all integers up to here exactly.
+INTEGER_MAX: Final = 2**53
 # Protobuf limits recursion when it parses. The server allows parameters fewer levels (16).
 NESTING_MAX: Final = 24
 
 
 def to_value(value: object, path: str = "value") -> Value:
     """Return `value` as a Value. Raises ValueError or TypeError; the message names the place by `path`."""
-    return python_to_value(_to_json(value, path, NESTING_MAX))
+    return _to_value(value, path, NESTING_MAX)
 
 
 def to_struct(mapping: Mapping[str, object], path: str = "params") -> Struct:
@@ -31,22 +31,37 @@ def to_struct(mapping: Mapping[str, object], path: str = "params") -> Struct:
 
 
 def from_value(value: Value) -> Any:
-    """Return a Value as a Python value: whole numbers as int, other numbers as float."""
-    return _with_integers(value_to_python(value))
+    """Return a Value as a Python value: whole numbers as int, other numbers as float. A Value without a kind is None."""
+    match value.WhichOneof("kind"):
+        case "bool_value":
+            return value.bool_value
+        case "number_value":
+            number = value.number_value
+            return int(number) if number.is_integer() and abs(number) <= INTEGER_MAX else number
+        case "string_value":
+            return value.string_value
+        case "struct_value":
+            return from_struct(value.struct_value)
+        case "list_value":
+            return [from_value(item) for item in value.list_value.values]
+    return None
 
 
 def from_struct(struct: Struct) -> dict[str, Any]:
     """Return a Struct as a dict of Python values: whole numbers as int, other numbers as float."""
-    return {name: _with_integers(value) for name, value in struct_to_dict(struct).items()}
+    return {name: from_value(value) for name, value in struct.fields.items()}
 
 
-def _to_json(value: object, path: str, levels_left: int) -> object:
-    """Return `value` with dicts and lists for its mappings and sequences."""
+def _to_value(value: object, path: str, levels_left: int) -> Value:
     match value:
-        case None | bool() | str():
-            return value
+        case None:
+            return Value(null_value=NULL_VALUE)
+        case bool():
+            return Value(bool_value=value)
+        case str():
+            return Value(string_value=value)
         case int() | float():
-            return _checked_number(value, path)
+            return Value(number_value=_checked_number(value, path))
         case bytes() | bytearray():
             pass
         case Mapping() | Sequence() if levels_left == 0:
@@ -55,9 +70,11 @@ def _to_json(value: object, path: str, levels_left: int) -> object:
             for key in value:
                 if not isinstance(key, str):
                     raise TypeError(f"{path} has the key {key!r}; keys must be strings")
-            return {key: _to_json(item, f"{path}.{key}", levels_left - 1) for key, item in value.items()}
+            fields = {key: _to_value(item, f"{path}.{key}", levels_left - 1) for key, item in value.items()}
+            return Value(struct_value=Struct(fields=fields))
         case Sequence():
-            return [_to_json(item, f"{path}[{index}]", levels_left - 1) for index, item in enumerate(value)]
+            items = [_to_value(item, f"{path}[{index}]", levels_left - 1) for index, item in enumerate(value)]
+            return Value(list_value=ListValue(values=items))
     raise TypeError(f"{path} is of type {type(value).__name__}; use None, bool, int, float, str, a sequence or a mapping")
 
 
@@ -67,15 +84,3 @@ def _checked_number(number: float, path: str) -> float:
     if abs(number) > INTEGER_MAX:
         raise ValueError(f"{path} is {number}, beyond ±2^53, where doubles are no longer exact; send it as a string")
     return float(number)
-
-
-def _with_integers(value: object) -> Any:
-    """Return a JSON value with int in place of each float that is a whole number within ±2^53."""
-    match value:
-        case float():
-            return int(value) if value.is_integer() and abs(value) <= INTEGER_MAX else value
-        case dict():
-            return {name: _with_integers(item) for name, item in value.items()}
-        case list():
-            return [_with_integers(item) for item in value]
-    return value

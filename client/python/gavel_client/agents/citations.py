@@ -52,3 +52,15 @@ class Citations:
         """Set the citations of a proposal."""
         del proposal.based_on_events[:]
         proposal.based_on_events.extend(self._references.values())
+
+
+def is_repetition(next_proposal: Envelope, last_proposal: Envelope) -> bool:
+    """Return whether the server would refuse a proposal as a duplicate: its action, params, subject and set of citations are the same."""
+    after, before = next_proposal.proposal, last_proposal.proposal
+    cited_after, cited_before = ({(item.event_id, item.sequence_number) for item in one.based_on_events} for one in (after, before))
+    return (
+        next_proposal.subject == last_proposal.subject
+        and after.action_type == before.action_type
+        and after.params == before.params
+        and cited_after == cited_before
+    )

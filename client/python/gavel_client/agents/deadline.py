@@ -16,6 +16,7 @@ import grpc
 from gavel_client.agents.loop_results import LoopStoppedError, Round, StopReason
 from gavel_client.rpc.backoff import Backoff, retry
 from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.timeouts import timeout
 
 # Time beyond the deadline to record events that have already happened.
 LAST_RECORD_MS: Final = 3_000
@@ -66,9 +67,9 @@ class Deadline:
     async def within(self, coroutine: Awaitable[Response]) -> Response:
         """Await the agent's coroutine until the deadline."""
         try:
-            async with asyncio.timeout(max(self.ms_left(), 0) / 1000):
+            async with timeout(max(self.ms_left(), 0) / 1000):
                 return await coroutine
-        except TimeoutError:
+        except asyncio.TimeoutError:
             if self.ms_left() > 0:
                 raise
             raise LoopStoppedError(StopReason.DEADLINE, "the deadline passed before the proposal was revised") from None

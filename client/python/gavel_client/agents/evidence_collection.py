@@ -21,6 +21,7 @@ from gavel_client.agents.threaded_client import LoopClient
 from gavel_client.envelopes import EnvelopeFields, observation_envelope, tool_call_envelope, tool_result_envelope
 from gavel_client.rpc.calls import WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError, ProviderError, describe_error
+from gavel_client.timeouts import timeout
 
 _logger = logging.getLogger(__name__)
 
@@ -110,11 +111,11 @@ class EvidenceCollector:
         Any other exception becomes a ProviderError without the exception's text.
         """
         try:
-            async with asyncio.timeout(min(timeout_ms, max(self._deadline.ms_left(), 0)) / 1000):
+            async with timeout(min(timeout_ms, max(self._deadline.ms_left(), 0)) / 1000):
                 return await self._deadline.call(lambda: call_function(function, need))
         except ProviderError:
             raise
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise ProviderError("E_TIMEOUT", "the provider took too long") from None
         except Exception as error:  # a provider's exception must not end the agent
             _logger.warning("trace=%s provider of %s failed: %s", need.trace_id, ", ".join(need.keys), describe_error(error))

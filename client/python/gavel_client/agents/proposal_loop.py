@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import grpc
 from gavel.v1.decision_pb2 import (
@@ -28,11 +28,9 @@ from gavel.v1.decision_pb2 import (
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import GetProjectionResponse, ProjectedFact, ProjectedObservation, Projection
 from gavel.v1.proposal_pb2 import Proposal
-from gavel_rules.events.fingerprint import fingerprint
-from gavel_rules.events.proposal_view import ProposalView
 from google.protobuf.struct_pb2 import Struct
 
-from gavel_client.agents.citations import Citations
+from gavel_client.agents.citations import Citations, is_repetition
 from gavel_client.agents.deadline import Deadline, call_function
 from gavel_client.agents.evidence_collection import EvidenceCollector
 from gavel_client.agents.loop_results import LoopResult, LoopStoppedError, Round, StopReason
@@ -45,6 +43,9 @@ from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError
 from gavel_client.rpc.paging import whole_projection
 from gavel_client.rpc.sync import SyncGavelClient
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PROPOSALS_MAX_DEFAULT: Final = 5
 DEADLINE_MS_DEFAULT: Final = 60_000
@@ -207,7 +208,7 @@ class _Run:
             progress = await self._apply_revision(current, next_proposal)
         self._citations.cite_in(next_proposal.proposal)
         # A proposal with the same fingerprint would be refused as a duplicate, unless only the projection was outdated.
-        unchanged = fingerprint(ProposalView(next_proposal)) == fingerprint(ProposalView(current.proposal))
+        unchanged = is_repetition(next_proposal, current.proposal)
         if (unchanged and decision.reason_code != PROJECTION_REASON) or not progress:
             raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is no new evidence or revision")
 

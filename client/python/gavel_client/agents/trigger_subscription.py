@@ -28,6 +28,7 @@ from gavel_client.envelopes import content_hash, diagnostic_envelope
 from gavel_client.rpc.backoff import BUS_POLL_MS, Backoff, is_transient, is_unopened_bus, retry
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelClientError, GavelError
+from gavel_client.timeouts import timeout
 
 # Events buffered for a busy agent; the log is not read beyond this number.
 BUFFERED_EVENTS_MAX: Final = 10_000
@@ -211,8 +212,8 @@ class TriggerSubscription:
             if firing is None:
                 next_due_ms = self._windows.next_due_ms()
                 wait_s = None if next_due_ms is None else max(0.0, next_due_ms - _now_ms()) / 1000
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
+                with suppress(asyncio.TimeoutError):
+                    async with timeout(wait_s):
                         await self._changed.wait()
                 continue
             await retry(partial(self._client.publish_event, self._diagnostic(firing)), self._backoff)

@@ -23,6 +23,7 @@ from gavel_client.consumers.work_queue import BLOCK_MS, START, Entry, WorkQueue
 from gavel_client.rpc.backoff import Backoff, retry
 from gavel_client.rpc.errors import GavelClientError, GavelError, WorkQueueError, describe_error
 from gavel_client.supervision import Supervisor
+from gavel_client.timeouts import timeout
 
 # Entries that may pause (for another executor's lease, for a retry) without a slot. Further ones keep their slots, which limits reading.
 PAUSES_WITHOUT_SLOT_MAX: Final = 1_000
@@ -153,9 +154,9 @@ class Consumer:
         """Sleep, inside `process`. Raises ConsumerStoppedError as soon as the consumer stops."""
         if not self._stopping.is_set():
             try:
-                async with asyncio.timeout(pause_ms / 1000):
+                async with timeout(pause_ms / 1000):
                     await self._stopping.wait()
-            except TimeoutError:
+            except asyncio.TimeoutError:
                 return
         raise ConsumerStoppedError("the consumer is stopping")
 

@@ -39,6 +39,7 @@ from redis.backoff import NoBackoff
 
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.errors import WorkQueueError
+from gavel_client.timeouts import timeout
 
 BUS_DEFAULT: Final = "default"
 DECISIONS: Final = "decisions"
@@ -126,9 +127,9 @@ class WorkQueue:
         entry = await self._next()
         if entry is None:
             try:
-                async with asyncio.timeout(WAKEUP_TIMEOUT_MS / 1000):
+                async with timeout(WAKEUP_TIMEOUT_MS / 1000):
                     await self._wakeup.wait()
-            except TimeoutError:
+            except asyncio.TimeoutError:
                 pass  # read without a wakeup, which may have been lost
         return entry
 
@@ -197,7 +198,7 @@ class WorkQueue:
         while True:
             try:
                 reply = await self._run_once(*command)
-            except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+            except (redis.exceptions.RedisError, OSError, asyncio.TimeoutError) as error:
                 reason = str(error) or type(error).__name__
                 if not self._was_used and _points_to_setting(error):
                     raise WorkQueueError(
@@ -217,7 +218,7 @@ class WorkQueue:
 
     async def _run_once(self, *command: str | bytes | int) -> Any:
         """Run a command. Create a missing group at the queue's start; the server refuses work that is already done."""
-        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+        async with timeout(COMMAND_TIMEOUT_S):
             try:
                 return await self._redis.execute_command(*command)
             except redis.exceptions.ResponseError as error:

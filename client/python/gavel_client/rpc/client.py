@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,6 +23,9 @@ from gavel_client.rpc import calls
 from gavel_client.rpc.backoff import RetryBudget
 from gavel_client.rpc.calls import CHANNEL_OPTIONS, StreamCall, UnaryCall
 from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream, as_method
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Arguments = ParamSpec("Arguments")
 Response = TypeVar("Response")

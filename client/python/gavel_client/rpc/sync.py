@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 from gavel.v1.arbitration_service_pb2 import StreamProposalsResponse
@@ -19,6 +19,9 @@ from gavel_client.rpc import calls
 from gavel_client.rpc.backoff import RetryBudget
 from gavel_client.rpc.calls import CHANNEL_OPTIONS, StreamCall, UnaryCall
 from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream, as_method
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Arguments = ParamSpec("Arguments")
 Response = TypeVar("Response")
