@@ -135,6 +135,17 @@ class ProviderError(GavelClientError):
         super().__init__(f"{code}: {message}" if message else code)
 
 
+class RunKeyError(GavelClientError):
+    """A `run_key` names a run for other work; `differences` are the parts of the work that differ: subject, action_type, params."""
+
+    def __init__(self, run_key: str, differences: Sequence[str]) -> None:
+        self.run_key = run_key
+        self.differences = tuple(differences)
+        super().__init__(
+            f"run_key {run_key!r} names an earlier run with another {' and '.join(differences)}; use one run_key for each piece of work"
+        )
+
+
 class TriggerFileError(GavelClientError):
     """A file of triggers is invalid; `messages` lists all mistakes as "file:line:column: code: message (suggestion)"."""
 
