@@ -25,7 +25,16 @@ from gavel_client.envelopes import (
     tool_result_envelope,
 )
 from gavel_client.rpc.client import GavelClient
-from gavel_client.rpc.errors import GavelClientError, GavelError, HandlerError, ProviderError, TriggerFileError, Violation, WorkQueueError
+from gavel_client.rpc.errors import (
+    GavelClientError,
+    GavelError,
+    HandlerError,
+    ProviderError,
+    RunKeyError,
+    TriggerFileError,
+    Violation,
+    WorkQueueError,
+)
 from gavel_client.rpc.sync import SyncGavelClient
 
 __all__ = [
@@ -40,6 +49,7 @@ __all__ = [
     "PositionFile",
     "ProposalLoop",
     "ProviderError",
+    "RunKeyError",
     "StopReason",
     "SyncGavelClient",
     "SyncProposalLoop",

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from gavel_client import (
     LoopResult,
     ProposalLoop,
     ProviderError,
+    RunKeyError,
     StopReason,
     SyncGavelClient,
     SyncProposalLoop,
@@ -32,6 +34,7 @@ from gavel_client import (
     proposal_envelope,
     reference,
 )
+from gavel_client.agents.run_ids import next_event_id
 
 from tests.integration.services.world import AGENT, ORDERS, Clock, World, running_world
 
@@ -444,6 +447,80 @@ async def test_second_run_adopts_the_approval_of_its_trace(client: GavelClient) 
     assert (StopReason.DEADLINE, "CONFLICTING_DECISION") == (other.reason, codes(other)[-1])
 
 
+async def test_adoption_during_a_conflict_is_repeated() -> None:
+    """A loop that waits for a key adopts an approval of its own work; a repeated run gets it too, after that work has ended."""
+    clock = HeldClock()
+    async with running_world(clock=clock) as world:
+        await world.activate(RULES.replace("decision_ttl_ms: 60000", "decision_ttl_ms: 1000"))
+        client = GavelClient(world.channel)
+        sources = Sources(client)
+        assert (await ProposalLoop(client, sources.providers).run(draft(amount=11.0))).approved
+        (status,) = await sources.status(FactNeed("order/1", (), "elsewhere", ""))
+        waiting = draft(trace_id="refund-2", based_on_events=[reference(status)])
+        before = await world.head()
+        loop = ProposalLoop(client, sources.providers, backoff_initial_ms=5, backoff_maximum_ms=20)
+        running = asyncio.create_task(loop.run(waiting))
+        while await world.head() < before + 2:  # noqa: ASYNC110  # it waits once its refusal is in the log
+            await asyncio.sleep(0.001)
+        clock.now_ms += 1_001
+        other = draft(trace_id="refund-2", based_on_events=[reference(status)], confidence=0.7)
+        approval = (await client.submit_proposal(other)).decision
+        result = await running
+        assert (StopReason.APPROVED, approval) == (result.reason, result.decision), result.detail
+        clock.now_ms += 1_001
+        before = await world.head()
+        repeated = await loop.run(waiting)
+        assert (StopReason.APPROVED, approval) == (repeated.reason, repeated.decision), repeated.detail
+        assert before == await world.head() - 1  # the expiry
+
+
+async def test_run_key_takes_the_recorded_proposal(client: GavelClient) -> None:
+    """Under one run_key another proposal for the same work gets the first decision; other work raises RunKeyError."""
+    sources = Sources(client)
+    loop = ProposalLoop(client, sources.providers)
+    first = await loop.run(draft(confidence=0.5), run_key="task-1")
+    sources.needs.clear()
+    second = await loop.run(draft(confidence=0.9), run_key="task-1")
+    assert (first.decision, [], 2) == (second.decision, sources.needs, len(second.rounds))
+    with pytest.raises(RunKeyError, match="another subject and params"):
+        await loop.run(draft("order/2", amount=11.0), run_key="task-1")
+    # Another producer has run_keys of its own.
+    foreign = draft("order/3")
+    foreign.producer.id = "agent-2"
+    assert first.decision != (await loop.run(foreign, run_key="task-1")).decision
+
+
+async def test_event_under_the_id_of_the_next_step_is_not_taken(client: GavelClient) -> None:
+    """An event of another producer under the event_id of the next proposal is not taken for the run's own step."""
+    sources = Sources(client)
+    first = draft()
+    rejection = (await client.submit_proposal(first)).decision
+    foreign = draft(event_id=next_event_id(rejection.event_id), causation_id=rejection.event_id)
+    foreign.producer.id = "agent-2"
+    await client.submit_proposal(foreign)
+    with pytest.raises(GavelError, match="is no step of the run"):
+        await ProposalLoop(client, sources.providers).run(first)
+
+
+async def test_interrupted_run_calls_no_tool_again(client: GavelClient) -> None:
+    """A run with more proposals allowed continues an earlier one that used up its own, without another call of a provider."""
+    sources = Sources(client)
+    first = draft(amount=500)
+    short = await ProposalLoop(client, sources.providers, proposals_max=2).run(first)
+    assert (StopReason.BUDGET, ["NO_FACT_INPUT", "NO_RULE_MATCHED"]) == (short.reason, codes(short))
+    sources.needs.clear()
+
+    def smaller(envelope: Envelope, _: Envelope) -> Proposal:
+        changed = Proposal()
+        changed.CopyFrom(envelope.proposal)
+        changed.params["amount"] = 50.0
+        return changed
+
+    result = await ProposalLoop(client, sources.providers, revise=smaller).run(first)
+    assert (StopReason.APPROVED, ["NO_FACT_INPUT", "NO_RULE_MATCHED", ""]) == (result.reason, codes(result)), result.detail
+    assert [] == sources.needs
+
+
 async def test_pause_beyond_the_deadline_ends_the_loop(client: GavelClient) -> None:
     """If the hint's pause exceeds the remaining time, the loop ends at once with that reason."""
     sources = Sources(client)
@@ -478,6 +555,35 @@ async def test_blocking_client_runs_the_same_loop(world_with_rules: World) -> No
                 return ToolReading({"score": 0.1}, {"customer.score": 0.1})
 
             return SyncProposalLoop(client, providers).run(draft())
+
+    result = await asyncio.to_thread(play)
+    assert (StopReason.APPROVED, ["NO_FACT_INPUT", ""]) == (result.reason, codes(result)), result.detail
+
+
+async def test_blocking_loop_inside_a_running_event_loop(world_with_rules: World) -> None:
+    """A blocking loop runs in a thread that has a running event loop, as in a notebook; context variables reach its providers."""
+    target = world_with_rules.address
+    caller: ContextVar[str] = ContextVar("caller", default="")
+
+    def play() -> LoopResult:
+        async def cell() -> LoopResult:
+            caller.set("cell")
+            with SyncGavelClient(target) as client:
+                providers = FactProviders()
+
+                @providers.facts("order.status", source="orders-db")
+                def status(need: FactNeed) -> list[Envelope]:
+                    assert "cell" == caller.get()
+                    fact = fact_envelope(need.subject, ORDERS, key="order.status", value="delivered", trace_id=need.trace_id)
+                    return [client.publish_event(fact).envelope]
+
+                @providers.tool("customer.score", tool_name="fraud-mcp")
+                def score(need: FactNeed) -> ToolReading:
+                    return ToolReading({"score": 0.1}, {"customer.score": 0.1})
+
+                return SyncProposalLoop(client, providers).run(draft(), run_key="cell-1")
+
+        return asyncio.run(cell())
 
     result = await asyncio.to_thread(play)
     assert (StopReason.APPROVED, ["NO_FACT_INPUT", ""]) == (result.reason, codes(result)), result.detail
