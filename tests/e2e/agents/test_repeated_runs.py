@@ -139,4 +139,7 @@ async def test_two_processes_with_one_run_key(
         await wait_until_idle(first)
     assert answers[0] == answers[1]
     assert ("APPROVED", 1) == (answers[0]["reason"], answers[0]["calls"])
-    assert {"proposals": 2, "approvals": 1, "attempts": 1} == await count(redis_url, bus)
+    counts = await count(redis_url, bus)
+    # The fact of one process may supersede that of the other, which costs both the same further round.
+    assert len(answers[0]["decisions"]) == counts["proposals"]
+    assert (1, 1) == (counts["approvals"], counts["attempts"])
