@@ -54,6 +54,7 @@ COMPILED: Final = {
         "log/redis/resp",
         "fairness/callers",
         "fairness/fair_queue",
+        "fairness/quotas",
         "front/backend",
         "front/frames",
         "front/link",

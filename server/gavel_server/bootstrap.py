@@ -26,6 +26,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.watcher import BusWatcher
 from gavel_server.config import Settings, is_local
 from gavel_server.errors import GavelServerError, ServiceError
+from gavel_server.fairness.quotas import Quotas
 from gavel_server.front.programs import select_program
 from gavel_server.front.supervisor import FrontSupervisor
 from gavel_server.log import LogError
@@ -176,7 +177,7 @@ async def _serve_on(
     buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed)
     program = _front_program(settings)
     listener = Listener(behind_front=program is not None)
-    interceptor = Interceptor(behind_front=program is not None)
+    interceptor = Interceptor(behind_front=program is not None, quotas=Quotas(settings.quotas))
     methods = register_services(listener, interceptor, buses, supervisor)
     states = _register_libraries(listener, interceptor)
     _serve_metrics(settings)

@@ -20,6 +20,13 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from gavel_server.errors import GavelServerError
+from gavel_server.fairness.quotas import (
+    BYTES_PER_SECOND_DEFAULT,
+    CALLS_PER_SECOND_DEFAULT,
+    STREAMS_DEFAULT,
+    SUBSCRIPTIONS_DEFAULT,
+    QuotaLimits,
+)
 from gavel_server.front.programs import FrontSetting
 from gavel_server.log.redis.connection import check_url
 from gavel_server.process.memory import memory_bytes
@@ -115,6 +122,14 @@ class Settings(BaseSettings):
     """Which decisions of a new bus both engines evaluate: always, off or sample N."""
     idempotency_window_days: int = Field(IDEMPOTENCY_WINDOW_DAYS_DEFAULT, ge=1, le=IDEMPOTENCY_WINDOW_DAYS_MAX)
     """How long a new bus remembers an event_id, in days."""
+    quota_calls_per_second: int = Field(CALLS_PER_SECOND_DEFAULT, ge=1)
+    """How many calls one principal, or one address without authentication, may make a second."""
+    quota_bytes_per_second: int = Field(BYTES_PER_SECOND_DEFAULT, ge=1)
+    """How many bytes of requests it may send a second."""
+    quota_streams: int = Field(STREAMS_DEFAULT, ge=1)
+    """How many streams it may have open."""
+    quota_subscriptions: int = Field(SUBSCRIPTIONS_DEFAULT, ge=1)
+    """How many of them may be subscriptions."""
     allow_unauthenticated_network: bool = False
     """Listen on addresses that other machines reach, although any caller can then act as any producer."""
     container: bool = False
@@ -127,6 +142,11 @@ class Settings(BaseSettings):
         """Whether nothing outside the container reaches the server: it has no `listen` setting, and its log would be lost with it."""
         is_durable = self.redis is not None or _is_on_volume(self.data)
         return self.container and "listen" not in self.model_fields_set and not is_durable
+
+    @property
+    def quotas(self) -> QuotaLimits:
+        """The quotas of each caller."""
+        return QuotaLimits(self.quota_calls_per_second, self.quota_bytes_per_second, self.quota_streams, self.quota_subscriptions)
 
     @property
     def ack_replicas(self) -> int:

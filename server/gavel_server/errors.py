@@ -19,6 +19,7 @@ from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.limits import VIOLATIONS_MAX
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -52,6 +53,7 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_DERIVATION_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
     error_pb2.ERROR_REASON_QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     error_pb2.ERROR_REASON_COMPILE_LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    error_pb2.ERROR_REASON_QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     error_pb2.ERROR_REASON_LOG_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     error_pb2.ERROR_REASON_LOG_REGRESSED: grpc.StatusCode.UNAVAILABLE,
     error_pb2.ERROR_REASON_CLOCK_SKEW: grpc.StatusCode.UNAVAILABLE,
@@ -72,13 +74,20 @@ class ServiceError(GavelServerError):
     """The error of a call. `reason` determines the code; `violations` are (field, description); `retry_after_ms` 0: the default."""
 
     def __init__(
-        self, reason: ErrorReason.ValueType, message: str, violations: Sequence[tuple[str, str]] = (), retry_after_ms: int = 0
+        self,
+        reason: ErrorReason.ValueType,
+        message: str,
+        violations: Sequence[tuple[str, str]] = (),
+        retry_after_ms: int = 0,
+        quota: tuple[str, str] | None = None,
     ) -> None:
+        """`quota` is the subject and the description of a QuotaFailure."""
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.violations = tuple(violations)
         self.retry_after_ms = retry_after_ms
+        self.quota = quota
 
     def copy(self) -> ServiceError:
         """Return an equal error to raise, for an error that answers several calls.
@@ -86,7 +95,7 @@ class ServiceError(GavelServerError):
         Each `raise` lengthens the traceback of the exception that it raises. A traceback keeps the frames of its calls, and they keep the
         requests.
         """
-        return ServiceError(self.reason, self.message, self.violations, self.retry_after_ms)
+        return ServiceError(self.reason, self.message, self.violations, self.retry_after_ms, self.quota)
 
     @property
     def code(self) -> grpc.StatusCode:
@@ -96,7 +105,7 @@ class ServiceError(GavelServerError):
     def status(self) -> Status:
         """Return the error as google.rpc.Status with its details."""
         code = self.code
-        details: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo] = [
+        details: list[Message] = [
             error_details_pb2.ErrorInfo(reason=ErrorReason.Name(self.reason).removeprefix(_REASON_PREFIX), domain=DOMAIN)
         ]
         if self.violations:
@@ -108,6 +117,9 @@ class ServiceError(GavelServerError):
                     ]
                 )
             )
+        if self.quota is not None:
+            violation = error_details_pb2.QuotaFailure.Violation(subject=self.quota[0], description=self.quota[1])
+            details.append(error_details_pb2.QuotaFailure(violations=[violation]))
         if code in _RETRIABLE:
             delay_ms = self.retry_after_ms or RETRY_AFTER_MS_DEFAULT
             delay = Duration(seconds=delay_ms // 1000, nanos=delay_ms % 1000 * 1_000_000)

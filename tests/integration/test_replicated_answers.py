@@ -19,6 +19,7 @@ from gavel_server.bus.registry import BusRegistry
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.intake.admission import admit
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log.redis.log import RedisLog
@@ -116,7 +117,10 @@ async def test_reads_show_what_the_replica_has(tmp_path: Path, bus: str) -> None
         await execute(one, repeat_command(command))
         await other.wait_for(2, 10_000)
         for server in (one, other):
-            events, projections = EventServicer(registry(server)), ProjectionServicer(registry(server), new_supervisor())
+            events, projections = (
+                EventServicer(registry(server)),
+                ProjectionServicer(registry(server), new_supervisor(), Quotas(QuotaLimits())),
+            )
             event_id = command.envelope.event_id
             assert "LOG_UNAVAILABLE" == await refused(events.GetEvent(GetEventRequest(event_id=event_id), CONTEXT))
             assert "LOG_UNAVAILABLE" == await refused(events.GetEvent(GetEventRequest(sequence_number=2), CONTEXT))

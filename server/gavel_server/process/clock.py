@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 SKEW_MS_MAX: Final = 1_000
 LAG_MS_MAX: Final = 5_000
 # How long a batch may be on its way into the log: until then, a late append cannot be told from a clock that is behind.
@@ -52,6 +54,7 @@ def lag_problem(now_ms: int, head_recorded_at_ms: int) -> str:
     )
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # tests make clocks that notice nothing
 class GuardedClock:
     """The wall clock at the anchor plus the time elapsed since, and its last known difference from the store's clock."""
 

@@ -21,6 +21,7 @@ HEAD: Final = Gauge("gavel_head_sequence_number", "The last committed event that
 WRITABLE: Final = Gauge("gavel_writable", "1 if this server accepts writes to the bus, else 0.", ["bus"])
 WAITING_CALLERS: Final = Gauge("gavel_waiting_callers", "Callers of this server who wait for contests to close.", ["bus"])
 OPEN_CONTESTS: Final = Gauge("gavel_open_contests", "Contests that wait for their windows to close.", ["bus"])
+QUOTA_REFUSALS: Final = Counter("gavel_quota_refusals", "Calls that were refused because their caller had used up a quota.", ["quota"])
 COMMANDS_DROPPED: Final = Counter("gavel_commands_dropped", "Queued commands that were not decided because their caller had gone.", ["bus"])
 DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])
 SHADOW_DIFFERENCES: Final = Counter(

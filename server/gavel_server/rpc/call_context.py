@@ -15,7 +15,7 @@ import grpc
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.bus.request import Cancellation
-from gavel_server.fairness.callers import address_of
+from gavel_server.fairness.callers import address_of, caller_of
 
 Transport = Literal["grpc.aio", "native"]
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -85,9 +85,15 @@ class CallContext:
         return self._principal
 
     @property
+    def caller(self) -> str:
+        """The caller's key for limits by connection (`fairness/callers`)."""
+        principal = self._principal
+        return self.peer if principal is ANONYMOUS else caller_of(self.peer, principal)
+
+    @property
     def address(self) -> str:
-        """The address that the caller belongs to (`fairness/callers`), for limits by address; `peer` is for limits by connection."""
-        return address_of(self.peer)
+        """The caller's key for limits by address: its principal, if it was authenticated, else its host."""
+        return address_of(self.caller)
 
     @property
     def metadata(self) -> Metadata:

@@ -60,8 +60,8 @@ class RequestDecoder(Generic[_Request]):
         bytes_max, fields_max, items_max = self._limit
         if not items_max or not BATCH_BYTES_AT_ONCE < len(data) <= bytes_max:
             return self.decode(data)
-        time_slice = call_slice(SLICE_ITEMS, context.peer)
-        await take_turn(context.peer)
+        time_slice = call_slice(SLICE_ITEMS, context.caller)
+        await take_turn(context.caller)
         try:
             if count_items(data, self._items_number, items_max) > items_max:
                 raise invalid([(_ITEMS, f"has more than {items_max} items")])

@@ -2,7 +2,7 @@
 
 The interceptor gives a method the call's context, and turns any exception of the method into a status of the error table; `refusals` counts
 and logs it. Methods raise and never touch a status. Bytes that are not a request are INVALID_ARGUMENT here; gRPC's own decoding would
-answer UNKNOWN. The interceptor decides nothing about the caller: identity, quotas and tracing belong here once they exist.
+answer UNKNOWN. Each call is charged to its caller's quotas (`fairness/quotas`) before it is decoded.
 
 Over grpc.aio it receives requests and sends the answers of streams itself, each within a time. gRPC's own handlers wait for ever, and
 do not answer a call that ends without a request.
@@ -24,6 +24,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc.status_pb2 import Status
 
 from gavel_server.errors import ServiceError, abort, abort_with, invalid
+from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
@@ -31,6 +32,9 @@ from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
 from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, call
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.streaming import stream_answers
+
+# The method whose streams are subscriptions.
+_SUBSCRIBE: Final = "SubscribeEvents"
 
 _GrpcContext = grpc.aio.ServicerContext[Any, Any]
 if TYPE_CHECKING:  # grpc's class takes no parameters at run time
@@ -47,14 +51,18 @@ class HandlerRegistry(Protocol):
 class Interceptor:
     """Registers services with a grpc.aio server so that every call passes here, and wraps plain methods for the native front's link."""
 
-    def __init__(self, *, behind_front: bool = False) -> None:
-        """`behind_front`: the grpc.aio server listens on its private socket alone, and callers reach the native front."""
+    def __init__(self, *, behind_front: bool = False, quotas: Quotas | None = None) -> None:
+        """`behind_front`: the grpc.aio server listens on its private socket alone, and callers reach the native front.
+
+        `quotas` are charged for each call; default: those of QuotaLimits.
+        """
         self._behind_front: Final = behind_front
+        self.quotas: Final = Quotas(QuotaLimits()) if quotas is None else quotas
         self._closing: Final = asyncio.Event()
 
     def intercept(self, service: ServiceDescriptor, methods: Mapping[str, PlainMethod]) -> dict[str, Method]:
         """Return a service's plain methods, by name, as methods that never raise."""
-        return {name: _intercept(f"{service.full_name}/{name}", method) for name, method in methods.items()}
+        return {name: _intercept(f"{service.full_name}/{name}", method, self.quotas) for name, method in methods.items()}
 
     def register_methods(self, server: HandlerRegistry, service: ServiceDescriptor, methods: Mapping[str, Method]) -> None:
         """Serve intercepted plain methods over grpc.aio. A method with a stream of requests answers each request by itself."""
@@ -111,11 +119,13 @@ class Interceptor:
                 result = await call(method, data, call_context)
                 return result.status() if isinstance(result, ServiceError) else result
 
-            async with _errors(name, context), aclosing(stream_answers(requests, answer, self._closing)) as answers:
-                async for item in answers:
-                    if isinstance(item, Status):
-                        await abort_with(context, item)
-                    await _write(context, item)
+            async with _errors(name, context):
+                with self.quotas.stream(call_context.address, is_subscription=False):
+                    async with aclosing(stream_answers(requests, answer, self._closing)) as answers:
+                        async for item in answers:
+                            if isinstance(item, Status):
+                                await abort_with(context, item)
+                            await _write(context, item)
 
         return grpc.stream_stream_rpc_method_handler(behaviour)
 
@@ -128,15 +138,19 @@ class Interceptor:
             data = await _request(name, context)
             async with _errors(name, context):
                 call_context = self._context(name, context)
+                self.quotas.charge(call_context.address, len(data))
                 return await behaviour(await decode(data, call_context), call_context)
 
         async def stream(_: object, context: _GrpcContext) -> None:
             data = await _request(name, context)
-            call_context = self._context(name, context)
-            async with _errors(name, context), aclosing(behaviour(await decode(data, call_context), call_context)) as responses:
-                async for response in responses:
-                    await _write(context, response)
-                    del response  # may be large, and the next one may be long in coming
+            async with _errors(name, context):
+                call_context = self._context(name, context)
+                self.quotas.charge(call_context.address, len(data))
+                with self.quotas.stream(call_context.address, is_subscription=method.name == _SUBSCRIBE):
+                    async with aclosing(behaviour(await decode(data, call_context), call_context)) as responses:
+                        async for response in responses:
+                            await _write(context, response)
+                            del response  # may be large, and the next one may be long in coming
 
         if method.server_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=encode)
@@ -168,12 +182,13 @@ class Interceptor:
         return handler
 
 
-def _intercept(name: str, method: PlainMethod) -> Method:
+def _intercept(name: str, method: PlainMethod, quotas: Quotas) -> Method:
     def intercepted(data: bytes, context: CallContext, answer: Answer) -> None:
         def respond(result: bytes | Exception) -> None:
             answer(refuse(name, result) if isinstance(result, Exception) else result)
 
         try:
+            quotas.charge(context.address, len(data))
             method(data, context, respond)
         except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
             respond(error)

@@ -56,7 +56,7 @@ def fit(error: ServiceError) -> ServiceError:
             violations.append(("request", f"has {rest} more violations, which this answer has no room for"))
             break
         violations.append(violation)
-    return ServiceError(error.reason, _shorten(error.message), violations, error.retry_after_ms)
+    return ServiceError(error.reason, _shorten(error.message), violations, error.retry_after_ms, error.quota)
 
 
 def _service_error(method: str, error: Exception) -> ServiceError:

@@ -97,7 +97,7 @@ class Arbitration:
         check_batch(len(request.envelopes))
         envelopes = request.envelopes[:]
         answers = BatchAnswers(context.method, len(envelopes), respond)
-        requests = answers.admit(envelopes, self._bus(request.bus), len(data) // len(envelopes), context.cancellation, context.peer)
+        requests = answers.admit(envelopes, self._bus(request.bus), len(data) // len(envelopes), context.cancellation, context.caller)
         self._submit_all(request.bus, requests, context, respond)
 
     async def _submit_large_batch(self, data: bytes, context: CallContext, respond: Respond) -> None:
@@ -111,10 +111,10 @@ class Arbitration:
             # Measuring each proposal takes time: only if one of the batch could exceed the limit.
             share_bytes = len(data) // len(envelopes) if len(data) * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
             requests: list[Request] = []
-            time_slice = call_slice(SLICE_ITEMS, context.peer)
+            time_slice = call_slice(SLICE_ITEMS, context.caller)
             for index, envelope in enumerate(envelopes):
                 await time_slice.spend(1)
-                requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.peer, index)
+                requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.caller, index)
         except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
             respond(error)
             return
@@ -166,7 +166,7 @@ class Arbitration:
             respond(result if isinstance(result, ServiceError) else decision_response(record_of(result)))
 
         def proceed(sequencer: Sequencer) -> None:
-            sequencer.submit(command, done, request.event_id, len(data), context.cancellation, context.peer)
+            sequencer.submit(command, done, request.event_id, len(data), context.cancellation, context.caller)
 
         # Without an event there is nothing to resolve or revoke, so this never opens a bus.
         self._with_bus(request.bus, context, self._buses.existing, respond, proceed)
@@ -184,7 +184,7 @@ class Arbitration:
         command, idempotency_key = admit_proposal(envelope, self._bus(bus), size_bytes)
 
         def proceed(sequencer: Sequencer) -> None:
-            sequencer.submit(command, callback, idempotency_key, size_bytes, context.cancellation, context.peer)
+            sequencer.submit(command, callback, idempotency_key, size_bytes, context.cancellation, context.caller)
 
         self._with_bus(bus, context, self._buses.open, fail, proceed)
 

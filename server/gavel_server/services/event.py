@@ -102,7 +102,7 @@ class EventServicer:
         self._buses.check_name(request.bus)
         admitted = _admit(request.envelope, request.bus or BUS_DEFAULT)
         sequencer = await self._buses.open(request.bus, context.bus_incarnation)
-        completed = await sequencer.execute(*admitted, caller=context.peer)
+        completed = await sequencer.execute(*admitted, caller=context.caller)
         return PublishEventResponse(envelope=committed_envelope(completed))
 
     async def BatchPublishEvents(
@@ -111,8 +111,8 @@ class EventServicer:
         """Append events in order; each succeeds or fails independently."""
         check_batch(len(request.envelopes))
         self._buses.check_name(request.bus)
-        admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT), context.peer)
-        results = await execute_all(lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.peer)
+        admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT), context.caller)
+        results = await execute_all(lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.caller)
         parts: list[bytes] = []
         for result in results:
             if isinstance(result, ServiceError):
@@ -160,7 +160,7 @@ class EventServicer:
         async with self._page_reads if event_filter.selects_all else self._scans.occupy(context.address):
             # The first page fixes the end of the listing, so that the listing ends although others write.
             position = page.after or (first, last or head)
-            return await _list(sequencer.log, event_filter, page, max(int(position[0]), 1), min(int(position[1]), head), context.peer)
+            return await _list(sequencer.log, event_filter, page, max(int(position[0]), 1), min(int(position[1]), head), context.caller)
 
     async def SubscribeEvents(
         self, request: SubscribeEventsRequest, context: CallContext
@@ -180,7 +180,7 @@ class EventServicer:
             head = await sequencer.wait_beyond(number - 1)
             await sequencer.confirm(head)
             async with aclosing(
-                read_chunks(sequencer.log, number, head, context.peer, partial(self._follow_bytes.reserve, context.address))
+                read_chunks(sequencer.log, number, head, context.caller, partial(self._follow_bytes.reserve, context.address))
             ) as history:
                 async for records in history:
                     sent = 0
@@ -202,13 +202,13 @@ class EventServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         last = await _confirmed_head(sequencer)
         async with self._scans.occupy(context.address):
-            return await _trace(sequencer.log, trace_id, last, context.peer)
+            return await _trace(sequencer.log, trace_id, last, context.caller)
 
     async def AcceptClock(self, request: AcceptClockRequest, context: CallContext) -> AcceptClockResponse:
         """Allow writes to a bus whose last event is ahead of the clocks."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         command = clock_acceptance(request, sequencer.replica.clock.now_ms())
-        completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.peer)
+        completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.caller)
         return AcceptClockResponse(envelope=committed_envelope(completed))
 
 

@@ -48,7 +48,7 @@ class ExecutionServicer:
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         command = BeginExecution(request.decision_id, producer, request.lease_ms or LEASE_MS_DEFAULT)
-        answer = (await sequencer.execute(command, caller=context.peer)).answer
+        answer = (await sequencer.execute(command, caller=context.caller)).answer
         match answer:
             case LeasedAttempt():
                 execution = answer.envelope.execution
@@ -74,7 +74,7 @@ class ExecutionServicer:
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         command = RenewExecution(request.decision_id, request.execution_id, producer, request.lease_ms or LEASE_MS_DEFAULT)
-        answer = (await sequencer.execute(command, caller=context.peer)).answer
+        answer = (await sequencer.execute(command, caller=context.caller)).answer
         if not isinstance(answer, EventAnswer):
             raise TypeError(f"RenewExecution was answered with {type(answer).__name__}")
         return RenewExecutionResponse(lease_until=answer.envelope.execution.lease_until)
@@ -85,7 +85,7 @@ class ExecutionServicer:
         envelope = request.envelope
         idempotency_key = admit(envelope, request.bus or BUS_DEFAULT, REPORTABLE)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        completed = await sequencer.execute(ReportExecution(envelope), idempotency_key, envelope.ByteSize(), caller=context.peer)
+        completed = await sequencer.execute(ReportExecution(envelope), idempotency_key, envelope.ByteSize(), caller=context.caller)
         return ReportExecutionResponse(envelope=committed_envelope(completed))
 
 

@@ -78,7 +78,7 @@ class Preflight:
         request = _SINGLE.decode(data)
         sequencer = await self._sequencer(request.bus, context)
         override = (
-            await self._compiler.compile(request.rule_set_override, context.peer, "rule_set_override")
+            await self._compiler.compile(request.rule_set_override, context.caller, "rule_set_override")
             if request.rule_set_override
             else None
         )
@@ -105,8 +105,8 @@ class Preflight:
         results: list[bytes] = []
         room_bytes = self._answer_bytes_max
         if len(envelopes) > PART_PROPOSALS:
-            await take_turn(context.peer)
-        time_slice = call_slice(SLICE_PROPOSALS, context.peer)
+            await take_turn(context.caller)
+        time_slice = call_slice(SLICE_PROPOSALS, context.caller)
         for start in range(0, len(envelopes), PART_PROPOSALS):
             part = envelopes[start : start + PART_PROPOSALS]
             outcomes: Sequence[bytes | Exception] = [self._too_large()] * len(part)

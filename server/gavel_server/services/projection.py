@@ -20,12 +20,14 @@ from gavel.v1.projection_service_pb2 import (
     PendingDecision,
     PendingReview,
     Projection,
+    ThrottledCaller,
 )
 from gavel.v1.work_service_pb2 import Consumer, WorkQueue
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.limits import PAGE_SIZE_MAX
 
 from gavel_server.errors import invalid
+from gavel_server.fairness.quotas import Quotas, Throttled
 from gavel_server.fairness.turns import call_slice
 from gavel_server.fairness.work_slots import wide_subject_slots
 from gavel_server.intake.formats import SUBJECT
@@ -56,9 +58,10 @@ _SERVER_VERSION: Final = f"gavel {version('gavel')}"
 class ProjectionServicer:
     """Serves ProjectionService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry, supervisor: Supervisor) -> None:
+    def __init__(self, buses: BusRegistry, supervisor: Supervisor, quotas: Quotas) -> None:
         self._buses = buses
         self._supervisor = supervisor
+        self._quotas = quotas
         self._digests = ProjectionDigests()
         self._wide_subjects = wide_subject_slots()
 
@@ -78,7 +81,7 @@ class ProjectionServicer:
         await sequencer.wait_for(request.min_sequence_number, WAIT_MS_MAX)
         is_wide = len(sequencer.replica.state.evidence.get(request.subject, ())) > NARROW_KEYS_MAX
         async with self._wide_subjects.occupy(context.address) if is_wide else nullcontext():
-            return await _projection(sequencer, request.subject, page, after, context.peer)
+            return await _projection(sequencer, request.subject, page, after, context.caller)
 
     async def ListPendingDecisions(self, request: ListPendingDecisionsRequest, context: CallContext) -> ListPendingDecisionsResponse:
         """Read a page of the approved decisions that are not finished, oldest first."""
@@ -86,7 +89,7 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, ("pending decisions", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        decisions, token = await fill(page, views.pending_decisions(state, _after(page)), _place, context.peer)
+        decisions, token = await fill(page, views.pending_decisions(state, _after(page)), _place, context.caller)
         return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
     async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: CallContext) -> ListPendingReviewsResponse:
@@ -95,7 +98,7 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, ("pending reviews", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        reviews, token = await fill(page, views.pending_reviews(state, _after(page)), _place, context.peer)
+        reviews, token = await fill(page, views.pending_reviews(state, _after(page)), _place, context.caller)
         return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=covered)
 
     async def GetStatus(self, request: GetStatusRequest, context: CallContext) -> GetStatusResponse:
@@ -121,6 +124,7 @@ class ProjectionServicer:
             active_rule_sets=views.active_rule_sets(state),
             shadow_rule_sets=views.shadow_rule_sets(state),
             consumers=[_consumer(group) for group in consumers],
+            throttled_callers=[_throttled(one) for one in self._quotas.throttled()],
             arbiter_version=state.arbiter_version,
             cross_check=state.cross_check,
             server_version=_SERVER_VERSION,
@@ -176,3 +180,8 @@ def _place(item: PendingDecision | PendingReview) -> tuple[int]:
 def _consumer(group: ConsumerGroup) -> Consumer:
     queue = WorkQueue.Value(f"WORK_QUEUE_{group.queue.upper()}")
     return Consumer(group=group.group, queue=queue, lag=group.lag, pending=group.pending, members=group.members)
+
+
+def _throttled(throttled: Throttled) -> ThrottledCaller:
+    since_ms = int(throttled.since_seconds * 1000)
+    return ThrottledCaller(caller=throttled.caller, quota=throttled.quota, refused=throttled.refused, since_ms=since_ms)

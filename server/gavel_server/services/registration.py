@@ -35,7 +35,7 @@ def register_services(
     interceptor.register(server, service_descriptors.EVENT, EventServicer(buses))
     interceptor.register(server, service_descriptors.EXECUTION, ExecutionServicer(buses))
     interceptor.register(server, service_descriptors.RULE_SET, RuleSetServicer(buses, compiler, slots))
-    interceptor.register(server, service_descriptors.PROJECTION, ProjectionServicer(buses, supervisor or Supervisor()))
+    interceptor.register(server, service_descriptors.PROJECTION, ProjectionServicer(buses, supervisor or Supervisor(), interceptor.quotas))
     interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer())
     return methods

@@ -62,13 +62,13 @@ class RuleSetServicer:
     async def ValidateRuleSet(self, request: ValidateRuleSetRequest, context: CallContext) -> ValidateRuleSetResponse:
         """Compile a document and report every mistake. The bus need not exist yet: a document is validated on its own."""
         self._buses.check_name(request.bus)
-        return await self._compiler.check(request.document, context.peer, analysed=True)
+        return await self._compiler.check(request.document, context.caller, analysed=True)
 
     async def DeployRuleSet(self, request: DeployRuleSetRequest, context: CallContext) -> DeployRuleSetResponse:
         """Record a version."""
         self._buses.check_name(request.bus)
-        command = DeployRuleSet(new_event_id(), await self._compiler.compile(request.document, context.peer), request.document)
-        deployed = await _execute(await self._buses.open(request.bus, context.bus_incarnation), command, context.peer)
+        command = DeployRuleSet(new_event_id(), await self._compiler.compile(request.document, context.caller), request.document)
+        deployed = await _execute(await self._buses.open(request.bus, context.bus_incarnation), command, context.caller)
         return DeployRuleSetResponse(
             policy_id=deployed.policy_id, version=deployed.version, digest=deployed.digest, sequence_number=deployed.sequence_number
         )
@@ -89,7 +89,7 @@ class RuleSetServicer:
             # Compiled here, the version need not be compiled when the event is applied.
             await ensure_compiled(deployed)
             _check_cost(await sequencer.settled(), deployed, shadow=shadow)
-        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.peer)).sequence_number)
+        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.caller)).sequence_number)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:
         """Deactivate a rule set, or end its shadow."""
@@ -99,7 +99,7 @@ class RuleSetServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
         command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request), shadow)
-        return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.peer)).sequence_number)
+        return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.caller)).sequence_number)
 
     async def GetRuleSet(self, request: GetRuleSetRequest, context: CallContext) -> GetRuleSetResponse:
         """Read a deployed version; if the request names none, the active version, else the newest."""
@@ -128,7 +128,7 @@ class RuleSetServicer:
         after = None if page.after is None else (str(page.after[0]), int(page.after[1]))
         state = await sequencer.confirmed_state()
         listed = list(islice(views.rule_sets(state, after), page.size + 1))
-        rule_sets, token = await fill(page, listed, _place, context.peer)
+        rule_sets, token = await fill(page, listed, _place, context.caller)
         return ListRuleSetsResponse(rule_sets=rule_sets, next_page_token=token)
 
     async def SimulateRuleSet(self, request: SimulateRuleSetRequest, context: CallContext) -> AsyncGenerator[SimulateRuleSetResponse, None]:
@@ -138,7 +138,7 @@ class RuleSetServicer:
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        candidate = await self._compiler.compile(request.document, context.peer)
+        candidate = await self._compiler.compile(request.document, context.caller)
         active_rule_sets = (await sequencer.settled()).active_rule_sets
         disagreements = find_disagreements(candidate, (active.rule_set for active in active_rule_sets.values()))
         if disagreements:

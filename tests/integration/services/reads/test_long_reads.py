@@ -14,6 +14,7 @@ from gavel_rules.commands import PublishEvent
 from gavel_rules.state.digest import digest_parts
 from gavel_rules.values import value_to_python
 from gavel_server.errors import ServiceError
+from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.intake.admission import admit
 from gavel_server.log import Head
 from gavel_server.rpc.call_context import UNIX_PEER, CallContext, Caller
@@ -59,7 +60,7 @@ async def turns_of(work: Awaitable[Any]) -> int:
 
 async def project(world: World) -> GetProjectionResponse:
     """Read the subject's first page as the interceptor would, without a transport."""
-    servicer = ProjectionServicer(world.buses, Supervisor())
+    servicer = ProjectionServicer(world.buses, Supervisor(), Quotas(QuotaLimits()))
     context = CallContext("gavel.v1.ProjectionService/GetProjection", lambda: Caller("grpc.aio", UNIX_PEER, (), None))
     return await servicer.GetProjection(GetProjectionRequest(subject=SUBJECT), context)
 

@@ -818,6 +818,7 @@ class GetStatusResponse(_message.Message):
     SHADOW_RULE_SETS_FIELD_NUMBER: _builtins.int
     BACKGROUND_TASKS_FIELD_NUMBER: _builtins.int
     BUS_INCARNATION_FIELD_NUMBER: _builtins.int
+    THROTTLED_CALLERS_FIELD_NUMBER: _builtins.int
     head_sequence_number: _builtins.int
     """The last committed sequence number."""
     head_chain_hash: _builtins.bytes
@@ -868,6 +869,10 @@ class GetStatusResponse(_message.Message):
     def background_tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackgroundTask]:
         """Background tasks of this server that concern the bus or the whole server."""
 
+    @_builtins.property
+    def throttled_callers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ThrottledCaller]:
+        """Callers that this server refused for a quota in the last minute, the most refused first, at most 100."""
+
     def __init__(
         self,
         *,
@@ -888,14 +893,49 @@ class GetStatusResponse(_message.Message):
         shadow_rule_sets: _abc.Iterable[_rule_set_service_pb2.RuleSet] | None = ...,
         background_tasks: _abc.Iterable[Global___BackgroundTask] | None = ...,
         bus_incarnation: _builtins.str = ...,
+        throttled_callers: _abc.Iterable[Global___ThrottledCaller] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cross_check", b"cross_check", "head_recorded_at", b"head_recorded_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "background_tasks", b"background_tasks", "bus_incarnation", b"bus_incarnation", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "shadow_rule_sets", b"shadow_rule_sets", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "background_tasks", b"background_tasks", "bus_incarnation", b"bus_incarnation", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "shadow_rule_sets", b"shadow_rule_sets", "throttled_callers", b"throttled_callers", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ThrottledCaller(_message.Message):
+    """ThrottledCaller is a caller that was refused because it had used up a quota."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    caller: _builtins.str
+    """The principal, or the address of a caller without authentication."""
+    quota: _builtins.str
+    """The quota of the last refusal, e.g. "calls_per_second"."""
+    refused: _builtins.int
+    """Number of refusals since it was first throttled."""
+    since_ms: _builtins.int
+    """Time since the last refusal, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        caller: _builtins.str = ...,
+        quota: _builtins.str = ...,
+        refused: _builtins.int = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "quota", b"quota", "refused", b"refused", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThrottledCaller: _TypeAlias = ThrottledCaller  # noqa: Y015
 
 @_typing.final
 class BackgroundTask(_message.Message):

@@ -71,6 +71,12 @@ def serve(
     idempotency_window_days: Annotated[
         int | None, typer.Option(metavar="N", help="How long an event_id is remembered, for buses created here: 1 to 365 days. Default: 7.")
     ] = None,
+    quota_calls_per_second: Annotated[int | None, typer.Option(metavar="N", help="Calls a second of one caller. Default: 20,000.")] = None,
+    quota_bytes_per_second: Annotated[
+        int | None, typer.Option(metavar="N", help="Bytes of requests a second of one caller. Default: 256 MiB.")
+    ] = None,
+    quota_streams: Annotated[int | None, typer.Option(metavar="N", help="Open streams of one caller. Default: 256.")] = None,
+    quota_subscriptions: Annotated[int | None, typer.Option(metavar="N", help="Open subscriptions of one caller. Default: 128.")] = None,
     allow_unauthenticated_network: Annotated[
         bool | None,
         typer.Option(
@@ -111,6 +117,10 @@ def serve(
         "log_json": log_json,
         "cross_check": cross_check,
         "idempotency_window_days": idempotency_window_days,
+        "quota_calls_per_second": quota_calls_per_second,
+        "quota_bytes_per_second": quota_bytes_per_second,
+        "quota_streams": quota_streams,
+        "quota_subscriptions": quota_subscriptions,
         "allow_unauthenticated_network": allow_unauthenticated_network,
         "container": container,
     }

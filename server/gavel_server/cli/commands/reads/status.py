@@ -99,3 +99,11 @@ def _print_status(bus: str, response: GetStatusResponse) -> None:
         ),
         title="Consumers",
     )
+    output.print_table(
+        ("caller", "quota", "refused calls", "last"),
+        (
+            (throttled.caller, throttled.quota, str(throttled.refused), f"{throttled.since_ms / 1000:.0f} s ago")
+            for throttled in response.throttled_callers
+        ),
+        title="Throttled",
+    )
