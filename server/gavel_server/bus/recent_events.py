@@ -24,7 +24,8 @@ from gavel_rules.events.kinds import DECISION, FACT, OBSERVATION
 from gavel_server.log import Entry, EventLog
 
 CITABLE_MAX: Final = 65_536
-LOCATIONS_MAX: Final = 65_536
+# A location that is not in memory costs a read of the index in Redis.
+LOCATIONS_MAX: Final = 16_384
 # Cited events read from the log at once. Each may have 1 MiB, of which little is kept.
 CITED_READ_MAX: Final = 32
 

@@ -17,7 +17,7 @@ from gavel_rules.limits import TRACE_LAPSE_MS
 
 from gavel_server.errors import ServiceError
 
-TRACES_MAX: Final = 100_000
+TRACES_MAX: Final = 50_000
 # How many traces are forgotten at once.
 FORGOTTEN_AT_ONCE: Final = 1_000
 
