@@ -75,6 +75,7 @@ class BeginExecution:
     decision_id: str
     producer: Producer
     lease_ms: int
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class RenewExecution:
     execution_id: str
     producer: Producer
     lease_ms: int
+    traceparent: str = ""
 
 
 @dataclass(slots=True)

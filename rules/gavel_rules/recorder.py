@@ -87,7 +87,9 @@ class Recorder:
         self._append(event)
         return event
 
-    def record_diagnostic(self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str) -> Envelope:
+    def record_diagnostic(
+        self, diagnostic: AgentDiagnostic, *, event_id: str, causation_id: str, trace_id: str, subject: str, traceparent: str = ""
+    ) -> Envelope:
         """Record a diagnostic of Gavel's own, and return its envelope."""
         state = self.state
         envelope = _parse_header(
@@ -100,6 +102,8 @@ class Recorder:
         envelope.trace_id = trace_id
         envelope.causation_id = causation_id
         envelope.subject = subject
+        if traceparent:
+            envelope.traceparent = traceparent
         envelope.agent_diagnostic.CopyFrom(diagnostic)
         self._append(RecordedEvent(envelope, number, "agent_diagnostic", event_id, trace_id, subject))
         return envelope

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2
-from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionError
@@ -48,13 +47,13 @@ def begin(recorder: Recorder, command: BeginExecution, references: References) -
         return _refuse(reason_codes.ALREADY_RUNNING, live.lease_until_ms - recorder.now_ms)
     change = check_evidence(state, live, recorder.now_ms)
     if change is not None and live.phase == APPROVED:
-        _abort(recorder, live, command.producer, change)
+        _abort(recorder, live, command, change)
         return AttemptRefusal(change.reason_code, change.message)
     if change is not None:
         warning = DecisionWarning(code=change.reason_code, message=change.message)
         call_person(recorder, live, reason_codes.RETRY_FACTS_CHANGED, live.basis, f"facts-changed-{live.attempt}", (warning,))
         return _refuse(reason_codes.RETRY_FACTS_CHANGED)
-    envelope = _record_start(recorder, live, command.producer, live.attempt + 1, command.lease_ms)
+    envelope = _record_start(recorder, live, command, live.attempt + 1)
     return LeasedAttempt(envelope, live.decision)
 
 
@@ -71,23 +70,23 @@ def renew(recorder: Recorder, command: RenewExecution, references: References) -
         return fault
     if recorder.now_ms >= live.lease_until_ms:
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"the lease of {command.execution_id} has lapsed; stop acting on it")
-    return EventAnswer(_record_start(recorder, live, command.producer, live.attempt, command.lease_ms))
+    return EventAnswer(_record_start(recorder, live, command, live.attempt))
 
 
-def _record_start(recorder: Recorder, live: LiveDecision, producer: Producer, attempt: int, lease_ms: int) -> Envelope:
+def _record_start(recorder: Recorder, live: LiveDecision, command: BeginExecution | RenewExecution, attempt: int) -> Envelope:
     """Record STARTED: the first of an attempt, or a renewal."""
     execution = Execution(
         decision_id=live.decision_id,
         execution_id=execution_id_of(live.decision_id, attempt),
         attempt=attempt,
-        lease_until=timestamp(recorder.now_ms + lease_ms),
+        lease_until=timestamp(recorder.now_ms + command.lease_ms),
         status=execution_pb2.EXECUTION_STATUS_STARTED,
     )
     event_id = derived_event_id(live.decision_id, live.sequence_number, "started", live.starts)
-    return _record_execution(recorder, live, producer, execution, event_id)
+    return _record_execution(recorder, live, command, execution, event_id)
 
 
-def _abort(recorder: Recorder, live: LiveDecision, producer: Producer, change: EvidenceChange) -> None:
+def _abort(recorder: Recorder, live: LiveDecision, command: BeginExecution, change: EvidenceChange) -> None:
     """Record that a decision is given up before any attempt, and which of its facts no longer hold (constitution §4.4)."""
     execution = Execution(
         decision_id=live.decision_id,
@@ -96,11 +95,13 @@ def _abort(recorder: Recorder, live: LiveDecision, producer: Producer, change: E
         reason_code=change.reason_code,
         error=ExecutionError(code=change.reason_code, message=change.message),
     )
-    envelope = _record_execution(recorder, live, producer, execution, derived_event_id(live.decision_id, live.sequence_number, "aborted"))
+    envelope = _record_execution(recorder, live, command, execution, derived_event_id(live.decision_id, live.sequence_number, "aborted"))
     record_failed_derivations(recorder, live, envelope)
 
 
-def _record_execution(recorder: Recorder, live: LiveDecision, producer: Producer, execution: Execution, event_id: str) -> Envelope:
+def _record_execution(
+    recorder: Recorder, live: LiveDecision, command: BeginExecution | RenewExecution, execution: Execution, event_id: str
+) -> Envelope:
     return recorder.record(
         Envelope(
             event_id=event_id,
@@ -108,8 +109,9 @@ def _record_execution(recorder: Recorder, live: LiveDecision, producer: Producer
             event_name=EXECUTION_NAME[execution.status],
             trace_id=live.decision.trace_id,
             causation_id=live.decision_id,
-            producer=producer,
+            producer=command.producer,
             subject=live.decision.subject,
+            traceparent=command.traceparent,
             execution=execution,
         ),
         "execution",

@@ -125,6 +125,7 @@ def _record_late_report(recorder: Recorder, live: LiveDecision, envelope: Envelo
         causation_id=live.decision_id,
         trace_id=live.decision.trace_id,
         subject=live.decision.subject,
+        traceparent=envelope.traceparent,
     )
     if live.phase != UNDER_REVIEW:
         call_person(recorder, live, reason_codes.LATE_EXECUTION_REPORT, diagnostic, "late-report")

@@ -179,6 +179,7 @@ def _record_fact(recorder: Recorder, sent: Envelope, name: str, decision: Envelo
             causation_id=decision.event_id,
             producer=recorder.state.semantics.system,
             subject=decision.subject,
+            traceparent=sent.traceparent,
             fact=fact,
         ),
         "fact",

@@ -88,7 +88,7 @@ def unjudged_candidates(recorded: Envelope) -> frozenset[str]:
 
 def _late_report_command(recorded: Envelope) -> Command:
     late = recorded.agent_diagnostic.late_execution
-    report = Envelope(event_id=recorded.event_id, execution=late.execution)
+    report = Envelope(event_id=recorded.event_id, traceparent=recorded.traceparent, execution=late.execution)
     report.producer.type = common_pb2.PRODUCER_TYPE_EXECUTOR
     report.producer.id = late.executor_id
     report.producer.version = late.executor_version
@@ -101,10 +101,10 @@ def _execution_command(recorded: Envelope, sent: Envelope, state: State) -> Comm
     if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
         lease_ms = milliseconds(execution.lease_until) - milliseconds(recorded.recorded_at)
         if live is not None and live.attempt == execution.attempt:
-            return RenewExecution(execution.decision_id, execution.execution_id, recorded.producer, lease_ms)
-        return BeginExecution(execution.decision_id, recorded.producer, lease_ms)
+            return RenewExecution(execution.decision_id, execution.execution_id, recorded.producer, lease_ms, recorded.traceparent)
+        return BeginExecution(execution.decision_id, recorded.producer, lease_ms, recorded.traceparent)
     if execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and execution.attempt == 0:
-        return BeginExecution(execution.decision_id, recorded.producer, 1)
+        return BeginExecution(execution.decision_id, recorded.producer, 1, recorded.traceparent)
     return ReportExecution(sent)
 
 
@@ -130,10 +130,14 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
             deactivated = fact.rule_set_deactivated
             return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated))
         case "review_resolved":
-            return ResolveReview(Envelope(event_id=recorded.event_id, fact=Fact(review_resolved=fact.review_resolved)))
+            return ResolveReview(_verdict(recorded, Fact(review_resolved=fact.review_resolved)))
         case "revocation_requested":
-            return RevokeDecision(Envelope(event_id=recorded.event_id, fact=Fact(revocation_requested=fact.revocation_requested)))
+            return RevokeDecision(_verdict(recorded, Fact(revocation_requested=fact.revocation_requested)))
     return None
+
+
+def _verdict(recorded: Envelope, fact: Fact) -> Envelope:
+    return Envelope(event_id=recorded.event_id, traceparent=recorded.traceparent, fact=fact)
 
 
 def _is_shadow(event: RuleSetActivated | RuleSetDeactivated) -> bool:

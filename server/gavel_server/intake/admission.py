@@ -48,28 +48,28 @@ _IMPLIED_CHANNEL: Final[Mapping[ProducerType.ValueType, ObservedFrom.ValueType]]
 _which_of: Final = Envelope.WhichOneof
 
 
-def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: int | None = None) -> str:
+def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: int | None = None, traceparent: str = "") -> str:
     """Validate and complete an envelope other than a proposal, in place.
 
-    `payloads` are those that the call takes; `sent_bytes` is an upper bound of the size as sent, None if unknown. Returns the
-    idempotency key: the event_id if the producer chose it, else "". A trace_id stays empty if the event names its cause.
-    Raises ServiceError.
+    `payloads` are those that the call takes; `sent_bytes` is an upper bound of the size as sent, None if unknown; `traceparent` is the
+    trace context of the call. Returns the idempotency key: the event_id if the producer chose it, else "". A trace_id stays empty if the
+    event names its cause. Raises ServiceError.
     """
     header, payload = _checked_header(envelope, bus, payloads, sent_bytes)
     found = proposal_violations(ProposalView(envelope)) if payload == "proposal" else payload_violations(envelope, payload)
     if found:
         raise invalid(found)
-    _complete_header(envelope, header, payload)
+    _complete_header(envelope, header, payload, traceparent)
     if payload == "fact" and not envelope.fact.observed_from:
         fact = envelope.fact
         fact.observed_from = fact_pb2.OBSERVED_FROM_EXECUTOR_FEEDBACK if fact.decision_id else _IMPLIED_CHANNEL[header.producer_type]
     return header.event_id
 
 
-def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None) -> tuple[SubmitProposal, str]:
+def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None, traceparent: str = "") -> tuple[SubmitProposal, str]:
     """Validate and complete a proposal like `admit`; return its command and its idempotency key."""
     header, payload = _checked_header(envelope, bus, PROPOSALS, sent_bytes)
-    _complete_header(envelope, header, payload)
+    _complete_header(envelope, header, payload, traceparent)
     proposal = ProposalView(envelope, header)
     found = proposal_violations(proposal)
     if found:
@@ -121,8 +121,10 @@ def _imply_producer(envelope: Envelope, header: EnvelopeHeader, payload: str) ->
     return True
 
 
-def _complete_header(envelope: Envelope, header: EnvelopeHeader, payload: str) -> None:
-    """Set event_id, trace_id and event_name where the producer left them out."""
+def _complete_header(envelope: Envelope, header: EnvelopeHeader, payload: str, traceparent: str) -> None:
+    """Set event_id, trace_id and event_name where the producer left them out, and the trace context of the call."""
+    if traceparent:
+        envelope.traceparent = traceparent
     event_id = header.event_id
     if not event_id:
         event_id = envelope.event_id = new_event_id()

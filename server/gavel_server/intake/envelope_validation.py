@@ -54,6 +54,8 @@ def shape_violations(
         found.append(("envelope.recorded_at", SET_BY_SERVER))
     if envelope.chain_hash:
         found.append(("envelope.chain_hash", SET_BY_SERVER))
+    if envelope.traceparent:
+        found.append(("envelope.traceparent", SET_BY_SERVER))
     _check_header(envelope, header, payload, found)
     if _has_field(envelope, "occurred_at") and not is_time(envelope.occurred_at):
         found.append(("envelope.occurred_at", "is not a time between 1970 and 9999"))

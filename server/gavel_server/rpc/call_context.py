@@ -16,6 +16,7 @@ from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.bus.request import Cancellation
 from gavel_server.fairness.callers import address_of, caller_of
+from gavel_server.process.telemetry.trace_context import TRACEPARENT_KEY, parse_traceparent
 
 Transport = Literal["grpc.aio", "native"]
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -107,6 +108,15 @@ class CallContext:
             if key == BUS_INCARNATION_KEY:
                 return str(value)
         return ""
+
+    @property
+    def traceparent(self) -> str:
+        """The caller's trace context in the form of version 00 (W3C Trace Context), or "" if the caller sent none that is valid."""
+        text = ""
+        for key, value in self.metadata:
+            if key == TRACEPARENT_KEY:
+                text = str(value)  # the last one, as gRPC's C core keeps it
+        return parse_traceparent(text) if text else ""
 
     def remaining_ms(self) -> int | None:
         """Return how long the caller still waits, in milliseconds and at least 0; None: the call has no deadline."""

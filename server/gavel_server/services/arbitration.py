@@ -97,7 +97,9 @@ class Arbitration:
         check_batch(len(request.envelopes))
         envelopes = request.envelopes[:]
         answers = BatchAnswers(context.method, len(envelopes), respond)
-        requests = answers.admit(envelopes, self._bus(request.bus), len(data) // len(envelopes), context.cancellation, context.caller)
+        share_bytes = len(data) // len(envelopes)
+        bus = self._bus(request.bus)
+        requests = answers.admit(envelopes, bus, share_bytes, context.cancellation, context.caller, traceparent=context.traceparent)
         self._submit_all(request.bus, requests, context, respond)
 
     async def _submit_large_batch(self, data: bytes, context: CallContext, respond: Respond) -> None:
@@ -114,7 +116,7 @@ class Arbitration:
             time_slice = call_slice(SLICE_ITEMS, context.caller)
             for index, envelope in enumerate(envelopes):
                 await time_slice.spend(1)
-                requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.caller, index)
+                requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.caller, index, context.traceparent)
         except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
             respond(error)
             return
@@ -161,6 +163,7 @@ class Arbitration:
     ) -> None:
         """Answer a person's verdict or revocation with the decision that follows."""
         command = command_of(request)
+        command.envelope.traceparent = context.traceparent
 
         def done(result: CommittedAnswer | ServiceError) -> None:
             respond(result if isinstance(result, ServiceError) else decision_response(record_of(result)))
@@ -181,7 +184,7 @@ class Arbitration:
         context: CallContext,
     ) -> None:
         """Admit a proposal, and queue it on its bus. Raises ServiceError."""
-        command, idempotency_key = admit_proposal(envelope, self._bus(bus), size_bytes)
+        command, idempotency_key = admit_proposal(envelope, self._bus(bus), size_bytes, context.traceparent)
 
         def proceed(sequencer: Sequencer) -> None:
             sequencer.submit(command, callback, idempotency_key, size_bytes, context.cancellation, context.caller)

@@ -100,7 +100,7 @@ class EventServicer:
     async def PublishEvent(self, request: PublishEventRequest, context: CallContext) -> PublishEventResponse:
         """Append one event."""
         self._buses.check_name(request.bus)
-        admitted = _admit(request.envelope, request.bus or BUS_DEFAULT)
+        admitted = _admit(request.envelope, request.bus or BUS_DEFAULT, context.traceparent)
         sequencer = await self._buses.open(request.bus, context.bus_incarnation)
         completed = await sequencer.execute(*admitted, caller=context.caller)
         return PublishEventResponse(envelope=committed_envelope(completed))
@@ -111,7 +111,8 @@ class EventServicer:
         """Append events in order; each succeeds or fails independently."""
         check_batch(len(request.envelopes))
         self._buses.check_name(request.bus)
-        admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, request.bus or BUS_DEFAULT), context.caller)
+        bus, traceparent = request.bus or BUS_DEFAULT, context.traceparent
+        admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, bus, traceparent), context.caller)
         results = await execute_all(lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.caller)
         parts: list[bytes] = []
         for result in results:
@@ -257,8 +258,8 @@ async def _trace(log: EventLog, trace_id: str, last: int, caller: str) -> Encode
     return EncodedResponse(b"".join([*parts, rest]))
 
 
-def _admit(envelope: Envelope, bus: str) -> AdmittedCommand:
-    idempotency_key = admit(envelope, bus, PUBLISHABLE)
+def _admit(envelope: Envelope, bus: str, traceparent: str) -> AdmittedCommand:
+    idempotency_key = admit(envelope, bus, PUBLISHABLE, traceparent=traceparent)
     return AdmittedCommand(PublishEvent(envelope), idempotency_key, envelope.ByteSize())
 
 

@@ -47,7 +47,7 @@ class ExecutionServicer:
             raise invalid(violations)
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        command = BeginExecution(request.decision_id, producer, request.lease_ms or LEASE_MS_DEFAULT)
+        command = BeginExecution(request.decision_id, producer, request.lease_ms or LEASE_MS_DEFAULT, context.traceparent)
         answer = (await sequencer.execute(command, caller=context.caller)).answer
         match answer:
             case LeasedAttempt():
@@ -73,7 +73,8 @@ class ExecutionServicer:
             raise invalid(violations)
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        command = RenewExecution(request.decision_id, request.execution_id, producer, request.lease_ms or LEASE_MS_DEFAULT)
+        lease_ms = request.lease_ms or LEASE_MS_DEFAULT
+        command = RenewExecution(request.decision_id, request.execution_id, producer, lease_ms, context.traceparent)
         answer = (await sequencer.execute(command, caller=context.caller)).answer
         if not isinstance(answer, EventAnswer):
             raise TypeError(f"RenewExecution was answered with {type(answer).__name__}")
@@ -83,7 +84,7 @@ class ExecutionServicer:
         """Record how an attempt ended."""
         self._buses.check_name(request.bus)
         envelope = request.envelope
-        idempotency_key = admit(envelope, request.bus or BUS_DEFAULT, REPORTABLE)
+        idempotency_key = admit(envelope, request.bus or BUS_DEFAULT, REPORTABLE, traceparent=context.traceparent)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         completed = await sequencer.execute(ReportExecution(envelope), idempotency_key, envelope.ByteSize(), caller=context.caller)
         return ReportExecutionResponse(envelope=committed_envelope(completed))

@@ -24,7 +24,7 @@ _PROPOSAL_ID: Final = "proposal_id"
 # The parts of `work`, for messages.
 WORK: Final = ("subject", "action_type", "params")
 # Set by the server; an envelope that is sent again leaves them empty.
-_SERVER_FIELDS: Final = ("sequence_number", "recorded_at", "chain_hash", "attestation")
+_SERVER_FIELDS: Final = ("sequence_number", "recorded_at", "chain_hash", "attestation", "traceparent")
 
 
 class RecordedSteps:

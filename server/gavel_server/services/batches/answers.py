@@ -39,17 +39,18 @@ class BatchAnswers:
         cancellation: Cancellation | None = None,
         caller: str = INTERNAL,
         first: int = 0,
+        traceparent: str = "",
     ) -> list[Request]:
         """Admit proposals; return requests for the valid ones, which are answered here, and take the errors of the others.
 
-        `share_bytes` is taken as the size of each proposal; None: each is measured. `cancellation` and `caller` are those of the call.
-        `first` is the index of the first of these proposals in the call.
+        `share_bytes` is taken as the size of each proposal; None: each is measured. `cancellation`, `caller` and `traceparent` are those of
+        the call. `first` is the index of the first of these proposals in the call.
         """
         requests: list[Request] = []
         for index, envelope in enumerate(envelopes, first):
             try:
                 size_bytes = envelope.ByteSize() if share_bytes is None else share_bytes
-                command, idempotency_key = admit_proposal(envelope, bus, size_bytes)
+                command, idempotency_key = admit_proposal(envelope, bus, size_bytes, traceparent)
             except Exception as error:  # noqa: BLE001  # a bug in the checks of one proposal must not cost the others
                 self.take(index, error)
             else:

@@ -47,6 +47,7 @@ SHAPE: list[tuple[str, Change, str]] = [
     ("sequence number", set_field("sequence_number", 1), "sequence_number"),
     ("recorded_at", set_field("recorded_at", timestamp(1)), "recorded_at"),
     ("chain hash", set_field("chain_hash", b"x"), "chain_hash"),
+    ("trace context", set_field("traceparent", "00-1"), "traceparent"),
     ("event_id that is none", set_field("event_id", "123"), "event_id"),
     ("reserved event_id", set_field("event_id", derived_event_id(UUID, 1, "decision")), "event_id"),
     ("upper case event_id", set_field("event_id", UUID.replace("4", "A")), "event_id"),

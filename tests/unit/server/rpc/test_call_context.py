@@ -94,3 +94,13 @@ async def test_a_context_is_decoded_once_when_it_is_read() -> None:
     assert (0, [()]) == (call.reads, call.headers)
     assert "10.0.0.9:80" == context.peer == context.peer
     assert 1 == call.reads
+
+
+def test_trace_context() -> None:
+    """The trace context is the caller's last `traceparent` in the form of version 00, or "" if that one is not valid."""
+    first, second = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b8-01-x"
+    assert context_of(Call()).traceparent == ""
+    assert first == context_of(Call(metadata=(("traceparent", first),))).traceparent
+    both = context_of(Call(metadata=(("traceparent", first), ("traceparent", second))))
+    assert both.traceparent == "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b8-01"
+    assert context_of(Call(metadata=(("traceparent", first), ("traceparent", "no context")))).traceparent == ""

@@ -50,6 +50,7 @@ class Envelope(_message.Message):
     VERSION_BINDING_FIELD_NUMBER: _builtins.int
     CHAIN_HASH_FIELD_NUMBER: _builtins.int
     ATTESTATION_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
@@ -84,6 +85,10 @@ class Envelope(_message.Message):
     """Name of the bus, [a-z0-9-]{1,63}. Empty in a request: the request's `bus`."""
     chain_hash: _builtins.bytes
     """SHA-256(previous chain hash || bytes of this envelope without chain_hash), 32 bytes. A request must leave it unset."""
+    traceparent: _builtins.str
+    """W3C trace context of the call that sent the event, from its metadata `traceparent`: version 00, 55 characters. Empty: the call
+    had none. Set by the server; a request must leave it unset. It has no influence on decisions, fingerprints or idempotency.
+    """
     @_builtins.property
     def occurred_at(self) -> _timestamp_pb2.Timestamp:
         """Time of the event as the producer states it. Empty: `recorded_at`. At most 5 s after `recorded_at`. Times are
@@ -158,6 +163,7 @@ class Envelope(_message.Message):
         version_binding: _common_pb2.VersionBinding | None = ...,
         chain_hash: _builtins.bytes = ...,
         attestation: _identity_pb2.Attestation | None = ...,
+        traceparent: _builtins.str = ...,
         fact: _fact_pb2.Fact | None = ...,
         proposal: _proposal_pb2.Proposal | None = ...,
         decision: _decision_pb2.Decision | None = ...,
@@ -169,7 +175,7 @@ class Envelope(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent_diagnostic", b"agent_diagnostic", "attestation", b"attestation", "decision", b"decision", "execution", b"execution", "fact", b"fact", "observation", b"observation", "occurred_at", b"occurred_at", "payload", b"payload", "producer", b"producer", "proposal", b"proposal", "recorded_at", b"recorded_at", "tool_call", b"tool_call", "tool_result", b"tool_result", "version_binding", b"version_binding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_diagnostic", b"agent_diagnostic", "attestation", b"attestation", "bus", b"bus", "causation_id", b"causation_id", "chain_hash", b"chain_hash", "decision", b"decision", "event_category", b"event_category", "event_id", b"event_id", "event_name", b"event_name", "execution", b"execution", "fact", b"fact", "observation", b"observation", "occurred_at", b"occurred_at", "payload", b"payload", "producer", b"producer", "proposal", b"proposal", "recorded_at", b"recorded_at", "schema_version", b"schema_version", "sequence_number", b"sequence_number", "subject", b"subject", "tool_call", b"tool_call", "tool_result", b"tool_result", "trace_id", b"trace_id", "version_binding", b"version_binding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_diagnostic", b"agent_diagnostic", "attestation", b"attestation", "bus", b"bus", "causation_id", b"causation_id", "chain_hash", b"chain_hash", "decision", b"decision", "event_category", b"event_category", "event_id", b"event_id", "event_name", b"event_name", "execution", b"execution", "fact", b"fact", "observation", b"observation", "occurred_at", b"occurred_at", "payload", b"payload", "producer", b"producer", "proposal", b"proposal", "recorded_at", b"recorded_at", "schema_version", b"schema_version", "sequence_number", b"sequence_number", "subject", b"subject", "tool_call", b"tool_call", "tool_result", b"tool_result", "trace_id", b"trace_id", "traceparent", b"traceparent", "version_binding", b"version_binding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["fact", "proposal", "decision", "execution", "observation", "tool_call", "tool_result", "agent_diagnostic"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
