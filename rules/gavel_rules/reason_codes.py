@@ -1,4 +1,5 @@
-"""Gavel's own reason codes in one table (constitution §6.3): which stage gives each, how it counts, what it arms and what releases it.
+"""Gavel's own reason codes in one table (constitution §6.3): which stage gives each, how it counts, what it arms, what releases it
+and what helps.
 
 Code that handles reason codes asks the table, so a new code is one constant and one row here, and the function that refuses with it
 (`arbitration.stages` for a stage). Rule sets may not use these codes. docs/arbitration.md explains them to users.
@@ -9,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
+
+from gavel.v1 import decision_pb2, reason_code_pb2
+from gavel.v1.decision_pb2 import Remedy
 
 # The stages of arbitration, in order of precedence.
 UNDER_REVIEW: Final = "UNDER_REVIEW"
@@ -96,7 +100,8 @@ class ReasonCode(NamedTuple):
     """One row of the table.
 
     `stage` and `refusal_class` are None where no stage gives the code, and the class also where the trace is closed already: such
-    refusals do not count. `retryable` is that of the decision's retry hint; None: the decision has no hint, or its hint depends.
+    refusals do not count. `retryable` is that of the decision's retry hint; None: the decision has no hint before version 3, or its hint
+    depends. `remedies` are those of the decision's retry hint, the most promising first; what the hint requires may add to them.
     """
 
     code: str
@@ -106,6 +111,7 @@ class ReasonCode(NamedTuple):
     retryable: bool | None
     arms: tuple[Arms, ...]
     releases: tuple[Release, ...]
+    remedies: tuple[Remedy.ValueType, ...]
 
 
 _EVIDENCE: Final = RefusalClass.EVIDENCE
@@ -120,6 +126,13 @@ _NEW_EVIDENCE: Final = (Release.EVIDENCE,)
 _KEY: Final = (Release.CONFLICT_KEY,)
 _PERSON: Final = (Release.PERSON,)
 _REPAIR: Final = (Release.REPAIR,)
+_FETCH: Final = decision_pb2.REMEDY_FETCH_EVIDENCE
+_REFRESH: Final = decision_pb2.REMEDY_REFRESH_EVIDENCE
+_CITE: Final = decision_pb2.REMEDY_CITE_AGAIN
+_WAIT: Final = decision_pb2.REMEDY_WAIT
+_REVISE: Final = decision_pb2.REMEDY_REVISE_PARAMS
+_ASK: Final = decision_pb2.REMEDY_ASK_PERSON
+_NONE: Final = decision_pb2.REMEDY_NONE
 
 
 def _stage(
@@ -128,49 +141,59 @@ def _stage(
     refusal_class: RefusalClass | None,
     arms: tuple[Arms, ...],
     releases: tuple[Release, ...],
-    *,
+    *remedies: Remedy.ValueType,
     retryable: bool = True,
 ) -> ReasonCode:
-    return ReasonCode(code, Bearer.FIRST_DECISION, number, refusal_class, retryable, arms, releases)
+    return ReasonCode(code, Bearer.FIRST_DECISION, number, refusal_class, retryable, arms, releases, remedies)
 
 
 def _review(bearer: Bearer, code: str, arms: tuple[Arms, ...], releases: tuple[Release, ...] = _PERSON) -> ReasonCode:
-    return ReasonCode(code, bearer, None, None, False if bearer is Bearer.FIRST_DECISION else None, arms, releases)
+    return ReasonCode(code, bearer, None, None, False if bearer is Bearer.FIRST_DECISION else None, arms, releases, (_ASK,))
 
 
-def _end(bearer: Bearer, code: str, releases: tuple[Release, ...] = _PROPOSAL, arms: tuple[Arms, ...] = ()) -> ReasonCode:
-    return ReasonCode(code, bearer, None, None, None, arms, releases)
+def _end(
+    bearer: Bearer,
+    code: str,
+    remedy: Remedy.ValueType,
+    releases: tuple[Release, ...] = _PROPOSAL,
+    arms: tuple[Arms, ...] = (),
+    *,
+    retryable: bool | None = None,
+) -> ReasonCode:
+    return ReasonCode(code, bearer, None, None, retryable, arms, releases, (remedy,))
 
 
 # Of several codes of a stage, the earlier row takes precedence.
 REASON_CODES: Final = (
-    _stage(1, UNDER_REVIEW, None, (), _PERSON, retryable=False),
-    _stage(2, NO_FEASIBLE_PROPOSAL, None, (), (Release.EVIDENCE, Release.RULE_SETS, Release.TIME), retryable=False),
-    _stage(3, NO_ACTIVE_POLICY, _POLICY, _COUNT, (Release.RULE_SETS,), retryable=False),
+    _stage(1, UNDER_REVIEW, None, (), _PERSON, _ASK, retryable=False),
+    # The remedy of a terminal refusal is NONE: the producer cannot change the facts that it rests on.
+    _stage(2, NO_FEASIBLE_PROPOSAL, None, (), (Release.EVIDENCE, Release.RULE_SETS, Release.TIME), _NONE, retryable=False),
+    _stage(3, NO_ACTIVE_POLICY, _POLICY, _COUNT, (Release.RULE_SETS,), _ASK, retryable=False),
     # Stages 3 to 5 arm no fingerprint. While their cause lasts they refuse the same proposal again; once it is gone, the later stages have
     # yet to judge the proposal. Versions are not part of the fingerprint.
-    _stage(4, INVALID_PARAMS, _POLICY, _COUNT, _PROPOSAL),
-    _stage(5, VERSION_MISMATCH, _POLICY, _COUNT, _PROPOSAL),
-    _stage(6, UNKNOWN_EVENT, _EVIDENCE, _COUNT_AND_FINGERPRINT, _PROPOSAL),
-    _stage(7, NO_FACT_INPUT, _EVIDENCE, _COUNT_AND_FINGERPRINT, _PROPOSAL),
-    _stage(8, PROJECTION_CHANGED, _CONFLICT, _COUNT, _PROPOSAL),
-    _stage(9, CONFLICTING_EVIDENCE, _EVIDENCE, _TRACE_REVIEW, (Release.PERSON, Release.EVIDENCE), retryable=False),
-    _stage(10, NEED_MORE_FACTS, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE),
-    _stage(10, FACT_TYPE_MISMATCH, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE),
-    _stage(11, INSUFFICIENT_EVIDENCE_TIER, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE),
-    _stage(12, STALE_FACTS, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE),
-    _stage(13, FACT_SUPERSEDED, _EVIDENCE, _COUNT_AND_FINGERPRINT, _PROPOSAL),
+    _stage(4, INVALID_PARAMS, _POLICY, _COUNT, _PROPOSAL, _REVISE),
+    # A person has to run the producer in a version that the rule set accepts.
+    _stage(5, VERSION_MISMATCH, _POLICY, _COUNT, _PROPOSAL, _ASK),
+    _stage(6, UNKNOWN_EVENT, _EVIDENCE, _COUNT_AND_FINGERPRINT, _PROPOSAL, _CITE),
+    _stage(7, NO_FACT_INPUT, _EVIDENCE, _COUNT_AND_FINGERPRINT, _PROPOSAL, _CITE, _FETCH),
+    _stage(8, PROJECTION_CHANGED, _CONFLICT, _COUNT, _PROPOSAL, _CITE),
+    _stage(9, CONFLICTING_EVIDENCE, _EVIDENCE, _TRACE_REVIEW, (Release.PERSON, Release.EVIDENCE), _ASK, _REFRESH, retryable=False),
+    _stage(10, NEED_MORE_FACTS, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE, _FETCH),
+    _stage(10, FACT_TYPE_MISMATCH, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE, _REFRESH),
+    _stage(11, INSUFFICIENT_EVIDENCE_TIER, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE, _REFRESH),
+    _stage(12, STALE_FACTS, _EVIDENCE, _COUNT_AND_FINGERPRINT, _NEW_EVIDENCE, _REFRESH),
+    _stage(13, FACT_SUPERSEDED, _EVIDENCE, _COUNT_AND_FINGERPRINT, _PROPOSAL, _CITE),
     # The refusal that it repeats has armed the fingerprint; a proposal that waits for its contest has not been refused.
-    _stage(14, DUPLICATE_PROPOSAL, _POLICY, _COUNT, _PROPOSAL),
-    _stage(15, CONFLICTING_DECISION, _CONFLICT, _COUNT, _KEY),
-    _stage(16, EVALUATION_ERROR, _POLICY, _COUNT_AND_FINGERPRINT, _REPAIR, retryable=False),
-    _stage(16, ENGINE_DISAGREEMENT, _POLICY, _COUNT_AND_FINGERPRINT, _REPAIR, retryable=False),
+    _stage(14, DUPLICATE_PROPOSAL, _POLICY, _COUNT, _PROPOSAL, _REVISE, _REFRESH),
+    _stage(15, CONFLICTING_DECISION, _CONFLICT, _COUNT, _KEY, _WAIT),
+    _stage(16, EVALUATION_ERROR, _POLICY, _COUNT_AND_FINGERPRINT, _REPAIR, _ASK, retryable=False),
+    _stage(16, ENGINE_DISAGREEMENT, _POLICY, _COUNT_AND_FINGERPRINT, _REPAIR, _ASK, retryable=False),
     # A terminal one (stage 17) is not retryable and arms CLOSURE; so does a rule's own reason code.
-    _stage(16, NO_RULE_MATCHED, _POLICY, _COUNT_AND_FINGERPRINT, (Release.PROPOSAL, Release.EVIDENCE, Release.RULE_SETS)),
-    _stage(18, OUTRANKED, _CONFLICT, _COUNT, _KEY),
+    _stage(16, NO_RULE_MATCHED, _POLICY, _COUNT_AND_FINGERPRINT, (Release.PROPOSAL, Release.EVIDENCE, Release.RULE_SETS), _REVISE),
+    _stage(18, OUTRANKED, _CONFLICT, _COUNT, _KEY, _WAIT),
     _review(Bearer.FIRST_DECISION, REJECTION_LIMIT, _TRACE_REVIEW),
     _review(Bearer.FIRST_DECISION, NOT_JUDGED, _TRACE_REVIEW, (Release.PERSON, Release.REPAIR)),
-    _end(Bearer.LATER_DECISION, APPROVAL_EXPIRED),
+    _end(Bearer.LATER_DECISION, APPROVAL_EXPIRED, _CITE, retryable=True),
     _review(Bearer.LATER_DECISION, ATTEMPTS_EXHAUSTED, _EXECUTION_REVIEW),
     _review(Bearer.LATER_DECISION, EXECUTION_ABANDONED, _EXECUTION_REVIEW),
     _review(Bearer.LATER_DECISION, PARTIAL_EXECUTION, _EXECUTION_REVIEW),
@@ -178,15 +201,18 @@ REASON_CODES: Final = (
     _review(Bearer.LATER_DECISION, COMPENSATION_FAILED, _EXECUTION_REVIEW),
     _review(Bearer.LATER_DECISION, LATE_EXECUTION_REPORT, _EXECUTION_REVIEW),
     _review(Bearer.LATER_DECISION, RETRY_FACTS_CHANGED, _EXECUTION_REVIEW),
-    _end(Bearer.LATER_DECISION, REVIEW_RELEASED),
-    _end(Bearer.LATER_DECISION, REVIEW_REJECTED, (), (Arms.CLOSURE,)),
-    _end(Bearer.LATER_DECISION, REVOKED),
-    _end(Bearer.ATTEMPT, STALE_FACT),
-    _end(Bearer.ATTEMPT, EXPIRED),
-    _end(Bearer.ATTEMPT, ALREADY_RUNNING, (Release.TIME,)),
-    _end(Bearer.ATTEMPT, ALREADY_FINISHED, ()),
-    _end(Bearer.ATTEMPT, NOT_APPROVED, ()),
+    _end(Bearer.LATER_DECISION, REVIEW_RELEASED, _CITE),
+    _end(Bearer.LATER_DECISION, REVIEW_REJECTED, _NONE, (), (Arms.CLOSURE,)),
+    _end(Bearer.LATER_DECISION, REVOKED, _ASK),
+    _end(Bearer.ATTEMPT, STALE_FACT, _REFRESH),
+    _end(Bearer.ATTEMPT, EXPIRED, _CITE),
+    _end(Bearer.ATTEMPT, ALREADY_RUNNING, _WAIT, (Release.TIME,)),
+    _end(Bearer.ATTEMPT, ALREADY_FINISHED, _NONE, ()),
+    _end(Bearer.ATTEMPT, NOT_APPROVED, _NONE, ()),
 )
+
+# The remedies of a rule set's own reason code: its rules judge params and facts, and the producer chooses the params.
+REMEDIES_OF_RULES: Final = (_REVISE,)
 
 _TABLE: Final[Mapping[str, ReasonCode]] = {row.code: row for row in REASON_CODES}
 
@@ -196,6 +222,10 @@ RELEASING: Final = frozenset([row.code for row in REASON_CODES if Arms.TRACE_REV
 # Faults of a rule set or of Gavel: operators are alarmed.
 ALARMING: Final = frozenset([row.code for row in REASON_CODES if Release.REPAIR in row.releases])
 
+# The enum of the contract has these codes in the order of the table.
+_NUMBERS: Final[Mapping[str, reason_code_pb2.ReasonCode.ValueType]] = {
+    row.code: reason_code_pb2.ReasonCode.Value(f"REASON_CODE_{row.code}") for row in REASON_CODES
+}
 _RETRYABLE: Final = frozenset([row.code for row in REASON_CODES if row.retryable])
 _WITHOUT_FINGERPRINT: Final = frozenset([row.code for row in REASON_CODES if Arms.FINGERPRINT not in row.arms])
 
@@ -224,3 +254,14 @@ def calls_person(reason_code: str) -> bool:
 def is_retryable(reason_code: str) -> bool:
     """Return whether a refusal with a reason code of Gavel's may be retried."""
     return reason_code in _RETRYABLE
+
+
+def remedies_of(reason_code: str) -> tuple[Remedy.ValueType, ...]:
+    """Return what helps after a refusal with a reason code, Gavel's or a rule set's."""
+    row = _TABLE.get(reason_code)
+    return REMEDIES_OF_RULES if row is None else row.remedies
+
+
+def number_of(reason_code: str) -> reason_code_pb2.ReasonCode.ValueType:
+    """Return a reason code of Gavel's as a number of the contract; unspecified for a rule set's own code."""
+    return _NUMBERS.get(reason_code, reason_code_pb2.REASON_CODE_UNSPECIFIED)

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome
+from gavel.v1.decision_pb2 import OUTCOME_APPROVED, Decision, FactRequirement, FactRequirementState, Outcome, Remedy, RuleEffect
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.reason_codes import number_of
 from gavel_rules.values import value_to_python
 from google.protobuf import text_format
 from google.protobuf.struct_pb2 import Value
@@ -72,6 +73,8 @@ _READ: Final[Mapping[str, Callable[[Decision, NamedLog], object]]] = {
     "policy": lambda decision, log: decision.policy_id,
     "terminal": lambda decision, log: decision.terminal,
     "retryable": lambda decision, log: decision.retry_hint.retryable,
+    "remedy": lambda decision, log: [Remedy.Name(one).removeprefix("REMEDY_") for one in decision.retry_hint.remedy],
+    "effects": lambda decision, log: [RuleEffect.Name(match.effect).removeprefix("RULE_EFFECT_") for match in decision.rule_matches],
     "retry_after": lambda decision, log: decision.retry_hint.retry_after_ms,
     "warnings": lambda decision, log: [warning.code for warning in decision.warnings],
     "conflicts_with": lambda decision, log: [log.name(one) for one in decision.conflict_with_proposal_ids],
@@ -90,7 +93,7 @@ _READ: Final[Mapping[str, Callable[[Decision, NamedLog], object]]] = {
 
 def compare_decision(label: str, expected: DecisionExpectation, decision: Decision, log: NamedLog) -> list[str]:
     """Return a line for every difference between a decision and the expected one."""
-    lines = []
+    lines = [f"  {label}: {problem}" for problem in _law_violations(decision)]
     for key, read in _READ.items():
         value = getattr(expected, key)
         if value is not None and value != read(decision, log):
@@ -112,6 +115,17 @@ def compare_decision(label: str, expected: DecisionExpectation, decision: Decisi
         if expected_candidates != comparable or len(candidates) != len(comparable):
             lines.append(f"  {label}: candidates: expected {expected_candidates}, got {candidates}")
     return lines
+
+
+def _law_violations(decision: Decision) -> list[str]:
+    """Return how a decision violates the law of remedies: a refusal has one, its code is also an enum value, an approval has neither."""
+    is_refusal = decision.outcome != OUTCOME_APPROVED
+    problems = []
+    if is_refusal != bool(decision.retry_hint.remedy):
+        problems.append(f"{decision.reason_code} has the remedies {list(decision.retry_hint.remedy)}")
+    if decision.reason != (number_of(decision.reason_code) if is_refusal else 0):
+        problems.append(f"reason is {decision.reason}, but reason_code is {decision.reason_code}")
+    return problems
 
 
 def _row(row: FactRequirement, like: HintRow | None) -> dict[str, object]:

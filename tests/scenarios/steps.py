@@ -71,6 +71,8 @@ class DecisionExpectation(Part):
     policy: str | None = None
     terminal: bool | None = None
     retryable: bool | None = None
+    remedy: list[str] | None = None
+    effects: list[str] | None = None
     retry_after: Duration | None = None
     hint: list[HintRow] | None = None
     warnings: list[str] | None = None

@@ -12,6 +12,7 @@ from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.values import value_to_python
 
 from tests.support.driver import ABORTED, PARTIAL, STARTED
@@ -310,7 +311,7 @@ def any_reject_wins(events: Sequence[Envelope]) -> Iterator[str]:
             continue
         effects: dict[str, str] = {}
         for match in decision.rule_matches:
-            effects.setdefault(match.policy_id, match.effect_text)
+            effects.setdefault(match.policy_id, read_effect(match))
         winning = next((effect for effect in ("reject", "review", "approve") if effect in effects.values()), "")
         deciding = min((policy_id for policy_id, effect in effects.items() if effect == winning), default="")
         if (OUTCOME_OF.get(winning), deciding) != (decision.outcome, decision.policy_id):

@@ -20,11 +20,13 @@ from gavel.v1 import (
     rule_set_service_pb2,
     tool_service_pb2,
 )
+from gavel.v1.decision_pb2 import Remedy
 from gavel_rules import limits, reason_codes
 from gavel_rules.authoring.lint import lint_rule_set
 from gavel_rules.events import kinds
 from gavel_rules.language.document import diagnostic_codes
 from gavel_rules.language.rule_set import DocumentError, DocumentMessage, compile_rule_set
+from gavel_rules.reason_codes import REASON_CODES
 from gavel_server.cli.app import app
 from gavel_server.config import Settings
 
@@ -83,6 +85,13 @@ def _slugs(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_remedies_are_those_of_the_table() -> None:
+    """The table of remedies in arbitration.md has every reason code with the remedies of the code's own table."""
+    section = _text("arbitration.md").partition("## What helps")[2].partition("\n## ")[0]
+    documented = {code: re.findall(r"`([A-Z_]+)`", cells[1]) for cells in _rows(section) for code in re.findall(r"`([A-Z_]+)`", cells[0])}
+    assert {row.code: [Remedy.Name(one).removeprefix("REMEDY_") for one in row.remedies] for row in REASON_CODES} == documented
+
+
 def test_links_resolve(page: Path) -> None:
     """Every relative link names a file of this repository, and its anchor a heading there."""
     broken = []

@@ -33,6 +33,7 @@ from gavel_rules.arbitration.evaluation import Evaluate
 from gavel_rules.arbitration.first_decision import record_first
 from gavel_rules.arbitration.pipeline import arbitrate_candidate, leave_to_person
 from gavel_rules.arbitration.rejection_limit import count_rejection
+from gavel_rules.arbitration.retry_hint import complete
 from gavel_rules.arbitration.verdict import hold, outrank
 from gavel_rules.commands import ContestEntry, Failure, Fault
 from gavel_rules.events.citation import CitedEvent
@@ -201,6 +202,7 @@ def settle(decision: Decision, state: State, proposal: Envelope, now_ms: int, ac
     if decision.outcome != OUTCOME_APPROVED and state.open_review(proposal.trace_id, producer.type, producer.id):
         hold(decision)
     count_rejection(decision, state, proposal.trace_id, producer.type, producer.id, now_ms, actions)
+    complete(decision, state)
 
 
 def _crowd_problem(state: State, contest: OpenContest, envelope: Envelope) -> str:

@@ -14,6 +14,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
 from gavel_rules.arbitration.evaluation import Evaluate, evaluate_by_rete
 from gavel_rules.arbitration.rejection_limit import count_rejection
+from gavel_rules.arbitration.retry_hint import complete
 from gavel_rules.arbitration.stages import REREAD_STAGES, STAGES, Context, Stage, view_actions
 from gavel_rules.arbitration.verdict import begin, bind, refuse
 from gavel_rules.events.citation import CitedEvent
@@ -43,6 +44,7 @@ def arbitrate(
     decision = Decision() if into is None else into
     _walk_all(decision, state, proposal, cited_events, now_ms, evaluate, actions)
     count_rejection(decision, state, proposal.trace_id, proposal.producer_type, proposal.producer_id, now_ms, actions)
+    complete(decision, state)
     return decision
 
 

@@ -1,11 +1,14 @@
-"""Every RetryHint of Gavel: whether and when a refused proposal may be retried, and the evidence that it lacks (constitution §6.3)."""
+"""Every RetryHint of Gavel: whether and when a refused proposal may be retried, the evidence that it lacks, and what helps (constitution
+§6.3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, RetryHint
+from gavel.v1 import decision_pb2
+from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Remedy, RetryHint
 
 from gavel_rules.arbitration.evidence import (
     MISSING,
@@ -17,7 +20,8 @@ from gavel_rules.arbitration.evidence import (
     EvidenceSelection,
 )
 from gavel_rules.codec.decision_fragments import encode_retryable
-from gavel_rules.reason_codes import is_retryable
+from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW
+from gavel_rules.reason_codes import is_retryable, number_of, remedies_of
 from gavel_rules.state.records import APPROVED, EXECUTING
 from gavel_rules.state.state import State
 
@@ -27,6 +31,20 @@ NOT_RETRYABLE: Final = encode_retryable(False)
 
 # The states of requirements, by precedence of their stages.
 _PRECEDENCE: Final = (MISSING, SOURCE_NOT_ACCEPTED, WRONG_TYPE, TIER_TOO_LOW, STALE, SUPERSEDED)
+
+_FETCH: Final = decision_pb2.REMEDY_FETCH_EVIDENCE
+_REFRESH: Final = decision_pb2.REMEDY_REFRESH_EVIDENCE
+_ASK_PERSON: Final = decision_pb2.REMEDY_ASK_PERSON
+_WAIT: Final = decision_pb2.REMEDY_WAIT
+_NONE: Final = decision_pb2.REMEDY_NONE
+_REMEDY_OF_STATE: Final[Mapping[FactRequirementState.ValueType, Remedy.ValueType]] = {
+    MISSING: _FETCH,
+    SOURCE_NOT_ACCEPTED: _REFRESH,
+    WRONG_TYPE: _REFRESH,
+    TIER_TOO_LOW: _REFRESH,
+    STALE: _REFRESH,
+    SUPERSEDED: decision_pb2.REMEDY_CITE_AGAIN,
+}
 
 
 def of_reason_code(reason_code: str, retry_after_ms: int = 0) -> RetryHint:
@@ -95,6 +113,43 @@ def delay_retry(decision: Decision, retry_after_ms: int) -> None:
 def forbid_retry(decision: Decision) -> None:
     """Make a refusal not retryable, because a person is called."""
     decision.retry_hint.retryable = False
+
+
+def complete(decision: Decision, state: State) -> None:
+    """Complete a refusal with its reason code as a number and with its remedies, if the bus's arbiter version has them.
+
+    A refusal is every decision but an approval. It has its other fields already.
+    """
+    if decision.outcome == OUTCOME_APPROVED or not state.semantics.has_remedies:
+        return
+    reason = number_of(decision.reason_code)
+    if reason:
+        decision.reason = reason
+    if not decision.HasField("retry_hint"):
+        decision.retry_hint.retryable = is_retryable(decision.reason_code)
+    decision.retry_hint.remedy[:] = _remedies(decision)
+
+
+def _remedies(decision: Decision) -> list[Remedy.ValueType]:
+    """Return what helps after a refusal, the most promising first.
+
+    Remedies of the reason code come first, then those of the requirements. Evidence is to be fetched or refreshed only if a requirement
+    says so, or if there are no requirements.
+    """
+    if decision.terminal:
+        return [_NONE]
+    hint = decision.retry_hint
+    if hint.retry_after_ms and decision.outcome != OUTCOME_NEEDS_HUMAN_REVIEW:
+        return [_WAIT]
+    required = [_REMEDY_OF_STATE[row.state] for row in hint.fact_requirements]
+    own = remedies_of(decision.reason_code)
+    if decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW and not number_of(decision.reason_code):
+        own = (_ASK_PERSON,)  # a rule asks for a person
+    remedies = [remedy for remedy in own if not required or remedy in required or (remedy != _FETCH and remedy != _REFRESH)]
+    remedies += required
+    if decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
+        remedies.append(_ASK_PERSON)
+    return list(dict.fromkeys(remedies))
 
 
 class _Requirement(NamedTuple):

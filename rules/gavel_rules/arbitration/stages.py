@@ -306,8 +306,10 @@ def apply_rules(context: Context) -> bool:
     is_disputed = False
     room = CONDITIONS_QUOTED_MAX
     deciding: tuple[int, str, CompiledAction, Rule] | None = None
+    as_text = not context.state.semantics.has_remedies
     for view in context.views:
         action = view.action
+        match_fragments = action.text_match_fragments() if as_text else action.match_fragments
         verdict = context.evaluate(action, case_of(context.state, context.proposal, context.now_ms, view))
         if verdict.error:
             errors.append((action.policy_id, verdict.error))
@@ -321,7 +323,7 @@ def apply_rules(context: Context) -> bool:
             room -= len(rule.condition)
             is_quoted = room >= 0 or position == 0
             fragments = fragments + (
-                action.match_fragments[rule.id] if is_quoted else encode_rule_match(action.policy_id, rule.id, rule.effect, "")
+                match_fragments[rule.id] if is_quoted else encode_rule_match(action.policy_id, rule.id, rule.effect, "", as_text=as_text)
             )
         if verdict.matches:
             first = verdict.matches[0]

@@ -17,6 +17,7 @@ from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reason_codes
+from gavel_rules.arbitration import retry_hint
 from gavel_rules.events.ids import derived_event_id
 from gavel_rules.events.kinds import GAVEL
 from gavel_rules.events.timestamps import timestamp
@@ -74,6 +75,7 @@ def record_later_decision(
         conflict_key=approval.conflict_key,
         warnings=warnings,
     )
+    retry_hint.complete(decision, recorder.state)
     return recorder.record_decision(
         recorder.new_decision(decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
     )

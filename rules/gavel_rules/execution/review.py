@@ -144,6 +144,7 @@ def _new_decision(recorder: Recorder, review: Review, cause: Envelope, basis: De
 
 
 def _record_resolution(recorder: Recorder, review: Review, cause: Envelope, decision: Decision) -> EventAnswer:
+    retry_hint.complete(decision, recorder.state)
     return EventAnswer(
         recorder.record_decision(
             recorder.new_decision(decision),

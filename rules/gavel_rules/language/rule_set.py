@@ -116,6 +116,7 @@ class CompiledAction:
         self.match_fragments: Mapping[str, bytes] = {
             rule.id: encode_rule_match(self.policy_id, rule.id, rule.effect, rule.condition) for rule in self.rules
         }
+        self._text_match_fragments: Mapping[str, bytes] | None = None
         self.outcome_fragments: Mapping[str, bytes] = {
             rule.id: encode_rule_outcome(*identity, rule.id, rule.effect, rule.reason_code) for rule in self.rules
         }
@@ -145,6 +146,16 @@ class CompiledAction:
         self._joint_program = Program(environment, [*condition_sources, *guard_sources])
         self._writer = CaseWriter(checked.plan.slots, [guard.source for guard in guards])
         self._network = _share_network(digest, self.action_type, checked.plan)
+
+    def text_match_fragments(self) -> Mapping[str, bytes]:
+        """Return `match_fragments` with effects as text, for logs of version 2. They are encoded when such a log first needs them."""
+        fragments = self._text_match_fragments
+        if fragments is None:
+            fragments = {
+                rule.id: encode_rule_match(self.policy_id, rule.id, rule.effect, rule.condition, as_text=True) for rule in self.rules
+            }
+            self._text_match_fragments = fragments
+        return fragments
 
     def violations(self, params: dict[str, object]) -> tuple[tuple[str, str], ...]:
         """Return (JSON pointer, keyword) of every violation of the params schema, sorted."""

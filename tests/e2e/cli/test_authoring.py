@@ -287,7 +287,7 @@ def test_explain_invalid_params(folder: Path) -> None:
     assert 0 == result.returncode
     assert "INVALID_PARAMS" in result.stdout
     assert "No rule was evaluated." in result.stdout
-    assert "only a different proposal can help" in result.stdout
+    assert "propose other params or another action" in result.stdout
 
 
 def test_wrong_paths(folder: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
-from gavel.v1.decision_pb2 import Decision, FactRequirementState, RetryHint
+from gavel.v1.decision_pb2 import Decision, FactRequirementState, Remedy, RetryHint
+from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.events.kinds import GAVEL
 from gavel_rules.text import printable
 
@@ -14,6 +16,16 @@ from gavel_server.cli.errors import EXIT_FAILURE, EXIT_NEEDS_HUMAN_REVIEW, EXIT_
 from gavel_server.cli.rendering import output
 from gavel_server.cli.rendering.events import enum_name, format_duration, format_struct, format_time, outcome_words
 from gavel_server.cli.rendering.reason_codes import MEANINGS
+
+_REMEDY_TEXTS: Final[Mapping[Remedy.ValueType, str]] = {
+    decision_pb2.REMEDY_FETCH_EVIDENCE: "get the evidence that is missing",
+    decision_pb2.REMEDY_REFRESH_EVIDENCE: "get newer or more trusted evidence",
+    decision_pb2.REMEDY_CITE_AGAIN: "read the projection again and cite the present versions",
+    decision_pb2.REMEDY_WAIT: "propose again when the conflicting work has ended",
+    decision_pb2.REMEDY_REVISE_PARAMS: "propose other params or another action",
+    decision_pb2.REMEDY_ASK_PERSON: "a person has to decide or to act",
+    decision_pb2.REMEDY_NONE: "nothing that the producer can do",
+}
 
 
 def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
@@ -87,6 +99,8 @@ def _detail_rows(decision: Decision) -> list[tuple[str, str]]:
         rows.append(("decided by", f"Gavel itself, arbiter version {decision.policy_version}"))
     elif decision.policy_id:
         rows.append(("decided by", f"{decision.policy_id} version {decision.policy_version}"))
+    if len(decision.rule_matches) > 1:
+        rows.append(("matched", ", ".join(f"{match.rule_id} ({read_effect(match)})" for match in decision.rule_matches)))
     if len(decision.active_rule_sets) > 1:
         rows.append(("rule sets", ", ".join(f"{one.policy_id} version {one.version}" for one in decision.active_rule_sets)))
     if decision.conflict_with_proposal_ids:
@@ -98,12 +112,15 @@ def _detail_rows(decision: Decision) -> list[tuple[str, str]]:
     if decision.terminal:
         rows.append(("terminal", "no proposal of this trace for this action and subject can succeed as things stand"))
     elif decision.HasField("retry_hint"):
-        rows.append(("retry", _retry_text(decision.retry_hint)))
+        rows.append(("what helps" if decision.retry_hint.remedy else "retry", _retry_text(decision.retry_hint)))
     rows += [("warning", printable(f"{warning.code} {warning.message}")) for warning in decision.warnings]
     return rows
 
 
 def _retry_text(hint: RetryHint) -> str:
+    """Return what helps; decisions of arbiter_version 2 say only whether a retry can help."""
+    if hint.remedy:
+        return "; ".join(_remedy_text(remedy, hint) for remedy in hint.remedy)
     if not hint.retryable:
         return "cannot help"
     if hint.retry_after_ms:
@@ -111,3 +128,9 @@ def _retry_text(hint: RetryHint) -> str:
     if hint.fact_requirements:
         return "can help, with the required facts"
     return "only a different proposal can help"
+
+
+def _remedy_text(remedy: Remedy.ValueType, hint: RetryHint) -> str:
+    if remedy == decision_pb2.REMEDY_WAIT and hint.retry_after_ms:
+        return f"propose again after {format_duration(hint.retry_after_ms)} or more"
+    return _REMEDY_TEXTS.get(remedy, f"remedy {remedy}, which this version of gavel does not know")

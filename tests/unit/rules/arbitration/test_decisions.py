@@ -9,6 +9,7 @@ from gavel.v1 import common_pb2, decision_pb2, fact_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
+from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.ids import derived_event_id
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
@@ -51,7 +52,7 @@ def test_the_highest_matching_rule_decides_and_all_matches_are_named() -> None:
     core = Core(document())
     core.observe("order.score", 0.95, evidence=core.tool_result())
     decision = core.decide([core.fact("order.status", "delivered")])
-    matches = [(match.policy_id, match.rule_id, match.effect_text, match.condition) for match in decision.rule_matches]
+    matches = [(match.policy_id, match.rule_id, read_effect(match), match.condition) for match in decision.rule_matches]
     expected = [("refunds", rule["id"], rule["effect"], rule["when"]) for rule in RULES[1:]]
     assert expected == matches
     assert (REVIEW, "FRAUD_SUSPECTED", "suspicious") == (decision.outcome, decision.reason_code, decision.rule_id)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from gavel.v1 import decision_pb2
 from gavel.v1.decision_pb2 import Decision, RetryPolicy, RuleMatch, RuleSetReference
 from gavel_rules.codec.decision_fragments import merge_fragments
-from gavel_rules.codec.rule_set_fragments import encode_retry_policy, encode_rule_match, encode_rule_outcome, encode_rule_set_reference
+from gavel_rules.codec.rule_set_fragments import (
+    encode_retry_policy,
+    encode_rule_match,
+    encode_rule_outcome,
+    encode_rule_set_reference,
+    read_effect,
+)
 from gavel_rules.events.kinds import OUTCOME_REJECTED
 
 
@@ -26,6 +33,19 @@ def test_all_fragments() -> None:
         retry_policy=RetryPolicy(max_attempts=3),
         active_policy_ids=["a", "b"],
         active_rule_sets=[RuleSetReference(policy_id=name, version=2, digest=f"sha256:{name}") for name in ("a", "b")],
-        rule_matches=[RuleMatch(policy_id=name, rule_id="late", effect_text="reject", condition="facts.late") for name in ("a", "b")],
+        rule_matches=[
+            RuleMatch(policy_id=name, rule_id="late", effect=decision_pb2.RULE_EFFECT_REJECT, condition="facts.late") for name in ("a", "b")
+        ],
     )
     assert expected == decision
+
+
+def test_effects_of_every_version() -> None:
+    """An effect reads the same whether a decision has it as text, as in version 2, or as an enum."""
+    for effect in ("approve", "review", "reject"):
+        for as_text in (False, True):
+            decision = Decision()
+            merge_fragments(decision, encode_rule_match("refunds", "late", effect, "", as_text=as_text))
+            (match,) = decision.rule_matches
+            assert effect == read_effect(match)
+            assert (as_text, not as_text) == (bool(match.effect_text), bool(match.effect))
