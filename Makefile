@@ -36,7 +36,7 @@ export REQUIRED
 # Further arguments of the image build, e.g. IMAGE_FLAGS="--build-arg PIP_INDEX_URL=…".
 IMAGE_FLAGS ?=
 
-.PHONY: setup demo test test-long test-compiled serve serve-compiled compiled front check bench soak proto schemas image wheels lock
+.PHONY: setup demo test test-long test-compiled serve serve-compiled compiled front check bench soak proto methods schemas image wheels lock
 
 setup: $(STAMP)
 
@@ -134,6 +134,10 @@ proto: $(STAMP) $(PROTOC_STAMP)
 	touch $(GENERATED)/gavel/__init__.py $(GENERATED)/gavel/py.typed $(GENERATED)/gavel/v1/__init__.py
 	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto
 	$(PROTOC) --grpc_python_out=$(GENERATED) --mypy_grpc_out=quiet:$(GENERATED) proto/gavel/v1/*_service.proto
+
+# Generates the methods of the Python clients from client/python/gavel_client/rpc/calls.py.
+methods: $(STAMP)
+	$(BIN)/python client/python/generate_methods.py
 
 # Generates the JSON Schemas with which editors check rule sets and their tests, from the compiler's own models.
 schemas: $(STAMP)

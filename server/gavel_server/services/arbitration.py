@@ -41,6 +41,7 @@ from gavel_server.rpc.wire import text_field
 from gavel_server.services.batches.answers import BatchAnswers, record_of
 from gavel_server.services.batches.commands import check_batch
 from gavel_server.services.preflight import Preflight
+from gavel_server.services.waits.wait_decision import WaitDecision
 
 _Request = TypeVar("_Request", bound=Message)
 _HumanRequest = TypeVar("_HumanRequest", ResolveReviewRequest, RevokeDecisionRequest)
@@ -65,6 +66,7 @@ class Arbitration:
         self._buses = buses
         self._tasks: Final = Tasks()
         preflight = Preflight(buses, compiler)
+        waiting = WaitDecision(buses)
         self.methods: Final[Mapping[str, PlainMethod]] = {
             "SubmitProposal": self._submit_proposal,
             "BatchSubmitProposals": self._batch_submit_proposals,
@@ -77,6 +79,7 @@ class Arbitration:
             ),
             "Preflight": lambda data, context, respond: self._tasks.respond(preflight.preflight(data, context), respond),
             "BatchPreflight": lambda data, context, respond: self._tasks.respond(preflight.batch_preflight(data, context), respond),
+            "WaitDecision": lambda data, context, respond: self._tasks.respond(waiting.wait_decision(data, context), respond),
         }
 
     def _submit_proposal(self, data: bytes, context: CallContext, respond: Respond) -> None:

@@ -1,12 +1,13 @@
 """Descriptions of the contract's calls: the request built from plain arguments, the deadline, whether a retry is safe.
 
-These functions perform no call. `client.GavelClient` awaits the described call and `sync.SyncGavelClient` blocks on it; both
-take their methods, with signatures and docstrings, from here. An empty `bus` means the client's. `timeout_ms` is the deadline of
+These functions perform no call. `client.GavelClient` awaits the described call and `sync.SyncGavelClient` blocks on it; the methods of
+both are generated from here (`make methods`). An empty `bus` means the client's. `timeout_ms` is the deadline of
 the whole call, including retries and pauses; for a stream None means no deadline.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -39,6 +40,9 @@ READ_TIMEOUT_MS: Final = 10_000
 WRITE_TIMEOUT_MS: Final = 30_000
 # The server compiles a rule set before it responds.
 COMPILE_TIMEOUT_MS: Final = 60_000
+# One WaitDecision lasts so long at most, and is not worth while for less.
+WAIT_TIMEOUT_MS: Final = 60_000
+POLL_MS_MIN: Final = 1_000
 
 # Responses may be larger than requests: a page of 1,000 events, 500 decisions with their evidence.
 RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -173,6 +177,22 @@ def batch_publish_events(
     """Append 1..500 events; return an envelope or a google.rpc.Status (`GavelError.from_status`) for each, in order."""
     request = events.BatchPublishEventsRequest(bus=bus, envelopes=map(with_event_id, envelopes))
     return _unary(EventServiceStub, lambda stub: stub.BatchPublishEvents, request, timeout_ms)
+
+
+def wait_decision(
+    decision_id: str,
+    *,
+    phase: arbitration.DecisionPhase.ValueType = arbitration.DECISION_PHASE_DECIDED,
+    bus: str = "",
+    timeout_ms: int = WAIT_TIMEOUT_MS,
+) -> UnaryCall[arbitration.WaitDecisionResponse]:
+    """Wait at most 60 s until a decision has reached a phase: DECIDED, EXECUTED or CLOSED.
+
+    `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase reached,
+    which is lower than the requested one if the time was too short; then call again. The server answers shortly before `timeout_ms`.
+    """
+    request = arbitration.WaitDecisionRequest(bus=bus, decision_id=decision_id, phase=phase)
+    return _unary(ArbitrationServiceStub, lambda stub: stub.WaitDecision, request, timeout_ms)
 
 
 def accept_clock(
@@ -460,6 +480,16 @@ def list_contracts(
     """Read a page of tool contracts, by name."""
     request = tools.ListContractsRequest(bus=bus, page_size=page_size, page_token=page_token)
     return _unary(ToolServiceStub, lambda stub: stub.ListContracts, request, timeout_ms)
+
+
+def poll_ms(ends_at: float) -> int:
+    """Return the deadline of one WaitDecision, for a wait that ends at `ends_at` of the monotonic clock, in seconds."""
+    return max(1, min(WAIT_TIMEOUT_MS, int((ends_at - time.monotonic()) * 1000)))
+
+
+def is_last_poll(ends_at: float) -> bool:
+    """Return whether no time is left for another WaitDecision. The server answers up to half a second before the deadline."""
+    return ends_at - time.monotonic() < POLL_MS_MIN / 1000
 
 
 def with_event_id(envelope: Envelope) -> Envelope:

@@ -8,87 +8,58 @@ import nor the constructor opens a connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
-from gavel.v1.arbitration_service_pb2 import StreamProposalsRequest, StreamProposalsResponse
+from gavel.v1.arbitration_service_pb2 import (
+    DECISION_PHASE_DECIDED,
+    DecisionPhase,
+    StreamProposalsRequest,
+    StreamProposalsResponse,
+    WaitDecisionResponse,
+)
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import GetStatusRequest
 
 from gavel_client.rpc import calls
+from gavel_client.rpc.async_methods import AsyncMethods
 from gavel_client.rpc.backoff import RetryBudget
-from gavel_client.rpc.calls import CHANNEL_OPTIONS, StreamCall, UnaryCall
-from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream, as_method
+from gavel_client.rpc.calls import CHANNEL_OPTIONS, WAIT_TIMEOUT_MS, StreamCall, UnaryCall
+from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Arguments = ParamSpec("Arguments")
 Response = TypeVar("Response")
 
 
-def _coroutine(
-    describe: Callable[Arguments, UnaryCall[Response]],
-) -> Callable[Concatenate[GavelClient, Arguments], Coroutine[Any, Any, Response]]:
-    """Return the method that makes the described call and awaits its response."""
-
-    async def method(self: GavelClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Response:
-        return await self._call(describe(*args, **kwargs))
-
-    return as_method(method, describe)
-
-
-def _iterator(
-    describe: Callable[Arguments, StreamCall[Response]],
-) -> Callable[Concatenate[GavelClient, Arguments], AsyncGenerator[Response, None]]:
-    """Return the method that makes the described call and iterates over its responses."""
-
-    def method(self: GavelClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> AsyncGenerator[Response, None]:
-        return self._iterate(describe(*args, **kwargs))
-
-    return as_method(method, describe)
-
-
-class GavelClient(Connection[grpc.aio.Channel]):
+class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
     """The RPCs of the contract as coroutines and asynchronous iterators: `async with GavelClient(target) as client`."""
 
-    submit_proposal = _coroutine(calls.submit_proposal)
-    batch_submit_proposals = _coroutine(calls.batch_submit_proposals)
-    preflight = _coroutine(calls.preflight)
-    batch_preflight = _coroutine(calls.batch_preflight)
-    resolve_review = _coroutine(calls.resolve_review)
-    revoke_decision = _coroutine(calls.revoke_decision)
-    accept_clock = _coroutine(calls.accept_clock)
-    publish_event = _coroutine(calls.publish_event)
-    batch_publish_events = _coroutine(calls.batch_publish_events)
-    get_event = _coroutine(calls.get_event)
-    list_events = _coroutine(calls.list_events)
-    subscribe_events = _iterator(calls.subscribe_events)
-    get_trace = _coroutine(calls.get_trace)
-    begin_execution = _coroutine(calls.begin_execution)
-    renew_execution = _coroutine(calls.renew_execution)
-    report_execution = _coroutine(calls.report_execution)
-    validate_rule_set = _coroutine(calls.validate_rule_set)
-    deploy_rule_set = _coroutine(calls.deploy_rule_set)
-    activate_rule_set = _coroutine(calls.activate_rule_set)
-    deactivate_rule_set = _coroutine(calls.deactivate_rule_set)
-    get_rule_set = _coroutine(calls.get_rule_set)
-    list_rule_sets = _coroutine(calls.list_rule_sets)
-    simulate_rule_set = _iterator(calls.simulate_rule_set)
-    get_projection = _coroutine(calls.get_projection)
-    list_pending_decisions = _coroutine(calls.list_pending_decisions)
-    list_pending_reviews = _coroutine(calls.list_pending_reviews)
-    get_status = _coroutine(calls.get_status)
-    verify_replay = _iterator(calls.verify_replay)
-    register_contract = _coroutine(calls.register_contract)
-    register_provider = _coroutine(calls.register_provider)
-    bind_tool = _coroutine(calls.bind_tool)
-    resolve_tool = _coroutine(calls.resolve_tool)
-    list_contracts = _coroutine(calls.list_contracts)
+    async def wait_decision(
+        self,
+        decision_id: str,
+        *,
+        phase: DecisionPhase.ValueType = DECISION_PHASE_DECIDED,
+        bus: str = "",
+        timeout_ms: int = WAIT_TIMEOUT_MS,
+    ) -> WaitDecisionResponse:
+        """Wait until a decision has reached a phase: DECIDED, EXECUTED or CLOSED.
+
+        `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase
+        reached, which is lower than the requested one if `timeout_ms` was too short. One call of the server waits at most 60 s; this
+        method calls it repeatedly.
+        """
+        ends_at = time.monotonic() + timeout_ms / 1000
+        while True:
+            response = await super().wait_decision(decision_id, phase=phase, bus=bus, timeout_ms=calls.poll_ms(ends_at))
+            if response.phase >= phase or calls.is_last_poll(ends_at):
+                return response
 
     async def stream_proposals(
         self,

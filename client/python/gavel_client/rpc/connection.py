@@ -1,11 +1,10 @@
-"""The base of both clients: the channel, the default bus, and the methods built from described calls.
+"""The base of both clients: the channel, the default bus, and the incarnations of buses.
 
 The asynchronous and the synchronous client differ only in how they wait.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,7 +30,6 @@ _TRANSIENT: Final = frozenset(
 )
 
 Channel = TypeVar("Channel")
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Stream(NamedTuple):
@@ -117,13 +115,3 @@ class Connection(ABC, Generic[Channel]):
         channel, self._channel = self._channel, None
         self._stubs.clear()
         return channel if isinstance(self._target, str) else None
-
-
-def as_method(method: Method, describe: Callable[..., Any]) -> Method:
-    """Give `method` the name, docstring and signature of `describe`, with `self` as first parameter."""
-    signature = inspect.signature(describe)
-    receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    method.__name__ = describe.__name__
-    method.__doc__ = describe.__doc__
-    method.__signature__ = signature.replace(parameters=[receiver, *signature.parameters.values()])  # type: ignore[attr-defined]
-    return method

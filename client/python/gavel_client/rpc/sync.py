@@ -6,85 +6,49 @@ It has the methods of `client.GavelClient` and serves scripts, the command line 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-from gavel.v1.arbitration_service_pb2 import StreamProposalsResponse
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_DECIDED, DecisionPhase, StreamProposalsResponse, WaitDecisionResponse
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import GetStatusRequest
 
 from gavel_client.rpc import calls
 from gavel_client.rpc.backoff import RetryBudget
-from gavel_client.rpc.calls import CHANNEL_OPTIONS, StreamCall, UnaryCall
-from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream, as_method
+from gavel_client.rpc.calls import CHANNEL_OPTIONS, WAIT_TIMEOUT_MS, StreamCall, UnaryCall
+from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
+from gavel_client.rpc.sync_methods import SyncMethods
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Arguments = ParamSpec("Arguments")
 Response = TypeVar("Response")
 
 
-def _function(
-    describe: Callable[Arguments, UnaryCall[Response]],
-) -> Callable[Concatenate[SyncGavelClient, Arguments], Response]:
-    """Return the method that makes the described call and blocks until its response."""
-
-    def method(self: SyncGavelClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Response:
-        return self._call(describe(*args, **kwargs))
-
-    return as_method(method, describe)
-
-
-def _iterator(
-    describe: Callable[Arguments, StreamCall[Response]],
-) -> Callable[Concatenate[SyncGavelClient, Arguments], Iterator[Response]]:
-    """Return the method that makes the described call and iterates over its responses."""
-
-    def method(self: SyncGavelClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Response]:
-        return self._iterate(describe(*args, **kwargs))
-
-    return as_method(method, describe)
-
-
-class SyncGavelClient(Connection[grpc.Channel]):
+class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
     """The RPCs of the contract as functions and iterators: `with SyncGavelClient(target) as client`."""
 
-    submit_proposal = _function(calls.submit_proposal)
-    batch_submit_proposals = _function(calls.batch_submit_proposals)
-    preflight = _function(calls.preflight)
-    batch_preflight = _function(calls.batch_preflight)
-    resolve_review = _function(calls.resolve_review)
-    revoke_decision = _function(calls.revoke_decision)
-    accept_clock = _function(calls.accept_clock)
-    publish_event = _function(calls.publish_event)
-    batch_publish_events = _function(calls.batch_publish_events)
-    get_event = _function(calls.get_event)
-    list_events = _function(calls.list_events)
-    subscribe_events = _iterator(calls.subscribe_events)
-    get_trace = _function(calls.get_trace)
-    begin_execution = _function(calls.begin_execution)
-    renew_execution = _function(calls.renew_execution)
-    report_execution = _function(calls.report_execution)
-    validate_rule_set = _function(calls.validate_rule_set)
-    deploy_rule_set = _function(calls.deploy_rule_set)
-    activate_rule_set = _function(calls.activate_rule_set)
-    deactivate_rule_set = _function(calls.deactivate_rule_set)
-    get_rule_set = _function(calls.get_rule_set)
-    list_rule_sets = _function(calls.list_rule_sets)
-    simulate_rule_set = _iterator(calls.simulate_rule_set)
-    get_projection = _function(calls.get_projection)
-    list_pending_decisions = _function(calls.list_pending_decisions)
-    list_pending_reviews = _function(calls.list_pending_reviews)
-    get_status = _function(calls.get_status)
-    verify_replay = _iterator(calls.verify_replay)
-    register_contract = _function(calls.register_contract)
-    register_provider = _function(calls.register_provider)
-    bind_tool = _function(calls.bind_tool)
-    resolve_tool = _function(calls.resolve_tool)
-    list_contracts = _function(calls.list_contracts)
+    def wait_decision(
+        self,
+        decision_id: str,
+        *,
+        phase: DecisionPhase.ValueType = DECISION_PHASE_DECIDED,
+        bus: str = "",
+        timeout_ms: int = WAIT_TIMEOUT_MS,
+    ) -> WaitDecisionResponse:
+        """Wait until a decision has reached a phase: DECIDED, EXECUTED or CLOSED.
+
+        `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase
+        reached, which is lower than the requested one if `timeout_ms` was too short. One call of the server waits at most 60 s; this
+        method calls it repeatedly.
+        """
+        ends_at = time.monotonic() + timeout_ms / 1000
+        while True:
+            response = super().wait_decision(decision_id, phase=phase, bus=bus, timeout_ms=calls.poll_ms(ends_at))
+            if response.phase >= phase or calls.is_last_poll(ends_at):
+                return response
 
     def stream_proposals(
         self,

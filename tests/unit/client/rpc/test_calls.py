@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-from gavel.v1.arbitration_service_pb2 import StreamProposalsResponse, SubmitProposalResponse
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_UNSPECIFIED, StreamProposalsResponse, SubmitProposalResponse
 from gavel.v1.common_pb2 import EVENT_CATEGORY_FACT_EVENT, PRODUCER_TYPE_AGENT, PRODUCER_TYPE_EXECUTOR, Producer
 from gavel.v1.decision_pb2 import OUTCOME_REJECTED, Decision
 from gavel.v1.envelope_pb2 import Envelope
@@ -45,7 +45,7 @@ def snake_case(name: str) -> str:
 @pytest.mark.parametrize("client_type", [GavelClient, SyncGavelClient])
 def test_every_call_has_a_method(client_type: type) -> None:
     """Every RPC of the contract has a method of its name in both clients, with documentation and its own signature."""
-    assert len(METHODS) == 34
+    assert len(METHODS) == 35
     for name in METHODS:
         method = getattr(client_type, snake_case(name))
         assert method.__doc__
@@ -59,6 +59,7 @@ ARGUMENTS: dict[str, tuple[tuple[object, ...], dict[str, object]]] = {
     "BatchPreflight": (([proposal()],), {}),
     "ResolveReview": (("decision-1", REVIEW_VERDICT_APPROVE), {"reviewer": "ann", "reason": "seen"}),
     "RevokeDecision": (("decision-1",), {"revoked_by": "ann", "reason": "wrong"}),
+    "WaitDecision": (("decision-1",), {"phase": DECISION_PHASE_UNSPECIFIED}),
     "PublishEvent": ((proposal(),), {}),
     "BatchPublishEvents": (([proposal()],), {}),
     "AcceptClock": ((), {"accepted_by": "ann", "reason": "set wrongly"}),

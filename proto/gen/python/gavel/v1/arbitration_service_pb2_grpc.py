@@ -70,6 +70,11 @@ class ArbitrationServiceStub(object):
                 request_serializer=gavel_dot_v1_dot_arbitration__service__pb2.RevokeDecisionRequest.SerializeToString,
                 response_deserializer=gavel_dot_v1_dot_arbitration__service__pb2.RevokeDecisionResponse.FromString,
                 _registered_method=True)
+        self.WaitDecision = channel.unary_unary(
+                '/gavel.v1.ArbitrationService/WaitDecision',
+                request_serializer=gavel_dot_v1_dot_arbitration__service__pb2.WaitDecisionRequest.SerializeToString,
+                response_deserializer=gavel_dot_v1_dot_arbitration__service__pb2.WaitDecisionResponse.FromString,
+                _registered_method=True)
 
 
 class ArbitrationServiceServicer(object):
@@ -128,6 +133,14 @@ class ArbitrationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WaitDecision(self, request, context):
+        """WaitDecision returns once a decision has reached a phase, or the state of the decision when the timeout has passed.
+        It writes nothing. Call it again to wait longer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ArbitrationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +178,11 @@ def add_ArbitrationServiceServicer_to_server(servicer, server):
                     servicer.RevokeDecision,
                     request_deserializer=gavel_dot_v1_dot_arbitration__service__pb2.RevokeDecisionRequest.FromString,
                     response_serializer=gavel_dot_v1_dot_arbitration__service__pb2.RevokeDecisionResponse.SerializeToString,
+            ),
+            'WaitDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.WaitDecision,
+                    request_deserializer=gavel_dot_v1_dot_arbitration__service__pb2.WaitDecisionRequest.FromString,
+                    response_serializer=gavel_dot_v1_dot_arbitration__service__pb2.WaitDecisionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +375,33 @@ class ArbitrationService(object):
             '/gavel.v1.ArbitrationService/RevokeDecision',
             gavel_dot_v1_dot_arbitration__service__pb2.RevokeDecisionRequest.SerializeToString,
             gavel_dot_v1_dot_arbitration__service__pb2.RevokeDecisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WaitDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gavel.v1.ArbitrationService/WaitDecision',
+            gavel_dot_v1_dot_arbitration__service__pb2.WaitDecisionRequest.SerializeToString,
+            gavel_dot_v1_dot_arbitration__service__pb2.WaitDecisionResponse.FromString,
             options,
             channel_credentials,
             insecure,

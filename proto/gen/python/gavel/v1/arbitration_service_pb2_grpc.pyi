@@ -52,6 +52,10 @@ class ArbitrationServiceStub:
     """RevokeDecision ends an approved decision whose execution has not started. It records a FACT with the person and the
     reason, and the DECISION.
     """
+    WaitDecision: _grpc.UnaryUnaryMultiCallable[_arbitration_service_pb2.WaitDecisionRequest, _arbitration_service_pb2.WaitDecisionResponse]
+    """WaitDecision returns once a decision has reached a phase, or the state of the decision when the timeout has passed.
+    It writes nothing. Call it again to wait longer.
+    """
 
 @_typing.type_check_only
 class ArbitrationServiceAsyncStub(ArbitrationServiceStub):
@@ -76,6 +80,10 @@ class ArbitrationServiceAsyncStub(ArbitrationServiceStub):
     RevokeDecision: _aio.UnaryUnaryMultiCallable[_arbitration_service_pb2.RevokeDecisionRequest, _arbitration_service_pb2.RevokeDecisionResponse]  # type: ignore[assignment]
     """RevokeDecision ends an approved decision whose execution has not started. It records a FACT with the person and the
     reason, and the DECISION.
+    """
+    WaitDecision: _aio.UnaryUnaryMultiCallable[_arbitration_service_pb2.WaitDecisionRequest, _arbitration_service_pb2.WaitDecisionResponse]  # type: ignore[assignment]
+    """WaitDecision returns once a decision has reached a phase, or the state of the decision when the timeout has passed.
+    It writes nothing. Call it again to wait longer.
     """
 
 class ArbitrationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -140,6 +148,16 @@ class ArbitrationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_arbitration_service_pb2.RevokeDecisionResponse, _abc.Awaitable[_arbitration_service_pb2.RevokeDecisionResponse]]:
         """RevokeDecision ends an approved decision whose execution has not started. It records a FACT with the person and the
         reason, and the DECISION.
+        """
+
+    @_abc_1.abstractmethod
+    def WaitDecision(
+        self,
+        request: _arbitration_service_pb2.WaitDecisionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_arbitration_service_pb2.WaitDecisionResponse, _abc.Awaitable[_arbitration_service_pb2.WaitDecisionResponse]]:
+        """WaitDecision returns once a decision has reached a phase, or the state of the decision when the timeout has passed.
+        It writes nothing. Call it again to wait longer.
         """
 
 def add_ArbitrationServiceServicer_to_server(servicer: ArbitrationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,1 @@
+"""Calls that wait until a decision has reached a phase: the phase, the wait, and the method."""
