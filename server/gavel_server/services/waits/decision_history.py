@@ -150,9 +150,14 @@ class DecisionHistory:
             return False
         if self.decision.decision.outcome != OUTCOME_APPROVED:
             return True
-        execution = self.execution
-        # What follows from a report is in its commit, so the event after it tells.
-        return execution is not None and not execution.execution.will_retry and self._read_to > execution.sequence_number
+        report = self.execution
+        # A person may have granted another attempt since the report. What follows from a report is in its commit, so the event after it
+        # tells whether a review does.
+        return (
+            report is not None
+            and not report.execution.will_retry
+            and self.decision.sequence_number < report.sequence_number < self._read_to
+        )
 
     async def _read_first(self) -> None:
         """Read the first decision of a proposal, if it is made."""
