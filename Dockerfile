@@ -9,7 +9,7 @@ WORKDIR /source
 COPY . .
 # Builds the native front too if Go and its modules can be fetched. The server's log line server.ready names the front in use.
 RUN make wheels PYTHON=python3.11
-RUN python3.11 -m venv /opt/gavel && /opt/gavel/bin/python -m pip install --no-index --find-links build/wheels gavel
+RUN python3.11 -m venv /opt/gavel && /opt/gavel/bin/python -m pip install --no-index --find-links build/wheels gavel-arbiter
 
 FROM ${PYTHON_IMAGE}
 # Debian's Redis, available on every architecture, for the embedded Redis: for containers with a volume instead of a Redis URL.

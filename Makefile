@@ -18,6 +18,8 @@ GENERATED ?= proto/gen/python
 # Arguments of `make bench`, e.g. BENCH="--gate --json build/bench.json".
 BENCH ?=
 COMPILE ?= true
+# gavel-client, gavel-rules and gavel-arbiter.
+DISTRIBUTIONS := ./client/python ./rules ./server
 UNIT_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 8 ? count + 1 : 8)))
 TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 4 ? count + 3 : 8)))
 # Number of evaluations, and further arguments, of `make fuzz`.
@@ -152,16 +154,18 @@ image:
 	elif command -v buildah >/dev/null; then buildah build --format docker $(IMAGE_FLAGS) --tag gavel:latest .; \
 	else echo "gavel: make image needs a running docker, or buildah; start or install one" >&2; exit 1; fi
 
-# Builds wheels of every locked package and of Gavel, from which the image installs. Gavel's hot path is compiled; COMPILE=false makes
-# a wheel of Python alone, for every platform.
+# Builds wheels of every locked package and of Gavel's three distributions, from which the image installs. Gavel's hot path is compiled;
+# COMPILE=false leaves it interpreted. The wheel of the rules brings the Rete engine, so none of durable-rules is needed.
 wheels: $(STAMP) front
 	rm -rf build/wheels
-	$(DURABLE_RULES_FLAGS) $(PIP) wheel --no-cache-dir --require-hashes --use-pep517 --no-build-isolation --requirement requirements.lock --wheel-dir build/wheels
-	HATCH_BUILD_HOOK_ENABLE_CUSTOM=$(COMPILE) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels .
+	awk '/^[a-z]/ { keep = !/^durable-rules==/ } keep' requirements.lock > $(VENV)/wheels.txt
+	$(PIP) wheel --require-hashes --no-build-isolation --only-binary :all: --requirement $(VENV)/wheels.txt --wheel-dir build/wheels
+	GAVEL_COMPILE=$(COMPILE) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheels $(DISTRIBUTIONS)
 
-# Rewrites the lock file from pyproject.toml, after a change of dependencies. Needs uv.
+# Rewrites the lock file from the four pyproject.toml, after a change of dependencies. Needs uv.
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate --extra dev pyproject.toml --output-file requirements.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-annotate \
+		$(patsubst %,--no-emit-package %,gavel-client gavel-rules gavel-arbiter) --group dev server/pyproject.toml --output-file requirements.lock
 
 # Checks for Python, venv, the C compiler and the headers before anything is fetched.
 define PREREQUISITES
@@ -183,12 +187,12 @@ export PREREQUISITES
 
 # The wheels, durable-rules' build tools included, are installed first. durable-rules then builds without isolation and fetches nothing
 # unpinned.
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml $(DISTRIBUTIONS:%=%/pyproject.toml)
 	@test -n "$(PYTHON)" || { echo "gavel: no Python 3.11 or 3.12 on PATH; install one or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c "$$PREREQUISITES"
 	$(PYTHON) -m venv --clear $(VENV)
 	awk '/^[a-z]/ { keep = !/^durable-rules==/ } keep' requirements.lock > $(VENV)/wheels.txt
 	$(PIP) install --require-hashes --only-binary :all: --requirement $(VENV)/wheels.txt
 	$(DURABLE_RULES_FLAGS) $(PIP) install --no-cache-dir --require-hashes --use-pep517 --no-build-isolation --requirement requirements.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(PIP) install --no-deps --no-build-isolation $(DISTRIBUTIONS:%=--editable %)
 	touch $(STAMP)

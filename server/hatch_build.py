@@ -5,22 +5,28 @@ both (`make test-compiled`). Compiled are the modules that a command passes thro
 compile without a rewrite stays interpreted (docs/decisions/0019-compiled-core.md, docs/performance.md).
 
 There are two users. `make compiled` runs this file as a program and gets an importable tree. hatchling finds the hook below by
-pyproject.toml, and puts the same libraries into a wheel if HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheels` sets it. Neither
-writes into the source tree, where an old library would hide newer source.
+rules/pyproject.toml and server/pyproject.toml. It puts the same libraries into the wheels if GAVEL_COMPILE is "true", as in `make wheels`.
+Neither writes into the source tree, where an old library would hide newer source.
+
+The hook also puts the Rete engine into the wheel of the rules, always: durable-rules ships as source, and a plain `pip install` would
+build it without the flags on which its hashes rely (gavel_rules/language/engines/durable_rules.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,6 +92,8 @@ INTERPRETED: Final = {
         "language/expression_checker",
         "language/report_expressions",
         "language/rule_set_cache",
+        # Loads a library when it is imported.
+        "language/engines/durable_rules",
     },
     "server/gavel_server": {
         # These wait for the log, the clock or other tasks, and compute little.
@@ -104,7 +112,17 @@ INTERPRETED: Final = {
 LIBRARY: Final = "machine_code"
 # -O3 was measured to be no faster, and takes longer to build.
 OPTIMIZATION: Final = "2"
+# Names the build in a compiled tree, and in the packages of a compiled wheel: libraries of different builds must not be mixed.
 STAMP: Final = "compiled-from"
+COMPILE: Final = "GAVEL_COMPILE"
+# The package whose compiled modules and data a distribution's wheel gets.
+PACKAGE_OF: Final = {"gavel-rules": "gavel_rules", "gavel-arbiter": "gavel_server"}
+# The Rete engine, and the command that builds it. Its sha256 is the one in requirements.lock.
+ENGINE: Final = "durable_rules_engine"
+ENGINE_REQUIREMENT: Final = "durable-rules==2.0.28"
+ENGINE_SHA256: Final = "053b26f5e48d312d4fa27995243f954671be6eece477f150c059c364eb4d7d61"
+ENGINE_FLAGS: Final = "-O2 -fwrapv -frecord-gcc-switches"
+ENGINE_FOLDER: Final = "gavel_rules/language/engines"
 # gavel_server/front/programs.py looks for the front there.
 NATIVE_FRONT: Final = Path(sysconfig.get_path("scripts")) / "gavel-front"
 
@@ -155,8 +173,13 @@ def is_current(tree: Path) -> bool:
 def build_libraries(work: Path) -> Path:
     """Compile the modules and return the directory of the libraries, laid out as packages. Raises CompileError.
 
-    Results that `work` holds from an earlier build are used again.
+    Results that `work` holds from an earlier build are used again: all of them if no source has changed.
     """
+    stamp = work / "libraries-of"
+    current = digest()
+    if stamp.is_file() and stamp.read_text() == current:
+        return work / "libraries"
+    stamp.unlink(missing_ok=True)
     # In a process of its own, since setuptools changes the state of the whole interpreter.
     compiled = subprocess.run(  # noqa: S603  # this very file
         [sys.executable, __file__, "--libraries", str(work)],
@@ -168,6 +191,7 @@ def build_libraries(work: Path) -> Path:
     )
     if compiled.returncode:
         raise CompileError(f"the hot path cannot be compiled:\n{compiled.stdout}")
+    stamp.write_text(current)
     return work / "libraries"
 
 
@@ -185,22 +209,83 @@ def build_tree(tree: Path, work: Path) -> None:
     fresh.rename(tree)
 
 
-class CompiledBuildHook(BuildHookInterface[Any]):
-    """Puts the libraries into a wheel, and the native front if `make front` has built it. An editable install stays interpreted."""
+class WheelHook(BuildHookInterface[Any]):
+    """Puts the engine into the wheel of the rules; into compiled wheels the libraries, and the native front if `make front` has built it.
+
+    An editable install stays interpreted, and uses the engine that `make setup` has installed.
+    """
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and name the files for the wheel. hatchling calls this first; `version` is the kind of wheel."""
+        """Build, and name the files for the wheel. hatchling calls this first; `version` is the kind of wheel."""
         if version != "standard":
             return
+        package = PACKAGE_OF[self.metadata.core.name]
+        included: dict[str, str] = build_data["force_include"]
+        if package == "gavel_rules":
+            included.update(_engine_files(Path(self.directory)))
+            build_data.update(pure_python=False, infer_tag=True)
+        if os.environ.get(COMPILE) != "true":
+            return
         libraries = build_libraries(ROOT / "build/compiling")
-        for path in _files(libraries):
-            build_data["force_include"][str(path)] = path.relative_to(libraries).as_posix()
-        if NATIVE_FRONT.is_file():
+        included.update({str(path): path.relative_to(libraries).as_posix() for path in _files(libraries / package)})
+        if package == "gavel_server" and NATIVE_FRONT.is_file():
             build_data["shared_scripts"][str(NATIVE_FRONT)] = NATIVE_FRONT.name
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        stamp = ROOT / "build/compiling" / STAMP
+        stamp.write_text(digest())
+        included[str(stamp)] = f"{package}/{STAMP}"
+        build_data.update(pure_python=False, infer_tag=True)
+
+
+def _engine_files(directory: Path) -> dict[str, str]:
+    """Return the engine's library and licence, by their paths in the wheel.
+
+    They are those of this environment, if its engine has the flags. An environment that pip made for the build has none: then the engine
+    is built from its pinned source, below `directory`.
+    """
+    specification = importlib.util.find_spec(ENGINE)
+    if specification is not None and specification.origin is not None and b"-fwrapv" in Path(specification.origin).read_bytes():
+        try:
+            licence = next(file for file in distribution("durable-rules").files or () if file.name.upper().startswith("LICENSE"))
+        except (PackageNotFoundError, StopIteration):
+            raise CompileError("the installed durable-rules has no licence file; install it again") from None
+        return _engine_paths(Path(specification.origin), Path(str(licence.locate())))
+    unpacked = directory / "durable-rules"
+    with tempfile.TemporaryDirectory() as work:
+        requirement = Path(work, "requirements.txt")
+        requirement.write_text(f"{ENGINE_REQUIREMENT} --hash=sha256:{ENGINE_SHA256}\n")
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--quiet",
+            "--disable-pip-version-check",
+            "wheel",
+            "--no-deps",
+            "--no-cache-dir",
+            "--use-pep517",
+        ]
+        built = subprocess.run(  # noqa: S603  # pip itself, with arguments of this file
+            [*pip, "--no-build-isolation", "--require-hashes", "--requirement", str(requirement), "--wheel-dir", work],
+            env={**os.environ, "CPPFLAGS": ENGINE_FLAGS},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if built.returncode:
+            raise CompileError(f"{ENGINE_REQUIREMENT} cannot be built:\n{built.stdout}")
+        (wheel,) = Path(work).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(unpacked)
+    (library,) = unpacked.glob(f"{ENGINE}*")
+    (licence_file,) = unpacked.rglob("LICENSE*")
+    return _engine_paths(library, licence_file)
+
+
+def _engine_paths(library: Path, licence: Path) -> dict[str, str]:
+    return {str(library): f"{ENGINE_FOLDER}/{library.name}", str(licence): f"{ENGINE_FOLDER}/{ENGINE}.LICENSE"}
 
 
 def _files(directory: Path) -> Iterable[Path]:

@@ -13,3 +13,7 @@ class CaseError(GavelRulesError):
 
 class NetworkFaultError(GavelRulesError):
     """The Rete engine broke its protocol. Its handle is discarded; the next evaluation uses a new one."""
+
+
+class EngineBuildError(ImportError):
+    """The Rete engine is missing, or was compiled without the flags that it needs; the message has the command that installs it."""

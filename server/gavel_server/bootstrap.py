@@ -41,7 +41,6 @@ from gavel_server.process.background import new_supervisor, report_forever
 from gavel_server.process.build import build
 from gavel_server.process.clock import GuardedClock
 from gavel_server.process.descriptors import raise_limit
-from gavel_server.process.engine_build import engine_build_problem, engine_build_remedy
 from gavel_server.process.garbage_collection import collect_less
 from gavel_server.process.signals import stop_signals
 from gavel_server.process.sockets import private_socket
@@ -92,9 +91,6 @@ async def serve(settings: Settings, *, ready: Callable[[str], None]) -> None:
 
 
 async def _serve_until_signal(settings: Settings, ready: Callable[[str], None]) -> None:
-    problem = engine_build_problem()
-    if problem:
-        _LOG.warning("engine.build", problem=problem, remedy=engine_build_remedy())
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()

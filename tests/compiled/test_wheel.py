@@ -1,4 +1,4 @@
-"""The wheel of `make wheels` contains the compiled libraries, and an installation from it runs them."""
+"""The wheels of `make wheels` contain the compiled libraries, and an installation from them runs them."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built as the Makefile builds it."""
-    directory = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)],
-        cwd=ROOT,
-        env={**os.environ, "HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"},
-        check=True,
-        capture_output=True,
-        timeout=900,  # a minute on a quiet machine
-    )
-    (built,) = directory.glob("gavel-*.whl")
-    return built
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheels by distribution, built as the Makefile builds them."""
+    directory = tmp_path_factory.mktemp("wheels")
+    for folder in ("client/python", "rules", "server"):
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)],
+            cwd=ROOT / folder,
+            env={**os.environ, "GAVEL_COMPILE": "true"},
+            check=True,
+            capture_output=True,
+            timeout=900,  # a minute on a quiet machine
+        )
+    return {wheel.name.split("-")[0]: wheel for wheel in directory.glob("*.whl")}
 
 
-def test_the_libraries_are_in_the_wheel(wheel: Path) -> None:
-    """The wheel has every compiled module and the library of its package besides the source, and is named for its platform."""
+@pytest.mark.parametrize(("distribution", "package"), [("gavel_rules", "gavel_rules"), ("gavel_arbiter", "gavel_server")])
+def test_the_libraries_are_in_the_wheel(wheels: dict[str, Path], distribution: str, package: str) -> None:
+    """A wheel has every compiled module and the library of its package besides the source, and is named for its platform."""
+    wheel = wheels[distribution]
     names = set(zipfile.ZipFile(wheel).namelist())
     libraries = {path.as_posix() for path in runpy.run_path(str(ROOT / "server/hatch_build.py"))["library_paths"](Path())}
-    assert len(libraries) > 20
-    assert libraries == {name for name in names if name.endswith(".so")}
-    assert {"gavel_rules/decider.py", "gavel_server/log/redis/append.lua", "gavel_rules/sets/refunds.yaml"} <= names
+    expected = {name for name in libraries if name.startswith(f"{package}/")}
+    assert len(expected) > 20
+    assert expected == {name for name in names if name.endswith(".so") and "durable_rules_engine" not in name}
     top_level = {PurePosixPath(name).parts[0] for name in names}
-    packages = {name for name in top_level if PurePosixPath(name).suffix not in (".dist-info", ".data")}
-    assert {"gavel", "gavel_rules", "gavel_server", "gavel_client"} == packages
+    assert [package] == [name for name in top_level if PurePosixPath(name).suffix not in (".dist-info", ".data")]
     assert f"-cp{sys.version_info.major}{sys.version_info.minor}-" in wheel.name
     assert not wheel.name.endswith("-any.whl")
 
 
-def test_the_native_front_is_in_the_wheel(wheel: Path) -> None:
-    """The native front, if it was built, is the only program that the wheel installs besides `gavel`."""
+def test_the_native_front_is_in_the_wheel(wheels: dict[str, Path]) -> None:
+    """The native front, if it was built, is the only program that the wheels install besides `gavel`."""
+    wheel = wheels["gavel_arbiter"]
     scripts = {name: info for info in zipfile.ZipFile(wheel).infolist() if ".data/" in (name := info.filename)}
     expected = ["gavel-front"] if FRONTS else []
     assert expected == [PurePosixPath(name).name for name in scripts]
@@ -57,9 +59,10 @@ def test_the_native_front_is_in_the_wheel(wheel: Path) -> None:
         assert info.external_attr >> 16 & 0o111, "it could not be run"
 
 
-def test_installed_wheel_runs_compiled(wheel: Path, tmp_path: Path) -> None:
-    """An unpacked wheel reports the compiled build, and its core works."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+def test_installed_wheels_run_compiled(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """Unpacked wheels report the compiled build, and their core works."""
+    for wheel in wheels.values():
+        zipfile.ZipFile(wheel).extractall(tmp_path)
     program = [
         "from gavel_server.process.build import build",
         "from gavel_rules import decider",
@@ -74,3 +77,16 @@ def test_installed_wheel_runs_compiled(wheel: Path, tmp_path: Path) -> None:
     where, *rest = output.split()
     assert Path(where).parent == tmp_path / "gavel_rules"
     assert ["compiled", "refunds"] == rest
+
+
+def test_libraries_of_another_build_are_refused(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """A compiled server does not start with rules of another build, whose C functions may differ."""
+    for wheel in wheels.values():
+        zipfile.ZipFile(wheel).extractall(tmp_path)
+    (tmp_path / "gavel_rules/compiled-from").write_text("another build")
+    command = [sys.executable, "-c", "import gavel_server"]
+    process = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert 0 != process.returncode
+    assert "gavel-arbiter and gavel-rules are of different builds; install both" in process.stderr

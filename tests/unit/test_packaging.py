@@ -1,4 +1,4 @@
-"""The package: the wheel's contents, its rule sets, the floors of its dependencies and the build of durable-rules."""
+"""The three distributions: the wheels' contents, their rule sets, the floors of its dependencies and the build of durable-rules."""
 
 from __future__ import annotations
 
@@ -10,61 +10,95 @@ import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from gavel_rules.authoring.shipped_rule_sets import shipped_names, shipped_rule_set
+from gavel_rules.language.engines.durable_rules import REMEDY
+from gavel_server.process.build import VERSION
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests.support.paths import ROOT
 
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Gavel's wheel, built with the installed hatchling: no isolation, no network."""
-    directory = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    (built,) = directory.glob("gavel-*.whl")
-    return built
+# Each distribution's folder, and the import names that it installs.
+DISTRIBUTIONS = {
+    "gavel_client": ("client/python", {"gavel", "gavel_client"}),
+    "gavel_rules": ("rules", {"gavel_rules"}),
+    "gavel_arbiter": ("server", {"gavel_server"}),
+}
 
 
 @pytest.fixture(scope="module")
-def names(wheel: Path) -> set[str]:
-    """Paths of the files in the wheel."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Gavel's wheels by distribution, built with the installed hatchling: no isolation, no network."""
+    directory = tmp_path_factory.mktemp("wheels")
+    for folder, _ in DISTRIBUTIONS.values():
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)],
+            cwd=ROOT / folder,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+    return {wheel.name.split("-")[0]: wheel for wheel in directory.glob("*.whl")}
+
+
+def names_in(wheel: Path) -> set[str]:
+    """Return the paths of the files in a wheel."""
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_top_level_names(names: set[str]) -> None:
-    """The wheel installs exactly four import names: nothing called server, rules, client or google."""
-    top_level = {PurePosixPath(name).parts[0] for name in names}
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_top_level_names(wheels: dict[str, Path], distribution: str) -> None:
+    """Each wheel installs its own import names only: nothing called server, rules, client or google."""
+    top_level = {PurePosixPath(name).parts[0] for name in names_in(wheels[distribution])}
     (metadata,) = {name for name in top_level if name.endswith(".dist-info")}
-    assert {"gavel", "gavel_rules", "gavel_server", "gavel_client", metadata} == top_level
+    assert {*DISTRIBUTIONS[distribution][1], metadata} == top_level
 
 
-def test_data_files(names: set[str]) -> None:
-    """The wheel holds every file of the source packages, data files like append.lua included, and every shipped rule set."""
-    packages = [
-        ROOT / "proto/gen/python/gavel",
-        ROOT / "rules/gavel_rules",
-        ROOT / "server/gavel_server",
-        ROOT / "client/python/gavel_client",
-    ]
-    expected = {
-        path.relative_to(package.parent).as_posix()
-        for package in packages
-        for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    expected |= {f"gavel_rules/sets/{path.name}" for path in (ROOT / "rules/sets").iterdir()}
-    assert set() == expected - names
-    assert {"gavel_rules/py.typed", "gavel_server/log/redis/append.lua", "gavel_rules/sets/refunds.yaml"} <= names
+def test_data_files(wheels: dict[str, Path]) -> None:
+    """The wheels hold every file of the source packages, data files like append.lua included, every shipped rule set and the licence."""
+    for distribution, (folder, packages) in DISTRIBUTIONS.items():
+        names = names_in(wheels[distribution])
+        expected = {
+            path.relative_to(ROOT / folder).as_posix()
+            for package in packages
+            for path in (ROOT / folder / package).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert len(expected) > 20
+        assert set() == expected - names
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert {f"gavel_rules/sets/{path.name}" for path in (ROOT / "rules/sets").iterdir()} <= names_in(wheels["gavel_rules"])
+    assert {"gavel/v1/decision_pb2.py", "gavel/py.typed"} <= names_in(wheels["gavel_client"])
+    assert "gavel_server/log/redis/append.lua" in names_in(wheels["gavel_arbiter"])
+
+
+def test_only_the_rules_are_for_one_platform(wheels: dict[str, Path]) -> None:
+    """The client is pure Python and for every version of it; the wheel of the rules is for one platform, because it has the engine."""
+    assert wheels["gavel_client"].name.endswith("-py3-none-any.whl")
+    assert not wheels["gavel_rules"].name.endswith("-any.whl")
+
+
+def test_the_engine_is_in_the_wheel(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """An unpacked wheel uses the engine that it brings, even if another one is installed."""
+    for wheel in wheels.values():
+        zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = "from gavel_rules.language.engines.durable_rules import library; print(library.__file__)"
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert tmp_path / "gavel_rules/language/engines" == Path(output.strip()).parent
+    assert (tmp_path / "gavel_rules/language/engines/durable_rules_engine.LICENSE").read_text(encoding="utf-8").strip()
 
 
 def test_shipped_rule_sets_of_the_tree() -> None:
@@ -76,9 +110,9 @@ def test_shipped_rule_sets_of_the_tree() -> None:
         shipped_rule_set("absent")
 
 
-def test_shipped_rule_sets_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_shipped_rule_sets_of_the_wheel(wheels: dict[str, Path], tmp_path: Path) -> None:
     """In an unpacked wheel, a shipped rule set is the same document as in the tree."""
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+    zipfile.ZipFile(wheels["gavel_rules"]).extractall(tmp_path)
     read = subprocess.run(
         [
             sys.executable,
@@ -133,28 +167,64 @@ def required_by_generated_code() -> dict[str, Version]:
     return {"grpcio": max(grpc), "protobuf": max(protobuf)}
 
 
-def test_dependency_floors() -> None:
-    """pyproject.toml admits no version of grpcio, its companions or protobuf that is too old for the generated code."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    requirements = [Requirement(line) for line in project["dependencies"]]
+def project_of(distribution: str) -> dict[str, Any]:
+    """Return the project table of a distribution's pyproject.toml."""
+    project: dict[str, Any] = tomllib.loads((ROOT / DISTRIBUTIONS[distribution][0] / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    return project
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_dependency_floors(distribution: str) -> None:
+    """No distribution admits a version of grpcio, its companions or protobuf that is too old for the generated code."""
     floors = {
         requirement.name: Version(specifier.version)
-        for requirement in requirements
+        for requirement in map(Requirement, project_of(distribution)["dependencies"])
         for specifier in requirement.specifier
         if specifier.operator == ">="
     }
     required = required_by_generated_code()
     companions = ("grpcio-health-checking", "grpcio-reflection", "grpcio-status")
     expected = {**required, **dict.fromkeys(companions, required["grpcio"])}
-    assert {} == {name: f"{floors[name]} < {version}" for name, version in expected.items() if floors[name] < version}
+    assert {} == {name: f"{floors[name]} < {version}" for name, version in expected.items() if name in floors and floors[name] < version}
+
+
+def test_client_floors() -> None:
+    """The client's floors of grpcio and protobuf are exactly what the generated code needs, so that it fits into old environments."""
+    requirements = {requirement.name: requirement for requirement in map(Requirement, project_of("gavel_client")["dependencies"])}
+    required = required_by_generated_code()
+    assert {name: SpecifierSet(f">={version}") for name, version in required.items()} == {
+        name: requirements[name].specifier for name in required
+    }
+
+
+def test_one_version() -> None:
+    """The three distributions have the version that the server reports, and require each other in exactly this version."""
+    for distribution in DISTRIBUTIONS:
+        project = project_of(distribution)
+        assert VERSION == project["version"]
+        own = [requirement for requirement in map(Requirement, project["dependencies"]) if requirement.name.startswith("gavel")]
+        assert {f"=={VERSION}"} | {str(requirement.specifier) for requirement in own} == {f"=={VERSION}"}
 
 
 def test_lock_satisfies_the_floors() -> None:
-    """Every requirement of pyproject.toml admits the version that requirements.lock pins."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    """Every requirement of the distributions and of developers admits the version that requirements.lock pins."""
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     pins = {match[1]: Version(match[2]) for line in lines if (match := re.match(r"([a-z0-9.-]+)==(\S+)", line))}
-    requirements = [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    developers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["dev"]
+    listed = [*developers, *(line for distribution in DISTRIBUTIONS for line in project_of(distribution)["dependencies"])]
+    requirements = [one for one in map(Requirement, listed) if not one.name.startswith("gavel") and one.name != "async-timeout"]
+    assert len(requirements) > 40
     assert [] == [
         str(requirement) for requirement in requirements if pins[canonicalize_name(requirement.name)] not in requirement.specifier
     ]
+
+
+def test_engine_of_the_wheels_is_the_locked_one() -> None:
+    """Wheels built outside of the locked environment get the engine of the same version and hash."""
+    builder = runpy.run_path(str(ROOT / "server/hatch_build.py"))
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert f"{builder['ENGINE_REQUIREMENT']} \\\n    --hash=sha256:{builder['ENGINE_SHA256']}\n" in lock
+    assert builder["ENGINE_REQUIREMENT"] in REMEDY
+    assert builder["ENGINE_FLAGS"] in REMEDY

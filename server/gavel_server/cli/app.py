@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Final
 
 import typer
@@ -59,15 +58,9 @@ rules = typer.Typer(help="Write, check, test, deploy, activate and read rule set
 
 def _print_version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
+        from gavel_server.process.build import VERSION, build
 
-        from gavel_server.process.build import build
-        from gavel_server.process.engine_build import engine_build_problem, engine_build_remedy
-
-        print(f"{PROGRAM} {version(PROGRAM)} ({build()})")
-        problem = engine_build_problem()
-        if problem:
-            print(f"{PROGRAM}: warning: {problem}; install it again: {engine_build_remedy()}", file=sys.stderr)
+        print(f"{PROGRAM} {VERSION} ({build()})")
         raise typer.Exit
 
 

@@ -97,6 +97,12 @@ def _usage_message(error: typer.TyperException) -> str:
 
 def _expected_failure(error: Exception) -> tuple[str, int] | None:
     """Return message and status of an error of the packages below. They are imported here, so that only a failure pays for it."""
+    from gavel_rules.errors import EngineBuildError
+
+    if isinstance(error, EngineBuildError):
+        # Nothing that imports the core can be imported.
+        return str(error), EXIT_FAILURE
+
     from gavel_server.config import SettingsError
     from gavel_server.log.protocol import LogError
 

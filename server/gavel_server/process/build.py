@@ -1,4 +1,4 @@
-"""The build of Gavel that this process runs: with the hot path compiled to machine code, or interpreted.
+"""The version and the build of Gavel that this process runs: with the hot path compiled to machine code, or interpreted.
 
 Both make the same decisions; only their speed differs. The first line of the server's log and `gavel --version` name the build.
 """
@@ -9,6 +9,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from typing import Final
 
+# The version of the three wheels, which are released together.
+VERSION: Final = "0.1.0"
 COMPILED: Final = "compiled"
 INTERPRETED: Final = "interpreted"
 

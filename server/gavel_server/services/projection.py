@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import nullcontext
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gavel.v1.projection_service_pb2 import (
@@ -32,6 +31,7 @@ from gavel_server.fairness.turns import call_slice
 from gavel_server.fairness.work_slots import wide_subject_slots
 from gavel_server.intake.formats import SUBJECT
 from gavel_server.log import ConsumerGroup, LogError
+from gavel_server.process.build import VERSION
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
@@ -52,7 +52,7 @@ NARROW_KEYS_MAX: Final = 256
 
 Result = TypeVar("Result")
 
-_SERVER_VERSION: Final = f"gavel {version('gavel')}"
+_SERVER_VERSION: Final = f"gavel {VERSION}"
 
 
 class ProjectionServicer:

@@ -19,11 +19,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import durable_rules_engine
 from mypy_extensions import mypyc_attr
 
 from gavel_rules.errors import GavelRulesError, NetworkFaultError
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
+from gavel_rules.language.engines.durable_rules import library as durable_rules_engine
 from gavel_rules.language.engines.lowering import (
     FLAG,
     GUARD,

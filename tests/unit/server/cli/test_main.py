@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 from gavel_server.cli import options
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.main import run
-from gavel_server.process.build import build
+from gavel_server.process.build import VERSION, build
 
 UNUSED_ADDRESS = "127.0.0.1:9"
 
@@ -127,7 +126,7 @@ def test_unexpected_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     """Help and version are exit status 0; the version names the build."""
     assert 0 == run(["--version"])
-    assert f"gavel {version('gavel')} ({build()})\n" == capsys.readouterr().out
+    assert f"gavel {VERSION} ({build()})\n" == capsys.readouterr().out
     assert 0 == run(["log", "tail", "--help"])
     assert "--follow" in capsys.readouterr().out
 
