@@ -84,7 +84,6 @@ def _slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_remedies_are_those_of_the_table() -> None:
     """The table of remedies in arbitration.md has every reason code with the remedies of the code's own table."""
     section = _text("arbitration.md").partition("## What helps")[2].partition("\n## ")[0]
@@ -92,6 +91,7 @@ def test_remedies_are_those_of_the_table() -> None:
     assert {row.code: [Remedy.Name(one).removeprefix("REMEDY_") for one in row.remedies] for row in REASON_CODES} == documented
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
     """Every relative link names a file of this repository, and its anchor a heading there."""
     broken = []
