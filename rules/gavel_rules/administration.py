@@ -1,4 +1,4 @@
-"""Commands of operators: opening a bus, its cross-check and time, and the life of rule sets (constitution §6.4).
+"""Commands of operators: opening a bus, its cross-check and time, the life of rule sets (constitution §6.4), and grants.
 
 Each command that succeeds records one system fact with everything that a replay needs. A version of a rule set is deployed once. An
 activation takes effect from its place in the log on. This module never compiles a document: the command carries the compiled rule set.
@@ -10,6 +10,7 @@ from typing import Any
 
 from gavel.v1 import error_pb2, fact_pb2
 from gavel.v1.common_pb2 import Producer
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import (
     BusOpened,
@@ -17,6 +18,7 @@ from gavel.v1.fact_pb2 import (
     CrossCheck,
     CrossCheckChanged,
     Fact,
+    GrantsDeployed,
     RuleSetActivated,
     RuleSetDeactivated,
     RuleSetDeployed,
@@ -27,10 +29,13 @@ from gavel_rules.commands import (
     ActivateRuleSet,
     ChangeCrossCheck,
     DeactivateRuleSet,
+    DeployGrants,
     DeployRuleSet,
     EventAnswer,
     Fault,
+    GrantsPosition,
     OpenBus,
+    RecordRefusals,
     RuleSetPosition,
 )
 from gavel_rules.events.arbiter_versions import semantics_of
@@ -103,6 +108,8 @@ def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Faul
             digest=rule_set.digest,
             document=command.document,
             canonical_json=rule_set.canonical_json,
+            principal=recorder.caller,
+            reason=command.reason,
         ),
     )
     return RuleSetPosition(policy_id, version, rule_set.digest, event.sequence_number)
@@ -136,6 +143,8 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         digest=deployed.digest,
         mode=fact_pb2.ACTIVATION_MODE_SHADOW if command.shadow else fact_pb2.ACTIVATION_MODE_ACTIVE,
         previous_version=before.version if before else 0,
+        principal=recorder.caller,
+        reason=command.reason,
     )
     event = _record_system_fact(recorder, command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
     return RuleSetPosition(policy_id, version, deployed.digest, event.sequence_number)
@@ -153,11 +162,60 @@ def deactivate(recorder: Recorder, command: DeactivateRuleSet) -> RuleSetPositio
     if current is None:
         problem = "has no shadow" if command.shadow else "is not active"
         return Fault(error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND, f"rule set {policy_id} {problem}")
-    deactivated = RuleSetDeactivated(policy_id=policy_id, version=current.version)
+    deactivated = RuleSetDeactivated(policy_id=policy_id, version=current.version, principal=recorder.caller, reason=command.reason)
     if command.shadow:
         deactivated.mode = fact_pb2.ACTIVATION_MODE_SHADOW
     event = _record_system_fact(recorder, command.event_id, "RuleSetDeactivated", f"rule-set/{policy_id}", rule_set_deactivated=deactivated)
     return RuleSetPosition(policy_id, current.version, current.rule_set.digest, event.sequence_number)
+
+
+def deploy_grants(recorder: Recorder, command: DeployGrants) -> GrantsPosition | Fault:
+    """Record a version of the grants, which is in force from its event on. Deploying what is in force changes nothing."""
+    state = recorder.state
+    grants = command.grants
+    if not state.semantics.attests:
+        message = f"bus {state.bus} has arbiter version {state.arbiter_version}, which knows no grants; deploy them on a new bus"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    in_force = state.grants_in_force
+    version = in_force.deployed.version if in_force is not None else 0
+    if command.expected_version is not None and command.expected_version != version:
+        message = f"expected version {command.expected_version} of the grants, but version {version} is in force (0: none)"
+        return Fault(error_pb2.ERROR_REASON_ACTIVATION_RACED, message)
+    if in_force is not None and in_force.deployed.digest == grants.digest:
+        return GrantsPosition(grants.name, grants.version, grants.digest, in_force.deployed.sequence_number)
+    known = state.grants_versions.get(grants.version)
+    if known is not None and known.digest != grants.digest:
+        return Fault(
+            error_pb2.ERROR_REASON_VERSION_REUSED,
+            f"version {grants.version} of the grants is deployed with digest {known.digest}; "
+            f"this document has {grants.digest}: give it a new version",
+        )
+    deployed = GrantsDeployed(
+        name=grants.name,
+        version=grants.version,
+        digest=grants.digest,
+        document=command.document,
+        canonical_json=grants.canonical_json,
+        principal=recorder.caller,
+        reason=command.reason,
+    )
+    event = _record_system_fact(recorder, command.event_id, "GrantsDeployed", f"bus/{state.bus}", grants_deployed=deployed)
+    return GrantsPosition(grants.name, grants.version, grants.digest, event.sequence_number)
+
+
+def record_refusals(recorder: Recorder, command: RecordRefusals) -> EventAnswer | Fault:
+    """Record refused calls as a diagnostic."""
+    if not recorder.state.head:
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, "the bus is not open")
+    return EventAnswer(
+        recorder.record_diagnostic(
+            AgentDiagnostic(kind="AccessRefused", access_refused=command.refused),
+            event_id=command.event_id,
+            causation_id="",
+            trace_id=command.event_id,
+            subject=f"bus/{recorder.state.bus}",
+        )
+    )
 
 
 def _sampling_fault(cross_check: CrossCheck) -> Fault | None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
+from gavel.v1.diagnostic_pb2 import AccessRefused
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
 from gavel.v1.fact_pb2 import CrossCheck
@@ -22,6 +23,7 @@ from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledRuleSet
 
 
@@ -117,6 +119,7 @@ class DeployRuleSet:
     event_id: str
     rule_set: CompiledRuleSet
     document: str
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -128,6 +131,7 @@ class ActivateRuleSet:
     version: int
     expected_active_version: int | None
     shadow: bool = False
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -138,6 +142,26 @@ class DeactivateRuleSet:
     policy_id: str
     expected_active_version: int | None
     shadow: bool = False
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class DeployGrants:
+    """Put grants in force. `expected_version`: None accepts any, 0 requires that none are in force."""
+
+    event_id: str
+    grants: CompiledGrants
+    document: str
+    reason: str
+    expected_version: int | None = None
+
+
+@dataclass(slots=True)
+class RecordRefusals:
+    """Record calls that were refused for lack of credentials or rights."""
+
+    event_id: str
+    refused: AccessRefused
 
 
 @dataclass(slots=True)
@@ -167,6 +191,8 @@ Command = (
     | DeployRuleSet
     | ActivateRuleSet
     | DeactivateRuleSet
+    | DeployGrants
+    | RecordRefusals
     | Tick
 )
 
@@ -256,11 +282,20 @@ class RuleSetPosition(NamedTuple):
     sequence_number: int
 
 
+class GrantsPosition(NamedTuple):
+    """Grants, with the sequence number of their deployment."""
+
+    name: str
+    version: int
+    digest: str
+    sequence_number: int
+
+
 class NoAnswer(NamedTuple):
     """The answer to a command that nobody waits for."""
 
 
-Answer = EventAnswer | ContestEntry | LeasedAttempt | AttemptRefusal | RuleSetPosition | NoAnswer | Fault
+Answer = EventAnswer | ContestEntry | LeasedAttempt | AttemptRefusal | RuleSetPosition | GrantsPosition | NoAnswer | Fault
 
 
 class Failure(NamedTuple):

@@ -17,6 +17,7 @@ from gavel_rules import administration
 from gavel_rules.arbitration import contest
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.arbitration.submission import submit
+from gavel_rules.authorization import authorize
 from gavel_rules.commands import (
     NO_REFERENCES,
     AcceptClock,
@@ -26,11 +27,13 @@ from gavel_rules.commands import (
     ChangeCrossCheck,
     Command,
     DeactivateRuleSet,
+    DeployGrants,
     DeployRuleSet,
     Handled,
     NoAnswer,
     OpenBus,
     PublishEvent,
+    RecordRefusals,
     References,
     RenewExecution,
     ReportExecution,
@@ -40,6 +43,7 @@ from gavel_rules.commands import (
     Tick,
 )
 from gavel_rules.execution import attempts, lifecycle, reports, review
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.publication import publish
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import OpenContest
@@ -54,17 +58,19 @@ def handle(
     references: References = NO_REFERENCES,
     now_ms: int = 0,
     engine: Engine.ValueType = decision_pb2.ENGINE_RETE,
+    principal: Principal = ANONYMOUS,
 ) -> Handled:
     """Return the events that a command records at `now_ms` (milliseconds since the epoch), and its answer.
 
     `now_ms` is not below the state's `recorded_at_ms`. `engine` REFERENCE evaluates rules by the reference engine alone (replay).
+    `principal` is the authenticated caller.
     """
     recorder = Recorder(state, now_ms)
     if isinstance(command, Tick):
         _fire_timers(recorder, command.limit, engine, command.unjudged, command.judgements)
         return Handled(recorder.events, NoAnswer(), recorder.failures)
     _fire_timers(recorder, _EVENTS_UNBOUNDED, engine, (), {})
-    answer = _dispatch(recorder, command, references, engine)
+    answer = authorize(recorder, command, principal) or _dispatch(recorder, command, references, engine)
     return Handled(recorder.events, answer, recorder.failures)
 
 
@@ -117,4 +123,8 @@ def _dispatch(recorder: Recorder, command: Command, references: References, engi
             return administration.activate(recorder, command)
         case DeactivateRuleSet():
             return administration.deactivate(recorder, command)
+        case DeployGrants():
+            return administration.deploy_grants(recorder, command)
+        case RecordRefusals():
+            return administration.record_refusals(recorder, command)
     raise TypeError(f"{command!r} is not a command of the decider")

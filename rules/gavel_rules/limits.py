@@ -53,6 +53,9 @@ RULE_SETS_PER_ACTION_MAX: Final = 16
 # Shadows of one action, which also evaluate every proposal.
 SHADOWS_PER_ACTION_MAX: Final = 4
 
+# Deployed versions of the grants that a bus remembers beside the log: the newest, and the one in force.
+GRANTS_VERSIONS_MAX: Final = 64
+
 LEASE_MS_DEFAULT: Final = 30_000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000

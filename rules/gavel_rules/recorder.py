@@ -12,6 +12,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.decision_pb2 import Decision, Outcome
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.identity_pb2 import Attestation
 
 from gavel_rules.codec.event_headers import encode_header, merge_header, parse_header
 from gavel_rules.commands import Failure, Fault
@@ -36,11 +37,17 @@ _parse_header: Final = parse_header
 
 
 class Recorder:
-    """The events of one command, applied to the state in order."""
+    """The events of one command, applied to the state in order.
+
+    `attestation` names the caller of the command. The first event that is recorded after it is set gets it: the event that the caller
+    causes itself. The others follow from that one. `caller` is the name of an authenticated caller, else "".
+    """
 
     def __init__(self, state: State, now_ms: int) -> None:
         self.state = state
         self.now_ms = now_ms
+        self.attestation: Attestation | None = None
+        self.caller = ""
         self.events: list[RecordedEvent] = []
         self.failures: list[Failure] = []
 
@@ -128,6 +135,9 @@ class Recorder:
         return number
 
     def _append(self, event: RecordedEvent) -> None:
+        if self.attestation is not None:
+            event.envelope.attestation.CopyFrom(self.attestation)
+            self.attestation = None
         self.state.advance(event, self.now_ms)
         self.events.append(event)
 

@@ -74,6 +74,7 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "RuleSetDeployed": "gavel.rule_set_deployed",
     "RuleSetActivated": "gavel.rule_set_activated",
     "RuleSetDeactivated": "gavel.rule_set_deactivated",
+    "GrantsDeployed": "gavel.grants_deployed",
     "ReviewResolved": "gavel.review_resolved",
     "RevocationRequested": "gavel.revocation_requested",
 }

@@ -19,9 +19,11 @@ from gavel_rules.commands import (
     ChangeCrossCheck,
     Command,
     DeactivateRuleSet,
+    DeployGrants,
     DeployRuleSet,
     OpenBus,
     PublishEvent,
+    RecordRefusals,
     References,
     RenewExecution,
     ReportExecution,
@@ -33,6 +35,7 @@ from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.kinds import GAVEL
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.identity.grants import compile_grants
 from gavel_rules.language.rule_set import CompiledRuleSet
 from gavel_rules.state.state import State
 
@@ -42,17 +45,20 @@ def command_of(
 ) -> tuple[Command | None, References]:
     """Return the command that recorded an input event, with its references; None if no command records such an event.
 
-    Raises DocumentError if a recorded rule set does not compile.
+    Raises DocumentError if recorded rule sets or grants do not compile.
     """
     sent = Envelope()
     sent.CopyFrom(recorded)
     sent.ClearField("sequence_number")
     sent.ClearField("recorded_at")
+    sent.ClearField("attestation")
     match recorded.WhichOneof("payload"):
         case "fact" if recorded.fact.WhichOneof("system") is not None:
             return _system_command(recorded, compile_document), References(cited_events=cited_events)
         case "agent_diagnostic" if is_late_report(recorded):
             return _late_report_command(recorded), References()
+        case "agent_diagnostic" if is_refusal_notice(recorded):
+            return RecordRefusals(recorded.event_id, recorded.agent_diagnostic.access_refused), References()
         case "decision" if recorded.decision.reason_code == reason_codes.RETRY_FACTS_CHANGED:
             # The only decision that a command makes without an input event: the begin of another attempt.
             return BeginExecution(recorded.decision.previous_decision_id, recorded.producer, 1), References()
@@ -72,12 +78,21 @@ def is_consequence(recorded: Envelope) -> bool:
     """Return whether Gavel records such an event as the consequence of another one in the same commit."""
     if recorded.HasField("decision"):
         return True
-    return recorded.HasField("agent_diagnostic") and recorded.producer.id == GAVEL and not is_late_report(recorded)
+    return (
+        recorded.HasField("agent_diagnostic")
+        and recorded.producer.id == GAVEL
+        and not (is_late_report(recorded) or is_refusal_notice(recorded))
+    )
 
 
 def is_late_report(recorded: Envelope) -> bool:
     """Return whether a diagnostic holds the report of a superseded attempt."""
     return recorded.agent_diagnostic.WhichOneof("detail") == "late_execution"
+
+
+def is_refusal_notice(recorded: Envelope) -> bool:
+    """Return whether a diagnostic tells of calls that were refused for lack of credentials or rights."""
+    return recorded.agent_diagnostic.WhichOneof("detail") == "access_refused" and recorded.producer.id == GAVEL
 
 
 def unjudged_candidates(recorded: Envelope) -> frozenset[str]:
@@ -122,13 +137,16 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
             return AcceptClock(recorded.event_id, milliseconds(accepted.clock), accepted.accepted_by, accepted.reason)
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
-            return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document)
+            return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document, deployed.reason)
         case "rule_set_activated":
             activated = fact.rule_set_activated
-            return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, _is_shadow(activated))
+            return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, _is_shadow(activated), activated.reason)
         case "rule_set_deactivated":
             deactivated = fact.rule_set_deactivated
-            return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated))
+            return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated), deactivated.reason)
+        case "grants_deployed":
+            grants = fact.grants_deployed
+            return DeployGrants(recorded.event_id, compile_grants(grants.document), grants.document, grants.reason)
         case "review_resolved":
             return ResolveReview(_verdict(recorded, Fact(review_resolved=fact.review_resolved)))
         case "revocation_requested":

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from gavel_rules.arbitration.contest import Hearing
 from gavel_rules.arbitration.evaluation import evaluator
+from gavel_rules.authorization import principal_of
 from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent, cited_event
@@ -120,13 +121,14 @@ class Recomputation:
         try:
             command, references = command_of(recorded, self.state, self._cited_events, self._compile_document)
         except DocumentError as error:
-            message = f"the rule set of event {number} does not compile: {error}"
-            raise self._diverged(recorded, "rule-set-invalid", message, []) from error
+            what, kind = ("grants", "grants-invalid") if recorded.fact.HasField("grants_deployed") else ("rule set", "rule-set-invalid")
+            message = f"the {what} of event {number} does not compile: {error}"
+            raise self._diverged(recorded, kind, message, []) from error
         if command is None:
             message = f"event {number} ({recorded.event_name}) follows from nothing in the log"
             raise self._diverged(recorded, "unexpected-event", message, [])
         self._input = recorded
-        handled = handle(self.state, command, references, now_ms, self._engine)
+        handled = handle(self.state, command, references, now_ms, self._engine, principal_of(recorded))
         if not handled.events:
             reason = handled.answer.message if isinstance(handled.answer, Fault) else "it appends nothing"
             raise self._diverged(recorded, "refused-event", f"event {number} is refused when it is handled again: {reason}", [])

@@ -88,6 +88,12 @@ def digest_parts(store: Store) -> Iterator[str]:
         "lapses": _list(store.trace_lapses),
         "departures": _list(store.decision_ends),
     }
+    if store.grants_in_force is not None:  # digests of buses without grants stay what they were
+        tables["access_grants"] = _text(
+            [(version, deployed.digest, deployed.sequence_number) for version, deployed in sorted(store.grants_versions.items())]
+        )
+        in_force = store.grants_in_force
+        tables["access_grants_in_force"] = _text((in_force.deployed.version, in_force.deployed.sequence_number, in_force.binds_anonymous))
     yield from _table(tables, lambda parts: parts)
 
 

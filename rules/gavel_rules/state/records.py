@@ -15,6 +15,7 @@ from gavel.v1.fact_pb2 import ObservedFrom
 
 from gavel_rules.codec.evidence_fragments import decode_pin
 from gavel_rules.events.stored_event import StoredEvent
+from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language import rule_set_cache
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
@@ -350,6 +351,31 @@ class DeployedRuleSet(NamedTuple):
     def rule_set(self) -> CompiledRuleSet:
         """The compiled version; compiling takes a while unless it is cached (`language.rule_set_cache`)."""
         return rule_set_cache.compile_cached(self.digest, self.canonical_json)
+
+
+class DeployedGrants(NamedTuple):
+    """A deployed version of the grants."""
+
+    name: str
+    version: int
+    digest: str
+    document: str
+    canonical_json: str
+    sequence_number: int
+    recorded_at_ms: int
+    principal: str  # the caller that deployed it
+    method: str  # how it was authenticated
+
+
+class GrantsInForce(NamedTuple):
+    """The version of the grants in force.
+
+    Grants that were deployed without authentication do not bind callers without authentication: the same caller could deploy others.
+    """
+
+    deployed: DeployedGrants
+    grants: CompiledGrants
+    binds_anonymous: bool
 
 
 class ActiveRuleSet(NamedTuple):

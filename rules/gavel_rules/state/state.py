@@ -26,6 +26,7 @@ from gavel_rules.state.records import (
     NO_REJECTIONS,
     ActionShadow,
     Candidate,
+    GrantsInForce,
     LiveDecision,
     OpenContest,
     Refusals,
@@ -52,6 +53,7 @@ class State:
         self.rule_sets: Final = store.rule_sets
         self.active_rule_sets: Final = store.active_rule_sets
         self.shadows: Final = store.shadows
+        self.grants_versions: Final = store.grants_versions
         self.evidence: Final = store.evidence
         self.open_proposals: Final = store.open_proposals
         self.open_proposals_by_subject: Final = store.open_proposals_by_subject
@@ -106,6 +108,11 @@ class State:
     def cross_check(self) -> CrossCheck:
         """Which decisions both engines evaluate."""
         return self.store.cross_check
+
+    @property
+    def grants_in_force(self) -> GrantsInForce | None:
+        """Who may do what; None before the first grants are deployed."""
+        return self.store.grants_in_force
 
     @property
     def idempotency_window_ms(self) -> int:

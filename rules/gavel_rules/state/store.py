@@ -24,8 +24,10 @@ from gavel_rules.state.records import (
     Candidate,
     ClockAcceptance,
     ClosedAction,
+    DeployedGrants,
     DeployedRuleSet,
     EndedDecision,
+    GrantsInForce,
     LiveDecision,
     OpenContest,
     Refusals,
@@ -58,6 +60,10 @@ class Store:
         self.active_actions: dict[str, tuple[CompiledAction, ...]] = {}
         self.shadows: dict[str, ShadowRuleSet] = {}
         self.shadows_by_action: dict[str, tuple[ActionShadow, ...]] = {}
+
+        # Who may do what: the versions of the grants, and the one in force. `grants` below are grants of attempts.
+        self.grants_versions: dict[int, DeployedGrants] = {}
+        self.grants_in_force: GrantsInForce | None = None
 
         # Evidence by subject, then fact key.
         self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}

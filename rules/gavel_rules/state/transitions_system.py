@@ -1,4 +1,4 @@
-"""Transitions by facts about Gavel itself: opening of the bus, semantics, cross-check, time, rule sets."""
+"""Transitions by facts about Gavel itself: opening of the bus, semantics, cross-check, time, rule sets, grants."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events.arbiter_versions import semantics_of
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.identity.grants import compile_grants
+from gavel_rules.identity.principal import ANONYMOUS
 from gavel_rules.language.document.canonical_form import compute_digest
+from gavel_rules.limits import GRANTS_VERSIONS_MAX
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
-from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedRuleSet, ShadowRuleSet
+from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedGrants, DeployedRuleSet, GrantsInForce, ShadowRuleSet
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions_contests import rekey_candidates
 from gavel_rules.state.transitions_traces import begin_counts_anew
@@ -90,6 +93,29 @@ def _deactivate_rule_set(store: Store, envelope: Envelope) -> None:
     _refresh_actions(store)
 
 
+def _deploy_grants(store: Store, envelope: Envelope) -> None:
+    deployed = envelope.fact.grants_deployed
+    attestation = envelope.attestation
+    # Compiled from the canonical text, grants are the same on every replica.
+    grants = compile_grants(deployed.canonical_json)
+    record = DeployedGrants(
+        grants.name,
+        grants.version,
+        grants.digest,
+        deployed.document,
+        deployed.canonical_json,
+        envelope.sequence_number,
+        store.recorded_at_ms,
+        deployed.principal,
+        attestation.method,
+    )
+    store.put(store.grants_versions, record.version, record)
+    for version in sorted(store.grants_versions, key=lambda one: store.grants_versions[one].sequence_number)[:-GRANTS_VERSIONS_MAX]:
+        store.drop(store.grants_versions, version)
+    binds_anonymous = attestation.method not in ("", ANONYMOUS.method)
+    store.set("grants_in_force", GrantsInForce(record, grants, binds_anonymous))
+
+
 def _refresh_actions(store: Store) -> None:
     active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
     store.set("active_actions", actions_by_type(active.values()))
@@ -104,4 +130,5 @@ _TRANSITIONS: Final[Mapping[str, Callable[[Store, Envelope], None]]] = {
     "rule_set_deployed": _deploy_rule_set,
     "rule_set_activated": _activate_rule_set,
     "rule_set_deactivated": _deactivate_rule_set,
+    "grants_deployed": _deploy_grants,
 }

@@ -1,0 +1,107 @@
+"""Permission: whether grants let a principal record an event.
+
+`permits` is pure and total. Intake and replay call it with the same `Access` of the same event: either a recorded event was allowed where
+it stands, or the log has been changed. One grant alone must allow an access: what two grants allow in part does not add up.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gavel.v1 import common_pb2
+from gavel.v1.common_pb2 import Producer, ProducerType
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules.events.kinds import fact_keys
+from gavel_rules.identity.grants import CompiledGrants, Grant, is_any
+from gavel_rules.identity.principal import Principal
+from gavel_rules.identity.rights import Right
+
+# The right to record a payload that a producer sends.
+_RIGHT_OF_PAYLOAD: Final[dict[str, Right]] = {
+    "proposal": "propose",
+    "execution": "execute",
+    "fact": "publish",
+    "observation": "publish",
+    "tool_call": "publish",
+    "tool_result": "publish",
+    "agent_diagnostic": "publish",
+}
+_TYPE_NAMES: Final[dict[int, str]] = {
+    number: name.removeprefix("PRODUCER_TYPE_").lower() for name, number in ProducerType.items() if number
+}
+_NOBODY: Final = common_pb2.PRODUCER_TYPE_UNSPECIFIED
+
+
+class Access(NamedTuple):
+    """What an event does, as far as grants restrict it. Empty: the event has no such part, and grants do not restrict it."""
+
+    right: Right
+    bus: str
+    producer_type: int = _NOBODY
+    producer_id: str = ""
+    actions: tuple[str, ...] = ()
+    subject: str = ""
+    facts: tuple[str, ...] = ()
+
+
+def access_of(envelope: Envelope, bus: str, action_type: str = "", subject: str = "") -> Access:
+    """Return the access of an event that a producer sends. An execution's action and subject are those of its decision."""
+    payload = str(envelope.WhichOneof("payload"))
+    producer = envelope.producer
+    action_type = envelope.proposal.action_type if payload == "proposal" else action_type
+    return Access(
+        _RIGHT_OF_PAYLOAD.get(payload, "operate"),
+        bus,
+        producer.type,
+        producer.id,
+        (action_type,) if action_type else (),
+        subject or envelope.subject,
+        fact_keys(envelope),
+    )
+
+
+def execution_access(producer: Producer, bus: str, action_type: str, subject: str) -> Access:
+    """Return the access of a call that begins, renews or reports an attempt."""
+    return Access("execute", bus, producer.type, producer.id, (action_type,) if action_type else (), subject)
+
+
+def permits(grants: CompiledGrants, principal: Principal, access: Access) -> bool:
+    """Return whether one of the grants lets the principal do this."""
+    return any(access.right in grant.rights and not _lacking(grant, access) for grant in grants.of(principal))
+
+
+def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access) -> str:
+    """Return why no grant allows an access, for people: which grants come closest, and what each of them lacks."""
+    what = f"{grants.name} version {grants.version}"
+    who = f"{principal.name!r}"
+    own = grants.of(principal)
+    if not own:
+        return f"no grant of {what} is for {who}, so it may not {access.right} on bus {access.bus}"
+    with_right = [grant for grant in own if access.right in grant.rights]
+    if not with_right:
+        rights = ", ".join(sorted(right for right in grants.rights_of(principal, access.bus))) or "nothing"
+        return f"no grant of {what} gives {who} the right {access.right} on bus {access.bus}; it may: {rights}"
+    lacks = [f"grant {grant.number} lacks {_lacking(grant, access)}" for grant in with_right[:3]]
+    return f"{what} does not let {who} {access.right} this: {'; '.join(lacks)}"
+
+
+def _lacking(grant: Grant, access: Access) -> str:
+    """Return the first part of an access that a grant with its right does not allow, or ""."""
+    if not is_any(grant.buses, access.bus):
+        return f"bus {access.bus}"
+    if access.producer_type:
+        type_name = _TYPE_NAMES.get(access.producer_type, "unknown")
+        if grant.producer_types is not None and type_name not in grant.producer_types:
+            return f"producers of type {type_name}"
+        if not is_any(grant.producer_ids, access.producer_id):
+            return f"producer id {access.producer_id}"
+    for action_type in access.actions:
+        if not is_any(grant.actions, action_type):
+            return f"action {action_type}"
+    if access.subject and not is_any(grant.subjects, access.subject):
+        return f"subject {access.subject}"
+    for key in access.facts:
+        if not is_any(grant.facts, key):
+            return f"fact {key}"
+    return ""

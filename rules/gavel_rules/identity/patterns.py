@@ -1,0 +1,32 @@
+"""Patterns of grants: a text in which `*` stands for any characters, none included. Everything else is literal.
+
+Matching takes time proportional to the length of pattern and text at worst multiplied, and never backtracks further.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ANY: Final = "*"
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether a text has the form of a pattern."""
+    if ANY not in pattern:
+        return pattern == text
+    first, *middle, last = pattern.split(ANY)
+    if len(text) < len(first) + len(last) or not text.startswith(first) or not text.endswith(last):
+        return False
+    place, end = len(first), len(text) - len(last)
+    for part in middle:
+        # The leftmost place leaves the most room for the parts that follow.
+        found = text.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Return whether every text that `narrow` matches is matched by `wide`. May return False for patterns with several `*`."""
+    return wide in (ANY, narrow) or (narrow.count(ANY) <= 1 and matches(wide, narrow.replace(ANY, "\x00\x01")))

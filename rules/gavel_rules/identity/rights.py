@@ -1,0 +1,105 @@
+"""The rights that grants give, and the RPCs that each of them opens: the one table of who may call what.
+
+A right opens its RPCs on a bus. What a call records is checked once more as an event: `access` has the rights of events. Every RPC of the
+contract is in this table, or among those that need no right; a test walks the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, get_args
+
+Right = Literal[
+    "propose",
+    "preflight",
+    "publish",
+    "execute",
+    "review",
+    "revoke",
+    "read",
+    "subscribe",
+    "deploy",
+    "activate",
+    "simulate",
+    "replay",
+    "prove",
+    "tools",
+    "grant",
+    "operate",
+]
+RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
+
+RPCS_OF_RIGHT: Final[Mapping[Right, tuple[str, ...]]] = {
+    "propose": (
+        "gavel.v1.ArbitrationService/SubmitProposal",
+        "gavel.v1.ArbitrationService/BatchSubmitProposals",
+        "gavel.v1.ArbitrationService/StreamProposals",
+    ),
+    "preflight": ("gavel.v1.ArbitrationService/Preflight", "gavel.v1.ArbitrationService/BatchPreflight"),
+    "publish": ("gavel.v1.EventService/PublishEvent", "gavel.v1.EventService/BatchPublishEvents"),
+    "execute": (
+        "gavel.v1.ExecutionService/BeginExecution",
+        "gavel.v1.ExecutionService/RenewExecution",
+        "gavel.v1.ExecutionService/ReportExecution",
+        "gavel.v1.WorkService/Consume",
+    ),
+    "review": ("gavel.v1.ArbitrationService/ResolveReview",),
+    "revoke": ("gavel.v1.ArbitrationService/RevokeDecision",),
+    "read": (
+        "gavel.v1.EventService/GetEvent",
+        "gavel.v1.EventService/ListEvents",
+        "gavel.v1.EventService/GetTrace",
+        "gavel.v1.ProjectionService/GetProjection",
+        "gavel.v1.ProjectionService/ListPendingDecisions",
+        "gavel.v1.ProjectionService/ListPendingReviews",
+        "gavel.v1.ProjectionService/GetStatus",
+        "gavel.v1.RuleSetService/GetRuleSet",
+        "gavel.v1.RuleSetService/ListRuleSets",
+        "gavel.v1.AdministrationService/GetGrants",
+        "gavel.v1.AdministrationService/ListGrants",
+    ),
+    "subscribe": ("gavel.v1.EventService/SubscribeEvents",),
+    "deploy": ("gavel.v1.RuleSetService/ValidateRuleSet", "gavel.v1.RuleSetService/DeployRuleSet"),
+    "activate": ("gavel.v1.RuleSetService/ActivateRuleSet", "gavel.v1.RuleSetService/DeactivateRuleSet"),
+    "simulate": ("gavel.v1.RuleSetService/SimulateRuleSet",),
+    "replay": ("gavel.v1.ReplayService/VerifyReplay",),
+    "prove": (),
+    "tools": (
+        "gavel.v1.ToolService/RegisterContract",
+        "gavel.v1.ToolService/RegisterProvider",
+        "gavel.v1.ToolService/BindTool",
+        "gavel.v1.ToolService/ResolveTool",
+        "gavel.v1.ToolService/ListContracts",
+    ),
+    "grant": ("gavel.v1.AdministrationService/ValidateGrants", "gavel.v1.AdministrationService/DeployGrants"),
+    "operate": (
+        "gavel.v1.AdministrationService/CreateBus",
+        "gavel.v1.EventService/AcceptClock",
+        "gavel.v1.WorkService/ListParked",
+        "gavel.v1.WorkService/RetryParked",
+        "gavel.v1.WorkService/DiscardParked",
+        "gavel.v1.WorkService/ListConsumers",
+    ),
+}
+
+# Open to every caller that the server lets in. ListBuses shows only buses that the caller may read.
+RPCS_WITHOUT_RIGHT: Final = frozenset(
+    {
+        "gavel.v1.AdministrationService/WhoAmI",
+        "gavel.v1.AdministrationService/ListBuses",
+        "grpc.health.v1.Health/Check",
+        "grpc.health.v1.Health/List",
+        "grpc.health.v1.Health/Watch",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    }
+)
+
+RIGHT_OF_RPC: Final[Mapping[str, Right]] = {rpc: right for right, rpcs in RPCS_OF_RIGHT.items() for rpc in rpcs}
+
+# Rights whose calls record events: their refusals are recorded too.
+WRITING_RIGHTS: Final = frozenset(
+    {"propose", "publish", "execute", "review", "revoke", "deploy", "activate", "tools", "grant", "operate"},
+)
+# Rights under which a caller names the producer of an event.
+PRODUCING_RIGHTS: Final = frozenset({"propose", "preflight", "publish", "execute"})
