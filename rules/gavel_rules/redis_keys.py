@@ -12,6 +12,9 @@ def log_key(bus: str) -> str:
     return f"gavel:{{{bus}}}:log"
 
 
+HEAD_KEYS = "gavel:{*}:head"
+
+
 def head_key(bus: str) -> str:
     """Return the key of the hash with sequence_number, chain_hash, count (entries in the log), format_version and fence."""
     return f"gavel:{{{bus}}}:head"

@@ -170,7 +170,7 @@ async def _serve_on(
         if reactors is not None:
             await reactors.stop_bus(sequencer.bus)
 
-    buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed)
+    buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed, names=redis_logs.names)
     program = _front_program(settings)
     listener = Listener(behind_front=program is not None)
     interceptor = Interceptor(behind_front=program is not None, quotas=Quotas(settings.quotas))

@@ -64,6 +64,7 @@ class CompiledGrants:
         self.canonical_json: Final = canonical_json
         self.digest: Final = compute_digest(canonical_json)
         self.grants: Final = tuple(_grant(number, one) for number, one in enumerate(part.grants, 1))
+        self._rights: dict[tuple[str, str, tuple[str, ...], str], frozenset[Right]] = {}
         self._of_caller: dict[tuple[str, str, tuple[str, ...]], tuple[Grant, ...]] = {}
 
     def of(self, principal: Principal) -> tuple[Grant, ...]:
@@ -79,7 +80,14 @@ class CompiledGrants:
 
     def rights_of(self, principal: Principal, bus: str) -> frozenset[Right]:
         """Return the rights of a principal on a bus, whatever else its grants require."""
-        return frozenset(right for grant in self.of(principal) if is_any(grant.buses, bus) for right in grant.rights)
+        key = (principal.name, principal.method, principal.groups, bus)
+        found = self._rights.get(key)
+        if found is None:
+            found = frozenset(right for grant in self.of(principal) if is_any(grant.buses, bus) for right in grant.rights)
+            if len(self._rights) >= _PRINCIPALS_MAX:
+                self._rights.clear()
+            self._rights[key] = found
+        return found
 
 
 def is_any(patterns: Sequence[str] | None, text: str) -> bool:

@@ -34,3 +34,7 @@ class Principal:
 
 ANONYMOUS: Final = Principal("anonymous", "anonymous")
 """The principal of every caller of a server without authentication."""
+
+SERVER: Final = Principal("gavel:server", "unix")
+"""The server's own parts, such as its fact derivation reactor, which call over its private socket. No credential gives a name that begins
+with "gavel:"."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 from gavel.v1 import error_pb2
+from gavel_rules.identity.principal import Principal
 
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
@@ -26,6 +27,7 @@ IDLE_ROUNDS_MAX: Final = 5
 
 OpenSequencer = Callable[[str], Awaitable[Sequencer]]
 BusExists = Callable[[str], Awaitable[bool]]
+BusNames = Callable[[], Awaitable[list[str]]]
 Opened = Callable[[Sequencer], Coroutine[None, None, None]]
 Closed = Callable[[Sequencer], Coroutine[None, None, None]]
 
@@ -40,14 +42,24 @@ class BusRegistry:
     """Sequencers by bus name. An empty name means BUS_DEFAULT.
 
     `opener` creates and starts the sequencer of a bus. `exists` tells whether the log store holds a bus. `opened` runs once a
-    bus has its first event, and `closed` after its sequencer has stopped.
+    bus has its first event, and `closed` after its sequencer has stopped. `names` lists the buses of the log store; default:
+    those that are open in this process.
     """
 
-    def __init__(self, opener: OpenSequencer, exists: BusExists, *, opened: Opened = _do_nothing, closed: Closed = _do_nothing) -> None:
+    def __init__(
+        self,
+        opener: OpenSequencer,
+        exists: BusExists,
+        *,
+        opened: Opened = _do_nothing,
+        closed: Closed = _do_nothing,
+        names: BusNames | None = None,
+    ) -> None:
         self._opener = opener
         self._exists = exists
         self._opened = opened
         self._closed = closed
+        self._names = names
         self._sequencers: dict[str, Sequencer] = {}
         # Started for a write, and without an event yet.
         self._unopened: dict[str, Sequencer] = {}
@@ -123,6 +135,33 @@ class BusRegistry:
         if isinstance(error, ServiceError):
             raise error.copy() from error.__cause__
         return opening.result()
+
+    async def create(self, name: str, caller: str, principal: Principal) -> Sequencer:
+        """Open a new bus. Raises ServiceError BUS_EXISTS, and the errors of `open`."""
+        try:
+            await self.existing(name)
+        except ServiceError as error:
+            if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND:
+                raise
+        else:
+            raise _exists(name)
+        sequencer = await self.open(name)
+        try:
+            await sequencer.create(caller, principal)
+        except ServiceError as error:
+            if error.reason == error_pb2.ERROR_REASON_WRONG_STATE:
+                raise _exists(name) from error  # somebody else has just opened it
+            raise
+        return sequencer
+
+    async def names(self) -> list[str]:
+        """Return the names of all buses of the log store, sorted. Raises ServiceError LOG_UNAVAILABLE."""
+        if self._names is None:
+            return sorted(self._sequencers)
+        try:
+            return sorted(await self._names())
+        except LogError as error:
+            raise _log_unavailable(error) from error
 
     def all(self) -> list[Sequencer]:
         """Return the sequencers of this process, sorted by bus name."""
@@ -232,6 +271,10 @@ def _not_found(name: str, incarnation: str) -> ServiceError:
         return _replaced(name, incarnation)
     message = f"bus {name} does not exist; check the name, or write to the bus first: the first event opens it"
     return ServiceError(error_pb2.ERROR_REASON_BUS_NOT_FOUND, message)
+
+
+def _exists(name: str) -> ServiceError:
+    return ServiceError(error_pb2.ERROR_REASON_BUS_EXISTS, f"bus {name} exists already")
 
 
 def _log_unavailable(error: LogError) -> ServiceError:

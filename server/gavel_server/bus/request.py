@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 from gavel_rules.commands import NO_REFERENCES, Answer, Command, References
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import INTERNAL
@@ -42,7 +43,8 @@ class Request:
 
     `idempotency_key` is the command's event_id if the producer chose it, else "". `cause_in_batch` is the event_id of the
     command's cause if the cause is earlier in the same batch. `was_lost`: one append of the command was lost. `cancellation`, if there is
-    one, says whether the caller still waits. `caller` is the key under which limits count it.
+    one, says whether the caller still waits. `caller` is the key under which limits count it,
+    `principal` the authenticated caller.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Request:
         references: References = NO_REFERENCES,
         cancellation: Cancellation | None = None,
         caller: str = INTERNAL,
+        principal: Principal = ANONYMOUS,
     ) -> None:
         self.command = command
         self._callback: Callback | None = callback
@@ -64,6 +67,7 @@ class Request:
         self.was_lost = False
         self._cancellation: Final = cancellation
         self.caller: Final = caller
+        self.principal: Final = principal
 
     @property
     def is_cancelled(self) -> bool:

@@ -20,6 +20,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.fact_pb2 import CrossCheck
 from gavel_rules.commands import AcceptClock, Command, OpenBus
 from gavel_rules.events.kinds import DECISION
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.state.state import State
 
 from gavel_server.bus.answers.confirmed_answers import unconfirmed
@@ -185,16 +186,20 @@ class Sequencer:
         size_bytes: int = 0,
         cancellation: Cancellation | None = None,
         caller: str = INTERNAL,
+        principal: Principal = ANONYMOUS,
     ) -> None:
         """Queue an admitted command; `callback` gets the result once it is committed. Raises ServiceError if the queue refuses it.
 
         `idempotency_key` is the event_id if the producer chose it. `size_bytes` counts against the limits of batch and queue. A command
         whose `cancellation` is cancelled before it is decided is dropped without an answer. It uses `caller`'s share of the queue.
+        `principal` is the authenticated caller, whose rights the core checks.
         """
         error = self._shutting_down() or self.replica.write_block
         if error is not None:
             raise error.copy()
-        self._queue.add(Request(command, callback, idempotency_key, size_bytes, cancellation=cancellation, caller=caller))
+        self._queue.add(
+            Request(command, callback, idempotency_key, size_bytes, cancellation=cancellation, caller=caller, principal=principal)
+        )
         self._pacing.notify_queued(len(self._queue))
 
     def submit_all(self, requests: list[Request]) -> None:
@@ -206,7 +211,9 @@ class Sequencer:
         self._queue.add_all(requests)
         self._pacing.notify_queued(len(self._queue))
 
-    async def execute(self, command: Command, idempotency_key: str = "", size_bytes: int = 0, *, caller: str = INTERNAL) -> CommittedAnswer:
+    async def execute(
+        self, command: Command, idempotency_key: str = "", size_bytes: int = 0, *, caller: str = INTERNAL, principal: Principal = ANONYMOUS
+    ) -> CommittedAnswer:
         """Queue a command and wait until it is committed. Raises ServiceError. A caller that is cancelled drops it if it is not decided."""
         cancellation = Cancellation()
         future: asyncio.Future[CommittedAnswer | ServiceError] = asyncio.get_running_loop().create_future()
@@ -215,7 +222,7 @@ class Sequencer:
             if not future.done():
                 future.set_result(result)
 
-        self.submit(command, callback, idempotency_key, size_bytes, cancellation, caller)
+        self.submit(command, callback, idempotency_key, size_bytes, cancellation, caller, principal)
         try:
             result = await future
         except asyncio.CancelledError:
@@ -224,6 +231,10 @@ class Sequencer:
         if isinstance(result, ServiceError):
             raise result.copy()
         return result
+
+    async def create(self, caller: str, principal: Principal) -> None:
+        """Open the bus. Raises ServiceError WRONG_STATE if it is open."""
+        await self.execute(self._opening, caller=caller, principal=principal)
 
     def _shutting_down(self) -> ServiceError | None:
         if self.replica.closing:
@@ -428,7 +439,8 @@ class Sequencer:
         decision = BatchDecision(replica.state, replica.recent_events, expected_head, replica.now_ms(), replica.clock.now_ms())
         opens = replica.state.head == 0
         try:
-            if opens:
+            is_created = bool(ready) and isinstance(ready[0].command, OpenBus)
+            if opens and not is_created:
                 decision.decide(Request(self._opening, _ignore, "", 0))
             time_slice = TimeSlice(SLICE_COMMANDS, self._monotonic)
             ends_at = self._monotonic() + BATCH_SECONDS_MAX
@@ -452,7 +464,7 @@ class Sequencer:
                     self._queue.put_back(ready[count:])
                     break
             # A bus is opened only together with another event.
-            return decision.finish_unopened() if opens and decision.event_count == 1 else decision.finish()
+            return decision.finish_unopened() if opens and not is_created and decision.event_count == 1 else decision.finish()
         except _BatchRestart:
             raise  # the state has been undone beyond this batch
         except BaseException:

@@ -52,6 +52,8 @@ def shape_violations(
         found.append(("envelope.sequence_number", SET_BY_SERVER))
     if _has_field(envelope, "recorded_at"):
         found.append(("envelope.recorded_at", SET_BY_SERVER))
+    if _has_field(envelope, "attestation"):
+        found.append(("envelope.attestation", SET_BY_SERVER))
     if envelope.chain_hash:
         found.append(("envelope.chain_hash", SET_BY_SERVER))
     if envelope.traceparent:

@@ -15,6 +15,7 @@ from gavel.v1.event_service_pb2 import AcceptClockRequest
 from gavel.v1.fact_pb2 import Fact, ReviewResolved, RevocationRequested
 from gavel_rules.commands import AcceptClock, ResolveReview, RevokeDecision
 from gavel_rules.events.ids import is_uuid, uuid_problem
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.limits import PERSON_LENGTH_MAX
 from gavel_rules.values import text_problem
 
@@ -24,32 +25,45 @@ from gavel_server.intake.event_ids import new_event_id
 _VERDICTS: Final = frozenset({fact_pb2.REVIEW_VERDICT_APPROVE, fact_pb2.REVIEW_VERDICT_REJECT})
 
 
-def resolution(request: ResolveReviewRequest) -> ResolveReview:
-    """Return the command for a verdict on a review. Raises ServiceError with every violation."""
-    violations = list(_violations(request.decision_id, ("reviewer", request.reviewer), request.reason, request.event_id))
+def resolution(request: ResolveReviewRequest, principal: Principal = ANONYMOUS) -> ResolveReview:
+    """Return the command for a verdict on a review. An authenticated caller is the reviewer. Raises ServiceError with every violation."""
+    reviewer = request.reviewer or _name_of(principal)
+    violations = list(_violations(request.decision_id, ("reviewer", reviewer), request.reason, request.event_id))
     if request.verdict not in _VERDICTS:
         violations.append(("verdict", "is not APPROVE or REJECT"))
     if violations:
         raise invalid(violations)
-    resolved = ReviewResolved(decision_id=request.decision_id, verdict=request.verdict, reviewer=request.reviewer, reason=request.reason)
+    resolved = ReviewResolved(decision_id=request.decision_id, verdict=request.verdict, reviewer=reviewer, reason=request.reason)
     return ResolveReview(Envelope(event_id=request.event_id or new_event_id(), fact=Fact(review_resolved=resolved)))
 
 
-def revocation(request: RevokeDecisionRequest) -> RevokeDecision:
-    """Return the command for a revocation. Raises ServiceError with every violation."""
-    violations = list(_violations(request.decision_id, ("revoked_by", request.revoked_by), request.reason, request.event_id))
+def revocation(request: RevokeDecisionRequest, principal: Principal = ANONYMOUS) -> RevokeDecision:
+    """Return the command for a revocation. An authenticated caller is who revokes. Raises ServiceError with every violation."""
+    revoked_by = request.revoked_by or _name_of(principal)
+    violations = list(_violations(request.decision_id, ("revoked_by", revoked_by), request.reason, request.event_id))
     if violations:
         raise invalid(violations)
-    requested = RevocationRequested(decision_id=request.decision_id, revoked_by=request.revoked_by, reason=request.reason)
+    requested = RevocationRequested(decision_id=request.decision_id, revoked_by=revoked_by, reason=request.reason)
     return RevokeDecision(Envelope(event_id=request.event_id or new_event_id(), fact=Fact(revocation_requested=requested)))
 
 
-def clock_acceptance(request: AcceptClockRequest, clock_ms: int) -> AcceptClock:
+def clock_acceptance(request: AcceptClockRequest, clock_ms: int, principal: Principal = ANONYMOUS) -> AcceptClock:
     """Return the command to accept the time of a bus at the server's clock. Raises ServiceError with every violation."""
-    violations = list(_person_violations(("accepted_by", request.accepted_by), request.reason))
+    accepted_by = request.accepted_by or _name_of(principal)
+    violations = list(_person_violations(("accepted_by", accepted_by), request.reason))
     if violations:
         raise invalid(violations)
-    return AcceptClock(new_event_id(), clock_ms, request.accepted_by, request.reason)
+    return AcceptClock(new_event_id(), clock_ms, accepted_by, request.reason)
+
+
+def reason_violations(reason: str) -> list[tuple[str, str]]:
+    """Return the violations of an operator's reason, which may be empty."""
+    problem = text_problem(reason)
+    return [("reason", problem)] if problem else []
+
+
+def _name_of(principal: Principal) -> str:
+    return "" if principal.is_anonymous else principal.name
 
 
 def _violations(decision_id: str, person: tuple[str, str], reason: str, event_id: str) -> Iterator[tuple[str, str]]:

@@ -25,17 +25,20 @@ from google.rpc.status_pb2 import Status
 
 from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
+from gavel_server.rpc.access import AccessControl
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
-from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, call
+from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, Respond, Tasks, call
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.streaming import stream_answers
+from gavel_server.rpc.wire import last_text_field
 
 # The method whose streams are subscriptions.
 _SUBSCRIBE: Final = "SubscribeEvents"
-
+# Calls that wait for a bus to be opened in this process before their rights are checked.
+_TASKS: Final = Tasks()
 _GrpcContext = grpc.aio.ServicerContext[Any, Any]
 if TYPE_CHECKING:  # grpc's class takes no parameters at run time
     _Handler = grpc.RpcMethodHandler[Any, Any]
@@ -58,11 +61,15 @@ class Interceptor:
         """
         self._behind_front: Final = behind_front
         self.quotas: Final = Quotas(QuotaLimits()) if quotas is None else quotas
+        self.access: AccessControl | None = None  # set before services are registered
         self._closing: Final = asyncio.Event()
 
     def intercept(self, service: ServiceDescriptor, methods: Mapping[str, PlainMethod]) -> dict[str, Method]:
         """Return a service's plain methods, by name, as methods that never raise."""
-        return {name: _intercept(f"{service.full_name}/{name}", method, self.quotas) for name, method in methods.items()}
+        return {
+            name: _intercept(f"{service.full_name}/{name}", method, self.quotas, self.access, _bus_number(service.methods_by_name[name]))
+            for name, method in methods.items()
+        }
 
     def register_methods(self, server: HandlerRegistry, service: ServiceDescriptor, methods: Mapping[str, Method]) -> None:
         """Serve intercepted plain methods over grpc.aio. A method with a stream of requests answers each request by itself."""
@@ -132,6 +139,7 @@ class Interceptor:
     def _handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> _Handler:
         """Return the handler of a servicer's method: one request, and one answer or an async generator of answers."""
         name, decode, encode = _name(method), _request_decoder(method).decode_in_turns, _encoder(method)
+        access = self.access
         assert not method.client_streaming  # noqa: S101  # the one stream of requests, StreamProposals, is a plain method
 
         async def unary(_: object, context: _GrpcContext) -> Any:
@@ -139,7 +147,9 @@ class Interceptor:
             async with _errors(name, context):
                 call_context = self._context(name, context)
                 self.quotas.charge(call_context.address, len(data))
-                return await behaviour(await decode(data, call_context), call_context)
+                request = await decode(data, call_context)
+                await _authorize(access, name, request, call_context)
+                return await behaviour(request, call_context)
 
         async def stream(_: object, context: _GrpcContext) -> None:
             data = await _request(name, context)
@@ -147,7 +157,9 @@ class Interceptor:
                 call_context = self._context(name, context)
                 self.quotas.charge(call_context.address, len(data))
                 with self.quotas.stream(call_context.address, is_subscription=method.name == _SUBSCRIBE):
-                    async with aclosing(behaviour(await decode(data, call_context), call_context)) as responses:
+                    request = await decode(data, call_context)
+                    await _authorize(access, name, request, call_context)
+                    async with aclosing(behaviour(request, call_context)) as responses:
                         async for response in responses:
                             await _write(context, response)
                             del response  # may be large, and the next one may be long in coming
@@ -182,18 +194,58 @@ class Interceptor:
         return handler
 
 
-def _intercept(name: str, method: PlainMethod, quotas: Quotas) -> Method:
+def _intercept(name: str, method: PlainMethod, quotas: Quotas, access: AccessControl | None, bus_number: int) -> Method:
     def intercepted(data: bytes, context: CallContext, answer: Answer) -> None:
         def respond(result: bytes | Exception) -> None:
             answer(refuse(name, result) if isinstance(result, Exception) else result)
 
         try:
             quotas.charge(context.address, len(data))
-            method(data, context, respond)
+            if access is not None and access.is_bound(name, context.principal):
+                _call_authorized(access, name, method, bus_number, data, context, respond)
+            else:
+                method(data, context, respond)
         except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
             respond(error)
 
     return intercepted
+
+
+def _call_authorized(
+    access: AccessControl, name: str, method: PlainMethod, bus_number: int, data: bytes, context: CallContext, respond: Respond
+) -> None:
+    """Call a plain method if the caller has the right: at once if the bus is open, which it nearly always is. Raises ServiceError."""
+    try:
+        bus = last_text_field(data, bus_number)
+    except ValueError as error:
+        raise invalid([("request", f"is not a message of the contract: {error}")]) from error
+    outcome = access.check_now(name, bus, context.principal)
+    if isinstance(outcome, ServiceError):
+        respond(outcome)
+    elif outcome is None:
+        method(data, context, respond)
+    else:
+        checking = outcome
+
+        async def proceed() -> None:
+            try:
+                await checking
+                method(data, context, respond)
+            except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
+                respond(error)
+
+        _TASKS.start(proceed())
+
+
+async def _authorize(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
+    """Return if the caller has the right that the call needs. Raises ServiceError."""
+    if access is not None and access.is_bound(name, context.principal):
+        await access.check(name, getattr(request, "bus", ""), context.principal)
+
+
+def _bus_number(method: MethodDescriptor) -> int:
+    """Return the number of the field that names the bus."""
+    return int(method.input_type.fields_by_name["bus"].number)
 
 
 async def _request(name: str, context: _GrpcContext) -> bytes:

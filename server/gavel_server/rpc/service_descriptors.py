@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gavel.v1 import (
+    administration_service_pb2,
     arbitration_service_pb2,
     event_service_pb2,
     execution_service_pb2,
@@ -23,8 +24,9 @@ EXECUTION: Final[ServiceDescriptor] = execution_service_pb2.DESCRIPTOR.services_
 RULE_SET: Final[ServiceDescriptor] = rule_set_service_pb2.DESCRIPTOR.services_by_name["RuleSetService"]
 PROJECTION: Final[ServiceDescriptor] = projection_service_pb2.DESCRIPTOR.services_by_name["ProjectionService"]
 REPLAY: Final[ServiceDescriptor] = replay_service_pb2.DESCRIPTOR.services_by_name["ReplayService"]
+ADMINISTRATION: Final[ServiceDescriptor] = administration_service_pb2.DESCRIPTOR.services_by_name["AdministrationService"]
 TOOL: Final[ServiceDescriptor] = tool_service_pb2.DESCRIPTOR.services_by_name["ToolService"]
-SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, TOOL)
+SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, ADMINISTRATION, TOOL)
 
 HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTION: Final[Any] = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]

@@ -91,6 +91,25 @@ def text_field(data: bytes, number: int) -> str:
     return ""
 
 
+def last_text_field(data: bytes, number: int) -> str:
+    """Return the text that protobuf reads for a field: the last one of this number that the message has itself, "" if it has none.
+
+    Raises ValueError if the bytes are not a message.
+    """
+    counter = _Counter(data, len(data))
+    text = ""
+    groups = 0
+    while counter.place < len(data):
+        field_number = counter.skip_field(len(data))
+        if counter.wire_type == _START_GROUP:
+            groups += 1
+        elif counter.wire_type == _END_GROUP:
+            groups -= 1
+        elif field_number == number and counter.wire_type == _LENGTH_DELIMITED and not groups:
+            text = data[counter.content : counter.place].decode()
+    return text
+
+
 class _Layouts:
     """Makes the layout of a message type and of those it refers to, which may be recursive."""
 

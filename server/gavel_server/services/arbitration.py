@@ -19,6 +19,7 @@ from gavel.v1.arbitration_service_pb2 import (
 )
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import ResolveReview, RevokeDecision
+from gavel_rules.identity.principal import Principal
 from gavel_rules.limits import MESSAGE_BYTES_MAX, REQUEST_ID_LENGTH_MAX
 from google.protobuf.message import Message
 
@@ -102,7 +103,15 @@ class Arbitration:
         answers = BatchAnswers(context.method, len(envelopes), respond)
         share_bytes = len(data) // len(envelopes)
         bus = self._bus(request.bus)
-        requests = answers.admit(envelopes, bus, share_bytes, context.cancellation, context.caller, traceparent=context.traceparent)
+        requests = answers.admit(
+            envelopes,
+            bus,
+            share_bytes,
+            context.cancellation,
+            context.caller,
+            traceparent=context.traceparent,
+            principal=context.principal,
+        )
         self._submit_all(request.bus, requests, context, respond)
 
     async def _submit_large_batch(self, data: bytes, context: CallContext, respond: Respond) -> None:
@@ -119,7 +128,16 @@ class Arbitration:
             time_slice = call_slice(SLICE_ITEMS, context.caller)
             for index, envelope in enumerate(envelopes):
                 await time_slice.spend(1)
-                requests += answers.admit([envelope], bus, share_bytes, context.cancellation, context.caller, index, context.traceparent)
+                requests += answers.admit(
+                    [envelope],
+                    bus,
+                    share_bytes,
+                    context.cancellation,
+                    context.caller,
+                    index,
+                    context.traceparent,
+                    context.principal,
+                )
         except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
             respond(error)
             return
@@ -160,19 +178,19 @@ class Arbitration:
         self,
         data: bytes,
         request: _HumanRequest,
-        command_of: Callable[[_HumanRequest], ResolveReview | RevokeDecision],
+        command_of: Callable[[_HumanRequest, Principal], ResolveReview | RevokeDecision],
         context: CallContext,
         respond: Respond,
     ) -> None:
         """Answer a person's verdict or revocation with the decision that follows."""
-        command = command_of(request)
+        command = command_of(request, context.principal)
         command.envelope.traceparent = context.traceparent
 
         def done(result: CommittedAnswer | ServiceError) -> None:
             respond(result if isinstance(result, ServiceError) else decision_response(record_of(result)))
 
         def proceed(sequencer: Sequencer) -> None:
-            sequencer.submit(command, done, request.event_id, len(data), context.cancellation, context.caller)
+            sequencer.submit(command, done, request.event_id, len(data), context.cancellation, context.caller, context.principal)
 
         # Without an event there is nothing to resolve or revoke, so this never opens a bus.
         self._with_bus(request.bus, context, self._buses.existing, respond, proceed)
@@ -190,7 +208,7 @@ class Arbitration:
         command, idempotency_key = admit_proposal(envelope, self._bus(bus), size_bytes, context.traceparent)
 
         def proceed(sequencer: Sequencer) -> None:
-            sequencer.submit(command, callback, idempotency_key, size_bytes, context.cancellation, context.caller)
+            sequencer.submit(command, callback, idempotency_key, size_bytes, context.cancellation, context.caller, context.principal)
 
         self._with_bus(bus, context, self._buses.open, fail, proceed)
 

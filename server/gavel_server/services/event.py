@@ -102,7 +102,7 @@ class EventServicer:
         self._buses.check_name(request.bus)
         admitted = _admit(request.envelope, request.bus or BUS_DEFAULT, context.traceparent)
         sequencer = await self._buses.open(request.bus, context.bus_incarnation)
-        completed = await sequencer.execute(*admitted, caller=context.caller)
+        completed = await sequencer.execute(*admitted, caller=context.caller, principal=context.principal)
         return PublishEventResponse(envelope=committed_envelope(completed))
 
     async def BatchPublishEvents(
@@ -113,7 +113,9 @@ class EventServicer:
         self._buses.check_name(request.bus)
         bus, traceparent = request.bus or BUS_DEFAULT, context.traceparent
         admitted = await admit_all(request.envelopes, lambda envelope: _admit(envelope, bus, traceparent), context.caller)
-        results = await execute_all(lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.caller)
+        results = await execute_all(
+            lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.caller, context.principal
+        )
         parts: list[bytes] = []
         for result in results:
             if isinstance(result, ServiceError):
@@ -208,8 +210,8 @@ class EventServicer:
     async def AcceptClock(self, request: AcceptClockRequest, context: CallContext) -> AcceptClockResponse:
         """Allow writes to a bus whose last event is ahead of the clocks."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        command = clock_acceptance(request, sequencer.replica.clock.now_ms())
-        completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.caller)
+        command = clock_acceptance(request, sequencer.replica.clock.now_ms(), context.principal)
+        completed = await sequencer.execute(command, size_bytes=request.ByteSize(), caller=context.caller, principal=context.principal)
         return AcceptClockResponse(envelope=committed_envelope(completed))
 
 

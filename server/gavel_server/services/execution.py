@@ -48,7 +48,7 @@ class ExecutionServicer:
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         command = BeginExecution(request.decision_id, producer, request.lease_ms or LEASE_MS_DEFAULT, context.traceparent)
-        answer = (await sequencer.execute(command, caller=context.caller)).answer
+        answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
         match answer:
             case LeasedAttempt():
                 execution = answer.envelope.execution
@@ -75,7 +75,7 @@ class ExecutionServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         lease_ms = request.lease_ms or LEASE_MS_DEFAULT
         command = RenewExecution(request.decision_id, request.execution_id, producer, lease_ms, context.traceparent)
-        answer = (await sequencer.execute(command, caller=context.caller)).answer
+        answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
         if not isinstance(answer, EventAnswer):
             raise TypeError(f"RenewExecution was answered with {type(answer).__name__}")
         return RenewExecutionResponse(lease_until=answer.envelope.execution.lease_until)
@@ -86,7 +86,9 @@ class ExecutionServicer:
         envelope = request.envelope
         idempotency_key = admit(envelope, request.bus or BUS_DEFAULT, REPORTABLE, traceparent=context.traceparent)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        completed = await sequencer.execute(ReportExecution(envelope), idempotency_key, envelope.ByteSize(), caller=context.caller)
+        completed = await sequencer.execute(
+            ReportExecution(envelope), idempotency_key, envelope.ByteSize(), caller=context.caller, principal=context.principal
+        )
         return ReportExecutionResponse(envelope=committed_envelope(completed))
 
 

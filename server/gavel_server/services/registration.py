@@ -10,8 +10,10 @@ from gavel_server.bus.registry import BusRegistry
 from gavel_server.compile.compiler import Compiler
 from gavel_server.fairness.work_slots import replay_slots
 from gavel_server.rpc import service_descriptors
+from gavel_server.rpc.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.plain_methods import Method
+from gavel_server.services.administration import AdministrationServicer
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
@@ -22,13 +24,20 @@ from gavel_server.services.tool import ToolServicer
 
 
 def register_services(
-    server: HandlerRegistry, interceptor: Interceptor, buses: BusRegistry, supervisor: Supervisor | None = None
+    server: HandlerRegistry,
+    interceptor: Interceptor,
+    buses: BusRegistry,
+    supervisor: Supervisor | None = None,
+    access: AccessControl | None = None,
 ) -> Mapping[str, Method]:
     """Serve all services on some buses. Return the methods of ArbitrationService by name, for the native front.
 
-    `supervisor` runs the background tasks that GetStatus shows; default: none.
+    `supervisor` runs the background tasks that GetStatus shows; default: none. `access` checks the rights of callers; default: there
+    are no administrators.
     """
     compiler = Compiler()
+    access = access or AccessControl(buses)
+    interceptor.access = access
     slots = replay_slots()
     methods = interceptor.intercept(service_descriptors.ARBITRATION, Arbitration(buses, compiler).methods)
     interceptor.register_methods(server, service_descriptors.ARBITRATION, methods)
@@ -37,5 +46,6 @@ def register_services(
     interceptor.register(server, service_descriptors.RULE_SET, RuleSetServicer(buses, compiler, slots))
     interceptor.register(server, service_descriptors.PROJECTION, ProjectionServicer(buses, supervisor or Supervisor(), interceptor.quotas))
     interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
+    interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer())
     return methods

@@ -42,6 +42,7 @@ from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.work_slots import Slots
 from gavel_server.history.replay import ReplayRangeError, impact
 from gavel_server.intake.event_ids import new_event_id
+from gavel_server.intake.human_commands import reason_violations
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
 from gavel_server.services.reads.log_reader import range_violations
@@ -67,8 +68,12 @@ class RuleSetServicer:
     async def DeployRuleSet(self, request: DeployRuleSetRequest, context: CallContext) -> DeployRuleSetResponse:
         """Record a version."""
         self._buses.check_name(request.bus)
-        command = DeployRuleSet(new_event_id(), await self._compiler.compile(request.document, context.caller), request.document)
-        deployed = await _execute(await self._buses.open(request.bus, context.bus_incarnation), command, context.caller)
+        violations = reason_violations(request.reason)
+        if violations:
+            raise invalid(violations)
+        rule_set = await self._compiler.compile(request.document, context.caller)
+        command = DeployRuleSet(new_event_id(), rule_set, request.document, request.reason)
+        deployed = await _execute(await self._buses.open(request.bus, context.bus_incarnation), command, context)
         return DeployRuleSetResponse(
             policy_id=deployed.policy_id, version=deployed.version, digest=deployed.digest, sequence_number=deployed.sequence_number
         )
@@ -78,28 +83,29 @@ class RuleSetServicer:
         violations = _name_violations(request.policy_id) + _expected_violations(request)
         if request.version < 1:
             violations.append(("version", "is not 1 or more"))
-        violations += _mode_violations(request)
+        violations += _mode_violations(request) + reason_violations(request.reason)
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
-        command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request), shadow)
+        command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request), shadow, request.reason)
         deployed = (await sequencer.settled()).rule_sets.get((request.policy_id, request.version))
         if deployed is not None:
             # Compiled here, the version need not be compiled when the event is applied.
             await ensure_compiled(deployed)
             _check_cost(await sequencer.settled(), deployed, shadow=shadow)
-        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.caller)).sequence_number)
+        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context)).sequence_number)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:
         """Deactivate a rule set, or end its shadow."""
         violations = _name_violations(request.policy_id) + _expected_violations(request) + _mode_violations(request)
+        violations += reason_violations(request.reason)
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
-        command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request), shadow)
-        return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context.caller)).sequence_number)
+        command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request), shadow, request.reason)
+        return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context)).sequence_number)
 
     async def GetRuleSet(self, request: GetRuleSetRequest, context: CallContext) -> GetRuleSetResponse:
         """Read a deployed version; if the request names none, the active version, else the newest."""
@@ -158,8 +164,8 @@ class RuleSetServicer:
                 raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, message) from error
 
 
-async def _execute(sequencer: Sequencer, command: Command, caller: str) -> RuleSetPosition:
-    answer = (await sequencer.execute(command, caller=caller)).answer
+async def _execute(sequencer: Sequencer, command: Command, context: CallContext) -> RuleSetPosition:
+    answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
     if not isinstance(answer, RuleSetPosition):
         raise TypeError(f"{type(command).__name__} was answered with {type(answer).__name__}")
     return answer

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import grpc
 import pytest
 from gavel.v1 import (
+    administration_service_pb2_grpc,
     arbitration_service_pb2_grpc,
     common_pb2,
     event_service_pb2_grpc,
@@ -35,12 +36,13 @@ from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.values import python_to_value
-from gavel_server.bus.registry import BusRegistry
+from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog
 from gavel_server.log.memory import MemoryLog
 from gavel_server.process.clock import GuardedClock
+from gavel_server.rpc.access import AccessControl
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.services.registration import register_services
 from google.protobuf.struct_pb2 import Struct
@@ -106,6 +108,7 @@ class World:
         self.address = address
         self.buses = buses
         self.clock = clock
+        self.administration = administration_service_pb2_grpc.AdministrationServiceStub(channel)
         self.arbitration = arbitration_service_pb2_grpc.ArbitrationServiceStub(channel)
         self.events = event_service_pb2_grpc.EventServiceStub(channel)
         self.executions = execution_service_pb2_grpc.ExecutionServiceStub(channel)
@@ -168,8 +171,10 @@ async def open_memory_log(bus: str, clock: Clock) -> EventLog:
 
 
 @asynccontextmanager
-async def running_world(open_log: OpenLog = open_memory_log, clock: Clock | None = None) -> AsyncIterator[World]:
-    """Serve on a free port of the loopback interface; stop with the block."""
+async def running_world(
+    open_log: OpenLog = open_memory_log, clock: Clock | None = None, interceptor: Interceptor | None = None, admins: Sequence[str] = ()
+) -> AsyncIterator[World]:
+    """Serve on a free port of the loopback interface; stop with the block. `interceptor` may identify callers."""
     clock = clock or Clock()
 
     async def exists(name: str) -> bool:
@@ -185,12 +190,12 @@ async def running_world(open_log: OpenLog = open_memory_log, clock: Clock | None
             cross_check=CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS),
             idempotency_window_ms=IDEMPOTENCY_WINDOW_MS_DEFAULT,
         )
-        await sequencer.start()
+        await sequencer.start(opens=interceptor is None or name == BUS_DEFAULT)
         return sequencer
 
     buses = BusRegistry(open_bus, exists)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
-    register_services(server, Interceptor(), buses)
+    register_services(server, interceptor or Interceptor(), buses, access=AccessControl(buses, admins))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

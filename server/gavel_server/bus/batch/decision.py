@@ -147,7 +147,7 @@ class BatchDecision:
         state = self._state
         mark = state.mark()
         try:
-            return handle(state, request.command, request.references, self._now_ms)
+            return handle(state, request.command, request.references, self._now_ms, principal=request.principal)
         except Exception as error:  # noqa: BLE001  # a bug in one command must neither stop the bus nor leave half of its events behind
             state.undo(mark)
             bug = Bug(error)

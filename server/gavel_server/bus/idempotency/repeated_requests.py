@@ -17,6 +17,7 @@ from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.arbitration.first_decision import first_decision_id
 from gavel_rules.commands import EventAnswer, command_envelope
+from gavel_rules.identity.principal import Principal
 
 from gavel_server.bus.idempotency.same_request import is_same_request
 from gavel_server.bus.recent_events import EventLocation
@@ -84,8 +85,10 @@ class RepeatedRequests:
         recorded = Envelope() if record is None else Envelope.FromString(record.envelope)
         if record is None or sent is None or recorded.event_id != request.idempotency_key:
             return False
-        if not is_same_request(recorded, sent):
-            message = f"event_id {request.idempotency_key} is event {number}, which has other content; choose a new event_id"
+        if not is_same_request(recorded, sent) or not self._is_same_caller(recorded, request.principal):
+            message = (
+                f"event_id {request.idempotency_key} is event {number}, which has other content or another caller; choose a new event_id"
+            )
             request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, message))
         elif recorded.proposal.HasField("contest"):
             await self._answer_from_contest(request, recorded)
@@ -101,6 +104,13 @@ class RepeatedRequests:
         else:
             replica.answers.answer(request, CommittedAnswer(EventAnswer(recorded), record), number)
         return True
+
+    def _is_same_caller(self, recorded: Envelope, principal: Principal) -> bool:
+        """Return whether a principal caused an event of the log. Events of callers without authentication may have no attestation."""
+        attestation = recorded.attestation
+        if principal.is_anonymous or not self._replica.state.semantics.attests:
+            return attestation.method in ("", principal.method)
+        return (attestation.principal, attestation.method, attestation.issuer) == (principal.name, principal.method, principal.issuer)
 
     async def _answer_from_contest(self, request: Request, proposal: Envelope) -> None:
         """Answer with the decision on a proposal that entered a contest, or let the caller wait for it."""

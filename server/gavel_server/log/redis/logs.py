@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
-from gavel_rules.redis_keys import head_key, log_key
+from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.redis_keys import HEAD_KEYS, head_key, log_key
 
 from gavel_server.log.protocol import LogUnavailableError
 from gavel_server.log.redis.connection import TIMEOUT_MS_DEFAULT, Connections
@@ -18,6 +19,9 @@ from gavel_server.log.redis.resp import Command
 
 # Between two probes of the link while a server starts.
 PROBE_PAUSE_SECONDS: Final = 0.25
+# Keys that one step of a listing looks at.
+SCAN_KEYS: Final = 1000
+_HEAD_KEY: Final = re.compile(re.escape(head_key("BUS")).replace("BUS", f"({BUS})"))
 
 
 class RedisLogs:
@@ -85,6 +89,20 @@ class RedisLogs:
             if reply:
                 return True
         return False
+
+    async def names(self) -> list[str]:
+        """Return the names of the buses that have a log. Reads the names of all keys. Raises LogUnavailableError."""
+        reads = self._connections.reads
+        found: set[str] = set()
+        cursor: bytes | str | int = b"0"
+        while True:
+            (reply,) = await reads.read(("SCAN", cursor, "MATCH", HEAD_KEYS, "COUNT", SCAN_KEYS))
+            if isinstance(reply, Exception):
+                raise LogUnavailableError(f"Redis at {reads.address} refuses: {reason(reply)}")
+            cursor, keys = reply
+            found.update(match[1] for key in keys if (match := _HEAD_KEY.fullmatch(key.decode(errors="replace"))))
+            if cursor in (b"0", 0, "0"):
+                return [name for name in sorted(found) if await self.exists(name)]
 
     async def open(
         self, bus: str, *, idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT, acknowledge_replicas: int = 0

@@ -7,6 +7,7 @@ from typing import Final
 
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from google.rpc.status_pb2 import Status
 
 from gavel_server.bus.request import Cancellation, CommittedAnswer, Request
@@ -40,11 +41,12 @@ class BatchAnswers:
         caller: str = INTERNAL,
         first: int = 0,
         traceparent: str = "",
+        principal: Principal = ANONYMOUS,
     ) -> list[Request]:
         """Admit proposals; return requests for the valid ones, which are answered here, and take the errors of the others.
 
-        `share_bytes` is taken as the size of each proposal; None: each is measured. `cancellation`, `caller` and `traceparent` are those of
-        the call. `first` is the index of the first of these proposals in the call.
+        `share_bytes` is taken as the size of each proposal; None: each is measured. `cancellation`, `caller`, `traceparent` and `principal` are
+        those of the call. `first` is the index of the first of these proposals in the call.
         """
         requests: list[Request] = []
         for index, envelope in enumerate(envelopes, first):
@@ -55,7 +57,9 @@ class BatchAnswers:
                 self.take(index, error)
             else:
                 slot = _Slot(self, index)
-                requests.append(Request(command, slot, idempotency_key, size_bytes, cancellation=cancellation, caller=caller))
+                requests.append(
+                    Request(command, slot, idempotency_key, size_bytes, cancellation=cancellation, caller=caller, principal=principal)
+                )
         return requests
 
     def take(self, index: int, result: CommittedAnswer | Exception) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import Command
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.limits import BATCH_ITEMS_MAX
 
 from gavel_server.bus.request import CommittedAnswer
@@ -50,7 +51,10 @@ async def admit_all(
 
 
 async def execute_all(
-    open_bus: Callable[[], Awaitable[Sequencer]], admitted: Sequence[AdmittedCommand | ServiceError], caller: str
+    open_bus: Callable[[], Awaitable[Sequencer]],
+    admitted: Sequence[AdmittedCommand | ServiceError],
+    caller: str,
+    principal: Principal = ANONYMOUS,
 ) -> list[CommittedAnswer | ServiceError]:
     """Execute the commands, in order, and return the answers in that order. An error is its own answer.
 
@@ -69,7 +73,14 @@ async def execute_all(
 
         def submit(index: int, item: AdmittedCommand) -> None:
             try:
-                sequencer.submit(item.command, lambda result: answer(index, result), item.idempotency_key, item.size_bytes, caller=caller)
+                sequencer.submit(
+                    item.command,
+                    lambda result: answer(index, result),
+                    item.idempotency_key,
+                    item.size_bytes,
+                    caller=caller,
+                    principal=principal,
+                )
             except ServiceError as error:
                 answer(index, error)
 

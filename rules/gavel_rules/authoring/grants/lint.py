@@ -1,0 +1,107 @@
+"""Warnings about grants documents. They never refuse a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gavel_rules.identity.grants import ANYONE, CompiledGrants, Grant, read_source
+from gavel_rules.identity.patterns import covers
+from gavel_rules.identity.rights import PRODUCING_RIGHTS, RPCS_OF_RIGHT
+from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
+
+# Pairs of grants that are compared: each pair takes microseconds.
+PAIRS_MAX: Final = 200_000
+
+# Rights whose events have actions, subjects and fact keys.
+_WITH_ACTIONS: Final = frozenset({"propose", "preflight", "execute", "review", "revoke", "deploy", "activate"})
+_WITH_SUBJECTS: Final = frozenset({"propose", "preflight", "publish", "execute", "review", "revoke"})
+_WITH_FACTS: Final = frozenset({"publish"})
+
+
+def lint_grants(text: str, grants: CompiledGrants) -> tuple[DocumentMessage, ...]:
+    """Return the warnings about a document, by place. `grants` are its compiled grants."""
+    messages = Messages()
+    source = read_source(text, Messages())
+    found: list[tuple[Path, str, str, str]] = []
+    for grant in grants.grants:
+        path: Path = ("grants", grant.number - 1)
+        found += [(path, *warning) for warning in _own_warnings(grant)]
+    found += [(("grants", grant.number - 1), *_unreachable(other)) for grant, other in _covered(grants.grants)]
+    if not any("grant" in grant.rights for grant in grants.grants):
+        found.append(
+            (
+                ("grants",),
+                "nobody-may-grant",
+                "no grant gives the right grant, so nobody can replace these grants once they are in force",
+                "give somebody the right grant",
+            )
+        )
+    for place, code, message, hint in found:
+        messages.add(source.locate_key(place), code, message, hint)
+    return messages.sorted()
+
+
+def _own_warnings(grant: Grant) -> list[tuple[str, str, str]]:
+    found: list[tuple[str, str, str]] = []
+    number, rights = grant.number, grant.rights
+    if not any(RPCS_OF_RIGHT[right] for right in rights):
+        message = f"grant {number} permits nothing: no call of this release needs {' or '.join(sorted(rights))}"
+        found.append(("permits-nothing", message, "remove it, or add rights"))
+    producing = rights & PRODUCING_RIGHTS - {"preflight"}
+    if producing and grant.producer_types is None and grant.producer_ids is None:
+        message = f"grant {number} lets its callers {' and '.join(sorted(producing))} in the name of every producer"
+        found.append(("any-producer", message, "add produce: {types: [...], ids: [...]}"))
+    for key, given, needed in (
+        ("produce", grant.producer_types is not None or grant.producer_ids is not None, PRODUCING_RIGHTS),
+        ("actions", grant.actions is not None, _WITH_ACTIONS),
+        ("subjects", grant.subjects is not None, _WITH_SUBJECTS),
+        ("facts", grant.facts is not None, _WITH_FACTS),
+    ):
+        if given and not rights & needed:
+            message = f"grant {number}: {key} restricts none of its rights ({', '.join(sorted(rights))})"
+            found.append(("restricts-nothing", message, f"remove {key}, or grant one of {', '.join(sorted(needed))}"))
+    return found
+
+
+def _unreachable(other: Grant) -> tuple[str, str, str]:
+    return "unreachable-grant", f"grant {other.number} allows all that this grant allows", "remove one of them"
+
+
+def _covered(grants: Sequence[Grant]) -> list[tuple[Grant, Grant]]:
+    """Return the grants that another one covers, each with the first such one. Of equal grants the later one is covered."""
+    found: list[tuple[Grant, Grant]] = []
+    pairs = 0
+    for grant in grants:
+        for other in grants:
+            pairs += 1
+            if pairs > PAIRS_MAX:
+                return found
+            if other is not grant and _covers(other, grant) and not (_covers(grant, other) and other.number > grant.number):
+                found.append((grant, other))
+                break
+    return found
+
+
+def _covers(wide: Grant, narrow: Grant) -> bool:
+    return (
+        (ANYONE in wide.to or {*narrow.to} <= {*wide.to})
+        and narrow.rights <= wide.rights
+        and (wide.producer_types is None or (narrow.producer_types is not None and narrow.producer_types <= wide.producer_types))
+        and all(
+            _cover_all(of_wide, of_narrow)
+            for of_wide, of_narrow in (
+                (wide.buses, narrow.buses),
+                (wide.producer_ids, narrow.producer_ids),
+                (wide.actions, narrow.actions),
+                (wide.subjects, narrow.subjects),
+                (wide.facts, narrow.facts),
+            )
+        )
+    )
+
+
+def _cover_all(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:
+    if wide is None:
+        return True
+    return narrow is not None and all(any(covers(one, pattern) for one in wide) for pattern in narrow)

@@ -1,0 +1,106 @@
+"""The second half of the interceptor: whether an authenticated caller has the right that its call needs (ADR 0057).
+
+The table of rights is `gavel_rules.identity.rights`. A bus's own grants decide. While a bus has none, only administrators may call it.
+What a call records is checked once more by the core, where the event gets its place in the log. Without authentication nothing is
+checked here.
+
+A bus that does not exist is not opened by a call of an authenticated caller: CreateBus does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from gavel.v1 import error_pb2
+from gavel_rules.identity.grants import GROUP_PREFIX
+from gavel_rules.identity.principal import SERVER, Principal
+from gavel_rules.identity.rights import RIGHT_OF_RPC, RIGHTS, RPCS_WITHOUT_RIGHT, WRITING_RIGHTS, Right
+from gavel_rules.state.state import State
+
+from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.errors import ServiceError
+
+Refused = Callable[[str, str, Principal, ServiceError], None]
+"""Called with the bus, the RPC, the caller and the error of a refused call that would have written something."""
+
+_ALL_RIGHTS: Final = frozenset(RIGHTS)
+
+
+class AccessControl:
+    """Checks the rights of callers on the buses of this server. `admins` are names, or groups as "group:NAME"."""
+
+    def __init__(self, buses: BusRegistry, admins: Sequence[str] = (), on_refused: Refused | None = None) -> None:
+        self._buses: Final = buses
+        self._admins: Final = frozenset(admins)
+        self._on_refused: Final = on_refused
+
+    def is_bound(self, rpc: str, principal: Principal) -> bool:
+        """Return whether a call needs a right: the caller is authenticated and not the server itself, and the RPC is not open to all."""
+        return not principal.is_anonymous and principal != SERVER and rpc not in RPCS_WITHOUT_RIGHT
+
+    def is_admin(self, principal: Principal) -> bool:
+        """Return whether the settings make a caller an administrator."""
+        if principal.is_anonymous:
+            return False
+        return principal.name in self._admins or any(f"{GROUP_PREFIX}{group}" in self._admins for group in principal.groups)
+
+    def rights(self, principal: Principal, state: State) -> frozenset[Right]:
+        """Return the rights of a caller on a bus."""
+        in_force = state.grants_in_force
+        if principal.is_anonymous or principal == SERVER:
+            is_free = in_force is None or not in_force.binds_anonymous or principal == SERVER
+            return _ALL_RIGHTS if is_free or in_force is None else in_force.grants.rights_of(principal, state.bus)
+        if in_force is None:
+            return _ALL_RIGHTS if self.is_admin(principal) else frozenset()
+        return in_force.grants.rights_of(principal, state.bus)
+
+    def check_open(self, rpc: str, bus: str, principal: Principal, sequencer: Sequencer) -> ServiceError | None:
+        """Return why a call is refused on a bus that is open, or None."""
+        right = RIGHT_OF_RPC[rpc]
+        state = sequencer.replica.state
+        if right in self.rights(principal, state):
+            return None
+        in_force = state.grants_in_force
+        if in_force is None:
+            why = "the bus has no grants, so only administrators of the server's settings may use it"
+        else:
+            why = f"no grant of {in_force.deployed.name} version {in_force.deployed.version} gives it the right {right} there"
+        return self._refuse(bus, rpc, principal, f"{principal.name!r} may not {right} on bus {bus}: {why}")
+
+    def check_now(self, rpc: str, bus: str, principal: Principal) -> ServiceError | Awaitable[None] | None:
+        """Return why a call is refused, None if it is allowed, or what to await if the bus is not open in this process. Hot path."""
+        sequencer = None if rpc == _CREATE_BUS else self._buses.find_open(bus)
+        if sequencer is not None:
+            return self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
+        return self.check(rpc, bus, principal)
+
+    async def check(self, rpc: str, bus: str, principal: Principal) -> None:
+        """Return if a call is allowed. Raises ServiceError RIGHT_LACKING, BUS_NOT_FOUND, and the errors of opening an existing bus."""
+        self._buses.check_name(bus)
+        if rpc == _CREATE_BUS:
+            await self._check_creation(bus, principal)
+            return
+        sequencer = await self._buses.existing(bus)
+        error = self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
+        if error is not None:
+            raise error
+
+    async def _check_creation(self, bus: str, principal: Principal) -> None:
+        """Check a CreateBus: the grants of the default bus say who may create which buses."""
+        if self.is_admin(principal):
+            return
+        in_force = (await self._buses.existing(BUS_DEFAULT)).replica.state.grants_in_force
+        if in_force is None or "operate" not in in_force.grants.rights_of(principal, bus):
+            message = f"{principal.name!r} may not create bus {bus}: that needs the right operate for it in the grants of bus {BUS_DEFAULT}"
+            raise self._refuse(BUS_DEFAULT, _CREATE_BUS, principal, message)
+
+    def _refuse(self, bus: str, rpc: str, principal: Principal, message: str) -> ServiceError:
+        error = ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
+        if self._on_refused is not None and RIGHT_OF_RPC[rpc] in WRITING_RIGHTS:
+            self._on_refused(bus, rpc, principal, error)
+        return error
+
+
+_CREATE_BUS: Final = "gavel.v1.AdministrationService/CreateBus"

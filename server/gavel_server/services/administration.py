@@ -1,0 +1,214 @@
+"""AdministrationService: who a caller is, grants, and buses. Deployed grants live in the log and never change."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from gavel.v1 import error_pb2
+from gavel.v1.administration_service_pb2 import (
+    Bus,
+    CreateBusRequest,
+    CreateBusResponse,
+    DeployGrantsRequest,
+    DeployGrantsResponse,
+    GetGrantsRequest,
+    GetGrantsResponse,
+    Grants,
+    ListBusesRequest,
+    ListBusesResponse,
+    ListGrantsRequest,
+    ListGrantsResponse,
+    ValidateGrantsRequest,
+    ValidateGrantsResponse,
+    WhoAmIRequest,
+    WhoAmIResponse,
+)
+from gavel.v1.identity_pb2 import Principal as PrincipalMessage
+from gavel.v1.rule_set_service_pb2 import DocumentMessage
+from gavel_rules.authoring.grants.lint import lint_grants
+from gavel_rules.commands import DeployGrants, GrantsPosition
+from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.identity.grants import CompiledGrants, check_grants
+from gavel_rules.language.document import diagnostics
+from gavel_rules.limits import MESSAGE_BYTES_MAX
+from gavel_rules.state.records import DeployedGrants
+from gavel_rules.state.state import State
+
+from gavel_server.bus.registry import BUS_DEFAULT
+from gavel_server.errors import ServiceError, invalid
+from gavel_server.intake.event_ids import new_event_id
+from gavel_server.intake.human_commands import reason_violations
+from gavel_server.rpc.access import AccessControl
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.services.reads.paging import fill, page_of
+
+if TYPE_CHECKING:
+    from gavel_server.bus.registry import BusRegistry
+
+# For the other fields of the event that holds a document.
+ENVELOPE_ROOM_BYTES: Final = 16 * 1024
+# Documents that are compiled at once. Reading YAML takes up to two seconds of a processor.
+COMPILES_MAX: Final = 1
+
+
+class AdministrationServicer:
+    """Serves AdministrationService on the buses of this server."""
+
+    def __init__(self, buses: BusRegistry, access: AccessControl) -> None:
+        self._buses = buses
+        self._access = access
+        self._compiles = asyncio.Semaphore(COMPILES_MAX)
+
+    async def WhoAmI(self, request: WhoAmIRequest, context: CallContext) -> WhoAmIResponse:
+        """Return the caller and its rights on a bus; on a bus that does not exist, those of its future caller."""
+        self._buses.check_name(request.bus)
+        principal = context.principal
+        response = WhoAmIResponse(
+            principal=PrincipalMessage(
+                name=principal.name,
+                method=principal.method,
+                issuer=principal.issuer,
+                groups=sorted({*principal.groups}),
+                actors=principal.actors,
+            ),
+            admin=self._access.is_admin(principal),
+        )
+        try:
+            state = (await self._buses.existing(request.bus)).replica.state
+        except ServiceError as error:
+            if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND:
+                raise
+            state = State(request.bus or BUS_DEFAULT)
+        response.rights.extend(sorted(self._access.rights(principal, state)))
+        if state.grants_in_force is not None:
+            response.grants_digest = state.grants_in_force.deployed.digest
+        return response
+
+    async def ValidateGrants(self, request: ValidateGrantsRequest, context: CallContext) -> ValidateGrantsResponse:
+        """Compile a document and report every mistake. The bus need not exist yet."""
+        self._buses.check_name(request.bus)
+        return (await self._check(request.document))[1]
+
+    async def DeployGrants(self, request: DeployGrantsRequest, context: CallContext) -> DeployGrantsResponse:
+        """Record grants, which are in force from their event on."""
+        violations = reason_violations(request.reason)
+        if request.expected_version < 0:
+            violations.append(("expected_version", "is negative"))
+        if violations:
+            raise invalid(violations)
+        self._buses.check_name(request.bus)
+        grants, report = await self._check(request.document)
+        if grants is None:
+            found = [(f"document:{error.line}:{error.column}", _sentence(error)) for error in report.errors]
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise ServiceError(error_pb2.ERROR_REASON_INVALID_GRANTS, f"{found[0][0]}: {found[0][1]}{more}", found)
+        expected = request.expected_version if request.HasField("expected_version") else None
+        command = DeployGrants(new_event_id(), grants, request.document, request.reason, expected)
+        sequencer = await self._buses.open(request.bus, context.bus_incarnation)
+        answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+        if not isinstance(answer, GrantsPosition):
+            raise TypeError(f"DeployGrants was answered with {type(answer).__name__}")
+        return DeployGrantsResponse(name=answer.name, version=answer.version, digest=answer.digest, sequence_number=answer.sequence_number)
+
+    async def GetGrants(self, request: GetGrantsRequest, context: CallContext) -> GetGrantsResponse:
+        """Read a deployed version; if the request names none, the one in force."""
+        if request.version < 0:
+            raise invalid([("version", "is negative")])
+        state = await (await self._buses.existing(request.bus, context.bus_incarnation)).confirmed_state()
+        in_force = state.grants_in_force
+        version = request.version or (0 if in_force is None else in_force.deployed.version)
+        deployed = state.grants_versions.get(version)
+        if deployed is None:
+            which = f"has no version {version} of the grants" if version else "has no grants"
+            raise ServiceError(error_pb2.ERROR_REASON_GRANTS_NOT_FOUND, f"bus {state.bus} {which}")
+        return GetGrantsResponse(grants=_view(state, deployed), document=deployed.document, canonical_json=deployed.canonical_json)
+
+    async def ListGrants(self, request: ListGrantsRequest, context: CallContext) -> ListGrantsResponse:
+        """Read a page of the deployed versions, newest first."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        page = page_of(request.page_size, request.page_token, ("grants", sequencer.bus), (int,))
+        before = None if page.after is None else int(page.after[0])
+        state = await sequencer.confirmed_state()
+        newest_first = sorted(state.grants_versions.values(), key=lambda deployed: -deployed.sequence_number)
+        listed = (_view(state, deployed) for deployed in newest_first if before is None or deployed.sequence_number < before)
+        grants, token = await fill(
+            page, list(islice(listed, page.size + 1)), lambda one: (one.deployed_at_sequence_number,), context.caller
+        )
+        return ListGrantsResponse(grants=grants, next_page_token=token)
+
+    async def CreateBus(self, request: CreateBusRequest, context: CallContext) -> CreateBusResponse:
+        """Open a new bus."""
+        if not request.bus:
+            raise invalid([("bus", "is required: 1 to 63 characters of a-z, 0-9 and -")])
+        sequencer = await self._buses.create(request.bus, context.caller, context.principal)
+        return CreateBusResponse(bus_incarnation=sequencer.replica.incarnation)
+
+    async def ListBuses(self, request: ListBusesRequest, context: CallContext) -> ListBusesResponse:
+        """Read a page of the buses that the caller may read, by name."""
+        page = page_of(request.page_size, request.page_token, ("buses",), (str,))
+        after = "" if page.after is None else str(page.after[0])
+        buses: list[Bus] = []
+        for name in await self._buses.names():
+            if name <= after:
+                continue
+            if len(buses) == page.size:
+                return ListBusesResponse(buses=buses, next_page_token=page.token((buses[-1].name,)))
+            try:
+                sequencer = await self._buses.existing(name)
+            except ServiceError as error:
+                if error.reason == error_pb2.ERROR_REASON_BUS_NOT_FOUND:
+                    continue  # it has just gone
+                raise
+            if "read" in self._access.rights(context.principal, sequencer.replica.state):
+                buses.append(Bus(name=name, head_sequence_number=sequencer.head.sequence_number))
+        return ListBusesResponse(buses=buses)
+
+    async def _check(self, document: str) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:
+        """Compile a document in a thread. Raises ServiceError INVALID_REQUEST if it is missing or too large."""
+        if not document:
+            raise invalid([("document", "is required: grants in YAML or JSON")])
+        if len(document.encode()) > MESSAGE_BYTES_MAX:
+            raise invalid([("document", f"is larger than {MESSAGE_BYTES_MAX} bytes")])
+        async with self._compiles:
+            return await asyncio.to_thread(report_on, document)
+
+
+def report_on(document: str) -> tuple[CompiledGrants | None, ValidateGrantsResponse]:
+    """Return the compiled grants of a document, None if it has mistakes, with all errors and warnings."""
+    grants, messages = check_grants(document)
+    if grants is not None:
+        size_bytes = len(document.encode()) + len(grants.canonical_json.encode()) + ENVELOPE_ROOM_BYTES
+        if size_bytes > MESSAGE_BYTES_MAX:
+            problem = f"the document and its canonical form take {size_bytes} bytes of an event; the limit is {MESSAGE_BYTES_MAX}"
+            messages.add((1, 1), "too-large", problem, "use patterns and groups in place of single names")
+    errors = messages.sorted()
+    if grants is None or errors:
+        return None, ValidateGrantsResponse(errors=map(_message, errors))
+    warnings = lint_grants(document, grants)
+    return grants, ValidateGrantsResponse(valid=True, warnings=map(_message, warnings), digest=grants.digest)
+
+
+def _message(message: diagnostics.DocumentMessage) -> DocumentMessage:
+    return DocumentMessage(
+        line=message.line, column=message.column, code=message.code, message=message.message, suggestion=message.suggestion
+    )
+
+
+def _sentence(error: DocumentMessage) -> str:
+    return f"{error.code}: {error.message}" + (f" ({error.suggestion})" if error.suggestion else "")
+
+
+def _view(state: State, deployed: DeployedGrants) -> Grants:
+    in_force = state.grants_in_force
+    view = Grants(
+        name=deployed.name,
+        version=deployed.version,
+        digest=deployed.digest,
+        deployed_at_sequence_number=deployed.sequence_number,
+        principal=deployed.principal,
+        in_force=in_force is not None and in_force.deployed.sequence_number == deployed.sequence_number,
+    )
+    set_timestamp(view.deployed_at, deployed.recorded_at_ms)
+    return view
