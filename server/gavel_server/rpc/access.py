@@ -1,4 +1,4 @@
-"""The second half of the interceptor: whether an authenticated caller has the right that its call needs (ADR 0057).
+"""The second half of the interceptor: whether an authenticated caller has the right that its call needs (docs/security.md).
 
 The table of rights is `gavel_rules.identity.rights`. A bus's own grants decide. While a bus has none, only administrators may call it.
 What a call records is checked once more by the core, where the event gets its place in the log. Without authentication nothing is
