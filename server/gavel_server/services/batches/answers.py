@@ -45,8 +45,8 @@ class BatchAnswers:
     ) -> list[Request]:
         """Admit proposals; return requests for the valid ones, which are answered here, and take the errors of the others.
 
-        `share_bytes` is taken as the size of each proposal; None: each is measured. `cancellation`, `caller`, `traceparent` and `principal` are
-        those of the call. `first` is the index of the first of these proposals in the call.
+        `share_bytes` is taken as the size of each proposal; None: each is measured. `cancellation`, `caller`,
+        `traceparent` and `principal` are those of the call. `first` is the index of the first of these proposals in the call.
         """
         requests: list[Request] = []
         for index, envelope in enumerate(envelopes, first):
