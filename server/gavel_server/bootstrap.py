@@ -18,7 +18,6 @@ import structlog
 import uvloop
 from gavel_client.supervision import Supervisor
 from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection
 
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
@@ -48,7 +47,8 @@ from gavel_server.reactors import Reactors
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.listener import Listener
 from gavel_server.rpc.plain_methods import Method
-from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTION, SERVICES
+from gavel_server.rpc.reflection import Reflection
+from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SERVICES
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS, UNIX, bind
 from gavel_server.rpc.wakeups import read_all_wakeups
 from gavel_server.services.registration import register_services
@@ -337,7 +337,9 @@ def _register_libraries(server: HandlerRegistry, interceptor: Interceptor) -> _H
     """Serve health and reflection."""
     servicer = health.aio.HealthServicer()
     interceptor.register_library(server, HEALTH, servicer)
-    interceptor.register_library(server, REFLECTION, reflection.aio.ReflectionServicer(NAMES))
+    reflection = Reflection(NAMES)
+    for service in REFLECTIONS:
+        interceptor.register_library(server, service, reflection)
     return _Health(servicer, ["", *(service.full_name for service in SERVICES)])
 
 

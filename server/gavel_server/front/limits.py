@@ -9,7 +9,7 @@ from gavel_rules.limits import BATCH_BYTES_MAX
 from google.protobuf.descriptor import MethodDescriptor
 
 from gavel_server.rpc import limits
-from gavel_server.rpc.service_descriptors import HEALTH, REFLECTION, SERVICES
+from gavel_server.rpc.service_descriptors import HEALTH, REFLECTIONS, SERVICES
 
 
 def encode_limits() -> bytes:
@@ -44,7 +44,7 @@ def encode_limits() -> bytes:
 
 
 def _methods() -> list[MethodDescriptor]:
-    return [method for service in (*SERVICES, HEALTH, REFLECTION) for method in service.methods]
+    return [method for service in (*SERVICES, HEALTH, *REFLECTIONS) for method in service.methods]
 
 
 def _method(method: MethodDescriptor) -> dict[str, Any]:

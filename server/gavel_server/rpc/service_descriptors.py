@@ -16,7 +16,8 @@ from gavel.v1 import (
 )
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
+
+from gavel_server.rpc import reflection
 
 ARBITRATION: Final[ServiceDescriptor] = arbitration_service_pb2.DESCRIPTOR.services_by_name["ArbitrationService"]
 EVENT: Final[ServiceDescriptor] = event_service_pb2.DESCRIPTOR.services_by_name["EventService"]
@@ -29,6 +30,6 @@ TOOL: Final[ServiceDescriptor] = tool_service_pb2.DESCRIPTOR.services_by_name["T
 SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, ADMINISTRATION, TOOL)
 
 HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
-REFLECTION: Final[Any] = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+REFLECTIONS: Final[tuple[Any, ...]] = (reflection.V1, reflection.V1ALPHA)
 # The services that reflection lists.
-NAMES: Final[tuple[str, ...]] = tuple(service.full_name for service in (*SERVICES, HEALTH, REFLECTION))
+NAMES: Final[tuple[str, ...]] = tuple(service.full_name for service in (*SERVICES, HEALTH, *REFLECTIONS))

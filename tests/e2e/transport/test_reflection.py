@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tests.e2e.world import ACTION, DAY_MS, DEPOT, POLICY, WAIT_SECONDS_MAX, Server, rule_set
 
 SERVICES = {
+    "gavel.v1.AdministrationService",
     "gavel.v1.ArbitrationService",
     "gavel.v1.EventService",
     "gavel.v1.ExecutionService",
@@ -27,6 +28,7 @@ SERVICES = {
     "gavel.v1.RuleSetService",
     "gavel.v1.ToolService",
     "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
 }
 

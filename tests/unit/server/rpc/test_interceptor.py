@@ -10,10 +10,12 @@ from typing import Any
 import grpc
 import pytest
 from gavel_server.rpc.interceptor import Interceptor
-from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTION
+from gavel_server.rpc.reflection import Reflection
+from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS
 from gavel_server.rpc.transport import bind, make_server
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 
 class BrokenHealth(health.aio.HealthServicer):
@@ -50,7 +52,8 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
     server = make_server()
     interceptor = Interceptor()
     interceptor.register_library(server, HEALTH, BrokenHealth())
-    interceptor.register_library(server, REFLECTION, reflection.aio.ReflectionServicer(NAMES))
+    for service in REFLECTIONS:
+        interceptor.register_library(server, service, Reflection(NAMES))
     address = bind(server, "127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
@@ -72,10 +75,40 @@ async def test_library_services_answer(channel: grpc.aio.Channel) -> None:
     watching = watch(b"")
     assert serving == health_pb2.HealthCheckResponse.FromString(await watching.read())
     watching.cancel()
-    reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-    request = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
-    (answer,) = [reflection_pb2.ServerReflectionResponse.FromString(data) async for data in reflect(iter([request]))]
+    (answer,) = await reflect(channel, "v1alpha", ServerReflectionRequest(list_services=""))
     assert {*NAMES} == {service.name for service in answer.list_services_response.service}
+
+
+async def reflect(channel: grpc.aio.Channel, version: str, *requests: ServerReflectionRequest) -> list[ServerReflectionResponse]:
+    """Ask reflection of a version; the messages of both versions are the same."""
+    call: Any = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")
+    encoded = iter([request.SerializeToString() for request in requests])
+    return [ServerReflectionResponse.FromString(data) async for data in call(encoded)]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_finds_symbols(channel: grpc.aio.Channel, version: str) -> None:
+    """Both versions find types, services and methods by their full names, with the file and all that it imports."""
+    symbols = ["gavel.v1.Envelope", "gavel.v1.EventService", "gavel.v1.EventService.GetEvent", "grpc.reflection.v1.ServerReflection"]
+    requests = [ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
+    answers = await reflect(channel, version, *requests)
+    assert requests == [answer.original_request for answer in answers]
+    names = [
+        [FileDescriptorProto.FromString(file).name for file in answer.file_descriptor_response.file_descriptor_proto] for answer in answers
+    ]
+    assert ["envelope.proto", "event_service.proto", "event_service.proto", "reflection.proto"] == [one[0].split("/")[-1] for one in names]
+    assert "google/protobuf/timestamp.proto" in names[0]
+    assert names[1] == names[2]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+@pytest.mark.parametrize("symbol", ["", ".", "No", "gavel.v1.No", "gavel.v1.EventService.No", "gavel.v1.Envelope.subject.no", "a..b"])
+async def test_reflection_of_unknown_symbols(channel: grpc.aio.Channel, version: str, symbol: str) -> None:
+    """An unknown symbol is NOT_FOUND as an answer, and the stream goes on."""
+    request = ServerReflectionRequest(file_containing_symbol=symbol)
+    answers = await reflect(channel, version, request, ServerReflectionRequest(list_services="*"))
+    assert grpc.StatusCode.NOT_FOUND.value[0] == answers[0].error_response.error_code
+    assert len(NAMES) == len(answers[1].list_services_response.service)
 
 
 async def test_status_of_a_library_is_passed_on(channel: grpc.aio.Channel) -> None:
