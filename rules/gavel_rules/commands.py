@@ -72,23 +72,25 @@ class PublishEvent:
 
 @dataclass(slots=True)
 class BeginExecution:
-    """Start an attempt at an approved decision, if it may start."""
+    """Start an attempt at an approved decision, if it may start. `request_id` becomes the event_id of its start."""
 
     decision_id: str
     producer: Producer
     lease_ms: int
     traceparent: str = ""
+    request_id: str = ""
 
 
 @dataclass(slots=True)
 class RenewExecution:
-    """Extend the lease of a running attempt to `lease_ms` from now."""
+    """Extend the lease of a running attempt to `lease_ms` from now. `request_id` becomes the event_id of the renewal."""
 
     decision_id: str
     execution_id: str
     producer: Producer
     lease_ms: int
     traceparent: str = ""
+    request_id: str = ""
 
 
 @dataclass(slots=True)

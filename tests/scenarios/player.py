@@ -160,7 +160,7 @@ class Player:
             case steps.RenewStep():
                 attempt = self.log.event(step.renew).execution
                 await layer.renew(attempt.decision_id, attempt.execution_id, _executor(step.by), step.lease)
-                self._own.append("ExecutionStarted")
+                self._own.append("ExecutionRenewed")
             case steps.ReportStep():
                 await self._report(step)
             case steps.DeriveStep():

@@ -84,13 +84,6 @@ def _slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_remedies_are_those_of_the_table() -> None:
-    """The table of remedies in arbitration.md has every reason code with the remedies of the code's own table."""
-    section = _text("arbitration.md").partition("## What helps")[2].partition("\n## ")[0]
-    documented = {code: re.findall(r"`([A-Z_]+)`", cells[1]) for cells in _rows(section) for code in re.findall(r"`([A-Z_]+)`", cells[0])}
-    assert {row.code: [Remedy.Name(one).removeprefix("REMEDY_") for one in row.remedies] for row in REASON_CODES} == documented
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
     """Every relative link names a file of this repository, and its anchor a heading there."""
@@ -415,3 +408,10 @@ def test_log_lines_and_metrics_exist() -> None:
     assert lines
     assert metrics
     assert sorted(name for name in lines | metrics if f'"{name}"' not in code) == []
+
+
+def test_remedies_are_those_of_the_table() -> None:
+    """The table of remedies in arbitration.md has every reason code with the remedies of the code's own table."""
+    section = _text("arbitration.md").partition("## What helps")[2].partition("\n## ")[0]
+    documented = {code: re.findall(r"`([A-Z_]+)`", cells[1]) for cells in _rows(section) for code in re.findall(r"`([A-Z_]+)`", cells[0])}
+    assert {row.code: [Remedy.Name(one).removeprefix("REMEDY_") for one in row.remedies] for row in REASON_CODES} == documented

@@ -65,6 +65,7 @@ EXECUTION_NAME: Final[Mapping[ExecutionStatus.ValueType, str]] = {
     execution_pb2.EXECUTION_STATUS_TIMEOUT: "ExecutionTimedOut",
     execution_pb2.EXECUTION_STATUS_ABORTED: "ExecutionAborted",
 }
+EXECUTION_RENEWED: Final = "ExecutionRenewed"
 
 # Facts about Gavel itself: event name -> fact key.
 SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {

@@ -12,7 +12,7 @@ from gavel.v1.execution_pb2 import Execution, ExecutionError
 from gavel_rules import reason_codes
 from gavel_rules.commands import AttemptRefusal, BeginExecution, EventAnswer, Fault, LeasedAttempt, References, RenewExecution
 from gavel_rules.events.ids import derived_event_id, execution_id_of
-from gavel_rules.events.kinds import EXECUTION, EXECUTION_NAME
+from gavel_rules.events.kinds import EXECUTION, EXECUTION_NAME, EXECUTION_RENEWED
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.execution.evidence_recheck import EvidenceChange, check_evidence
 from gavel_rules.execution.faults import end_reason, ended_fault, holder_fault
@@ -83,7 +83,14 @@ def _record_start(recorder: Recorder, live: LiveDecision, command: BeginExecutio
         status=execution_pb2.EXECUTION_STATUS_STARTED,
     )
     event_id = derived_event_id(live.decision_id, live.sequence_number, "started", live.starts)
-    return _record_execution(recorder, live, command, execution, event_id)
+    event_name = EXECUTION_NAME[execution.status]
+    if recorder.state.semantics.has_request_ids:
+        if attempt == live.attempt:
+            event_name = EXECUTION_RENEWED
+        if command.request_id:
+            # The log refuses a second event with this id, so a repeated request never starts a second attempt.
+            event_id = execution.request_id = command.request_id
+    return _record_execution(recorder, live, command, execution, event_id, event_name)
 
 
 def _abort(recorder: Recorder, live: LiveDecision, command: BeginExecution, change: EvidenceChange) -> None:
@@ -95,18 +102,24 @@ def _abort(recorder: Recorder, live: LiveDecision, command: BeginExecution, chan
         reason_code=change.reason_code,
         error=ExecutionError(code=change.reason_code, message=change.message),
     )
-    envelope = _record_execution(recorder, live, command, execution, derived_event_id(live.decision_id, live.sequence_number, "aborted"))
+    event_id = derived_event_id(live.decision_id, live.sequence_number, "aborted")
+    envelope = _record_execution(recorder, live, command, execution, event_id, EXECUTION_NAME[execution.status])
     record_failed_derivations(recorder, live, envelope)
 
 
 def _record_execution(
-    recorder: Recorder, live: LiveDecision, command: BeginExecution | RenewExecution, execution: Execution, event_id: str
+    recorder: Recorder,
+    live: LiveDecision,
+    command: BeginExecution | RenewExecution,
+    execution: Execution,
+    event_id: str,
+    event_name: str,
 ) -> Envelope:
     return recorder.record(
         Envelope(
             event_id=event_id,
             event_category=EXECUTION,
-            event_name=EXECUTION_NAME[execution.status],
+            event_name=event_name,
             trace_id=live.decision.trace_id,
             causation_id=live.decision_id,
             producer=command.producer,

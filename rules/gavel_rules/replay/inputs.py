@@ -116,8 +116,10 @@ def _execution_command(recorded: Envelope, sent: Envelope, state: State) -> Comm
     if execution.status == execution_pb2.EXECUTION_STATUS_STARTED:
         lease_ms = milliseconds(execution.lease_until) - milliseconds(recorded.recorded_at)
         if live is not None and live.attempt == execution.attempt:
-            return RenewExecution(execution.decision_id, execution.execution_id, recorded.producer, lease_ms, recorded.traceparent)
-        return BeginExecution(execution.decision_id, recorded.producer, lease_ms, recorded.traceparent)
+            return RenewExecution(
+                execution.decision_id, execution.execution_id, recorded.producer, lease_ms, recorded.traceparent, execution.request_id
+            )
+        return BeginExecution(execution.decision_id, recorded.producer, lease_ms, recorded.traceparent, execution.request_id)
     if execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and execution.attempt == 0:
         return BeginExecution(execution.decision_id, recorded.producer, 1, recorded.traceparent)
     return ReportExecution(sent)

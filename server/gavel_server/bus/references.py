@@ -62,6 +62,7 @@ class ReferenceResolution:
         ready: list[Request] = []
         deferred: list[Request] = []
         envelope_of_key: dict[str, Envelope] = {}
+        keys: set[str] = set()
         is_behind = False
         opened: dict[str, ProducerKey] = {}  # traces that this batch opens, and their producers
         recent_events = self._replica.recent_events
@@ -69,7 +70,7 @@ class ReferenceResolution:
             command = request.command
             key = request.idempotency_key
             if key:
-                if key in envelope_of_key or key in self._keys_under_way():
+                if key in keys or key in self._keys_under_way():
                     # The state may forbid by now what the first request did. The next batch answers from the log.
                     deferred.append(request)
                     continue
@@ -90,6 +91,8 @@ class ReferenceResolution:
                     continue
                 if key and envelope is not None:
                     envelope_of_key[key] = envelope
+            if key:
+                keys.add(key)
             if not isinstance(command, _WITHOUT_DECISION):
                 decision_id = decision_id_of(command)
                 if decision_id:

@@ -19,7 +19,7 @@ from gavel.v1.execution_service_pb2 import (
     ReportExecutionResponse,
 )
 from gavel_rules.commands import AttemptRefusal, BeginExecution, EventAnswer, LeasedAttempt, RenewExecution, ReportExecution
-from gavel_rules.events.ids import is_uuid
+from gavel_rules.events.ids import is_uuid, uuid_problem
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
@@ -42,13 +42,14 @@ class ExecutionServicer:
 
     async def BeginExecution(self, request: BeginExecutionRequest, context: CallContext) -> BeginExecutionResponse:
         """Lease an attempt, or refuse with a reason."""
-        violations = _decision_violations(request.decision_id) + _lease_violations(request.lease_ms)
+        violations = _violations(request)
         if violations:
             raise invalid(violations)
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        command = BeginExecution(request.decision_id, producer, request.lease_ms or LEASE_MS_DEFAULT, context.traceparent)
-        answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+        lease_ms = request.lease_ms or LEASE_MS_DEFAULT
+        command = BeginExecution(request.decision_id, producer, lease_ms, context.traceparent, request.request_id)
+        answer = (await sequencer.execute(command, request.request_id, caller=context.caller, principal=context.principal)).answer
         match answer:
             case LeasedAttempt():
                 execution = answer.envelope.execution
@@ -56,6 +57,7 @@ class ExecutionServicer:
                     execution_id=execution.execution_id,
                     attempt=execution.attempt,
                     lease_until=execution.lease_until,
+                    lease_ms=lease_ms,
                     decision=await _with_chain_hash(sequencer, answer.decision),
                 )
                 return BeginExecutionResponse(started=started)
@@ -66,7 +68,7 @@ class ExecutionServicer:
 
     async def RenewExecution(self, request: RenewExecutionRequest, context: CallContext) -> RenewExecutionResponse:
         """Renew a running attempt's lease."""
-        violations = _decision_violations(request.decision_id) + _lease_violations(request.lease_ms)
+        violations = _violations(request)
         if not EXECUTION_ID.match(request.execution_id):
             violations.append(("execution_id", 'is not "exec_" and 12 hex digits'))
         if violations:
@@ -74,11 +76,11 @@ class ExecutionServicer:
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         lease_ms = request.lease_ms or LEASE_MS_DEFAULT
-        command = RenewExecution(request.decision_id, request.execution_id, producer, lease_ms, context.traceparent)
-        answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+        command = RenewExecution(request.decision_id, request.execution_id, producer, lease_ms, context.traceparent, request.request_id)
+        answer = (await sequencer.execute(command, request.request_id, caller=context.caller, principal=context.principal)).answer
         if not isinstance(answer, EventAnswer):
             raise TypeError(f"RenewExecution was answered with {type(answer).__name__}")
-        return RenewExecutionResponse(lease_until=answer.envelope.execution.lease_until)
+        return RenewExecutionResponse(lease_until=answer.envelope.execution.lease_until, lease_ms=lease_ms)
 
     async def ReportExecution(self, request: ReportExecutionRequest, context: CallContext) -> ReportExecutionResponse:
         """Record how an attempt ended."""
@@ -92,14 +94,14 @@ class ExecutionServicer:
         return ReportExecutionResponse(envelope=committed_envelope(completed))
 
 
-def _decision_violations(decision_id: str) -> list[tuple[str, str]]:
-    return [] if is_uuid(decision_id) else [("decision_id", "is not a UUID in canonical form")]
-
-
-def _lease_violations(lease_ms: int) -> list[tuple[str, str]]:
-    if lease_ms == 0 or LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
-        return []
-    return [("lease_ms", f"is not between {LEASE_MS_MIN} and {LEASE_MS_MAX} (0: {LEASE_MS_DEFAULT})")]
+def _violations(request: BeginExecutionRequest | RenewExecutionRequest) -> list[tuple[str, str]]:
+    violations = [] if is_uuid(request.decision_id) else [("decision_id", "is not a UUID in canonical form")]
+    if request.lease_ms != 0 and not LEASE_MS_MIN <= request.lease_ms <= LEASE_MS_MAX:
+        violations.append(("lease_ms", f"is not between {LEASE_MS_MIN} and {LEASE_MS_MAX} (0: {LEASE_MS_DEFAULT})"))
+    problem = uuid_problem(request.request_id) if request.request_id else ""
+    if problem:
+        violations.append(("request_id", problem))
+    return violations
 
 
 async def _with_chain_hash(sequencer: Sequencer, event: Envelope) -> Envelope:

@@ -76,7 +76,7 @@ async def test_every_event_that_a_caller_sends_has_the_context_of_its_call(world
         iter([StreamProposalsRequest(request_id="1", envelope=proposal("order/4"))]), metadata=metadata(10)
     )
     assert [response.request_id async for response in stream] == ["1"]
-    names = ["FactRecorded", "FactRecorded", "ProposalSubmitted", "ExecutionStarted", "ExecutionStarted", "ExecutionFailed"]
+    names = ["FactRecorded", "FactRecorded", "ProposalSubmitted", "ExecutionStarted", "ExecutionRenewed", "ExecutionFailed"]
     names += ["ProposalSubmitted", "ReviewResolved", "RevocationRequested", "ProposalSubmitted"]
     assert [(name, traceparent(number)) for number, name in enumerate(names, 1)] == await recorded(world)
     assert await is_proved(world)

@@ -178,7 +178,7 @@ def repeat_command(command: Any) -> Any:
 async def execute(sequencer: Sequencer, command: Command) -> CommittedAnswer | ServiceError:
     """Execute a command with its event_id as idempotency key; return the answer or the error."""
     envelope = command_envelope(command)
-    idempotency_key = envelope.event_id if envelope is not None else ""
+    idempotency_key = envelope.event_id if envelope is not None else getattr(command, "request_id", "")
     try:
         return await asyncio.wait_for(sequencer.execute(command, idempotency_key), 60)
     except ServiceError as error:

@@ -56,7 +56,8 @@ def test_story_has_every_category_and_name() -> None:
     expected = {
         "BusOpened", "RuleSetDeployed", "RuleSetActivated", "RuleSetDeactivated", "FactRecorded", "FactDerived", "ProposalSubmitted",
         "DecisionApproved", "DecisionRejected", "HumanReviewRequested", "DecisionExpired", "NeedsHumanReview", "FactCollectionRequested",
-        "LateExecutionReport", "ObservationRecorded", "ToolCalled", "ToolReturned", "ExecutionStarted", "ExecutionSucceeded",
+        "LateExecutionReport", "ObservationRecorded", "ToolCalled", "ToolReturned", "ExecutionStarted", "ExecutionRenewed",
+        "ExecutionSucceeded",
         "ExecutionFailed", "ExecutionPartiallySucceeded", "ExecutionAborted", "ShadowDifference", "NoFeasibleProposal",
     }  # fmt: skip
     assert expected == {event.event_name for event in events}

@@ -38,7 +38,8 @@ from gavel.v1.projection_service_pb2 import PENDING_PHASE_APPROVED
 from gavel_client.consumers.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Disposition, Statistics, try_for
 from gavel_client.consumers.pending_work import SCAN_INTERVAL_MS_DEFAULT, scan_pending
 from gavel_client.consumers.work_queue import DECISIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
-from gavel_client.executor.lease import keep_alive
+from gavel_client.envelopes import new_event_id
+from gavel_client.executor.lease import RENEWAL_FRACTION, keep_alive
 from gavel_client.executor.reports import HANDLER_EXCEPTION, INVALID_RESULT, handler_result, now, report_envelope, strip_result
 from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult
 from gavel_client.rpc.client import GavelClient
@@ -160,13 +161,22 @@ class Executor:
             await self._consumer.pause_without_slot(retry_pause_ms(policy, report.execution.attempt, entry.event_id))
 
     async def _begin(self, entry: Envelope) -> tuple[float, BeginExecutionResponse | None]:
-        """Begin an attempt. Return the time of the request (monotonic) and the response; None if the decision ended long ago."""
+        """Begin an attempt. Return the time of the request (monotonic) and the response; None if the decision ended long ago.
+
+        A request whose answer is lost is repeated with its request_id and gets the same attempt. The lease counts from the first try. A
+        request that is repeated for too long becomes a new one, so that enough of the lease remains.
+        """
         requested_at = 0.0
+        request_id = ""
 
         async def begin() -> BeginExecutionResponse:
-            nonlocal requested_at
-            requested_at = time.monotonic()
-            return await self._client.begin_execution(entry.event_id, producer=self._producer, lease_ms=self._lease_ms)
+            nonlocal requested_at, request_id
+            present = time.monotonic()
+            if not request_id or present - requested_at > self._lease_ms / 1000 * RENEWAL_FRACTION:
+                requested_at, request_id = present, new_event_id()
+            return await self._client.begin_execution(
+                entry.event_id, producer=self._producer, lease_ms=self._lease_ms, request_id=request_id
+            )
 
         try:
             response = await self._consumer.call(begin)

@@ -184,13 +184,23 @@ class AsyncMethods(ABC):
         return await self._call(calls.get_trace(trace_id, bus=bus, timeout_ms=timeout_ms))
 
     async def begin_execution(
-        self, decision_id: str, *, producer: Producer, lease_ms: int = 0, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+        self,
+        decision_id: str,
+        *,
+        producer: Producer,
+        lease_ms: int = 0,
+        request_id: str = "",
+        bus: str = "",
+        timeout_ms: int = WRITE_TIMEOUT_MS,
     ) -> executions.BeginExecutionResponse:
         """Start an attempt of an approved decision with a lease of `lease_ms` (0: 30,000); a refusal is part of the response.
 
-        A retry after a lost response starts no second attempt: it is refused with ALREADY_RUNNING until the lease has lapsed.
+        `request_id` (default: a new one) names the request: sent again after a lost response, it gets the same attempt while that
+        runs. Count the lease from the first time that the request was sent.
         """
-        return await self._call(calls.begin_execution(decision_id, producer=producer, lease_ms=lease_ms, bus=bus, timeout_ms=timeout_ms))
+        return await self._call(
+            calls.begin_execution(decision_id, producer=producer, lease_ms=lease_ms, request_id=request_id, bus=bus, timeout_ms=timeout_ms)
+        )
 
     async def renew_execution(
         self,
@@ -199,12 +209,15 @@ class AsyncMethods(ABC):
         *,
         producer: Producer,
         lease_ms: int = 0,
+        request_id: str = "",
         bus: str = "",
         timeout_ms: int = WRITE_TIMEOUT_MS,
     ) -> executions.RenewExecutionResponse:
-        """Extend the lease of a running attempt to `lease_ms` from now (0: 30,000)."""
+        """Extend the lease of a running attempt to `lease_ms` from now (0: 30,000). `request_id` as in `begin_execution`."""
         return await self._call(
-            calls.renew_execution(decision_id, execution_id, producer=producer, lease_ms=lease_ms, bus=bus, timeout_ms=timeout_ms)
+            calls.renew_execution(
+                decision_id, execution_id, producer=producer, lease_ms=lease_ms, request_id=request_id, bus=bus, timeout_ms=timeout_ms
+            )
         )
 
     async def report_execution(

@@ -272,13 +272,22 @@ def get_trace(trace_id: str, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
 
 
 def begin_execution(
-    decision_id: str, *, producer: Producer, lease_ms: int = 0, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    decision_id: str,
+    *,
+    producer: Producer,
+    lease_ms: int = 0,
+    request_id: str = "",
+    bus: str = "",
+    timeout_ms: int = WRITE_TIMEOUT_MS,
 ) -> UnaryCall[executions.BeginExecutionResponse]:
     """Start an attempt of an approved decision with a lease of `lease_ms` (0: 30,000); a refusal is part of the response.
 
-    A retry after a lost response starts no second attempt: it is refused with ALREADY_RUNNING until the lease has lapsed.
+    `request_id` (default: a new one) names the request: sent again after a lost response, it gets the same attempt while that
+    runs. Count the lease from the first time that the request was sent.
     """
-    request = executions.BeginExecutionRequest(bus=bus, decision_id=decision_id, producer=producer, lease_ms=lease_ms)
+    request = executions.BeginExecutionRequest(
+        bus=bus, decision_id=decision_id, producer=producer, lease_ms=lease_ms, request_id=request_id or new_event_id()
+    )
     return _unary(ExecutionServiceStub, lambda stub: stub.BeginExecution, request, timeout_ms)
 
 
@@ -288,12 +297,18 @@ def renew_execution(
     *,
     producer: Producer,
     lease_ms: int = 0,
+    request_id: str = "",
     bus: str = "",
     timeout_ms: int = WRITE_TIMEOUT_MS,
 ) -> UnaryCall[executions.RenewExecutionResponse]:
-    """Extend the lease of a running attempt to `lease_ms` from now (0: 30,000)."""
+    """Extend the lease of a running attempt to `lease_ms` from now (0: 30,000). `request_id` as in `begin_execution`."""
     request = executions.RenewExecutionRequest(
-        bus=bus, decision_id=decision_id, execution_id=execution_id, producer=producer, lease_ms=lease_ms
+        bus=bus,
+        decision_id=decision_id,
+        execution_id=execution_id,
+        producer=producer,
+        lease_ms=lease_ms,
+        request_id=request_id or new_event_id(),
     )
     return _unary(ExecutionServiceStub, lambda stub: stub.RenewExecution, request, timeout_ms)
 

@@ -16,18 +16,20 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.arbitration.first_decision import first_decision_id
-from gavel_rules.commands import EventAnswer, command_envelope
+from gavel_rules.commands import BeginExecution, EventAnswer, LeasedAttempt, RenewExecution, command_envelope
 from gavel_rules.identity.principal import Principal
 
-from gavel_server.bus.idempotency.same_request import is_same_request
+from gavel_server.bus.idempotency.same_request import is_same_request, is_same_start
 from gavel_server.bus.recent_events import EventLocation
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import CommittedAnswer, Request
 from gavel_server.errors import ServiceError
-from gavel_server.log import EventIdTakenError
+from gavel_server.log import EventIdTakenError, Record
 
 # The verdicts of people, which a decision answers.
 _VERDICTS: Final = frozenset({"review_resolved", "revocation_requested"})
+# docs/performance.md#isinstance-tuples
+_STARTS: Final = (BeginExecution, RenewExecution)
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -83,7 +85,13 @@ class RepeatedRequests:
         records = await replica.log.read_many([number, number + 1])
         record = records.get(number)
         recorded = Envelope() if record is None else Envelope.FromString(record.envelope)
-        if record is None or sent is None or recorded.event_id != request.idempotency_key:
+        if record is None or recorded.event_id != request.idempotency_key:
+            return False
+        command = request.command
+        if isinstance(command, _STARTS):
+            self._answer_start(request, command, recorded, record)
+            return True
+        if sent is None:
             return False
         if not is_same_request(recorded, sent) or not self._is_same_caller(recorded, request.principal):
             message = (
@@ -111,6 +119,27 @@ class RepeatedRequests:
         if principal.is_anonymous or not self._replica.state.semantics.attests:
             return attestation.method in ("", principal.method)
         return (attestation.principal, attestation.method, attestation.issuer) == (principal.name, principal.method, principal.issuer)
+
+    def _answer_start(self, request: Request, command: BeginExecution | RenewExecution, recorded: Envelope, record: Record) -> None:
+        """Answer a repeated start or renewal of an attempt, while the attempt runs under its lease.
+
+        Later, the first answer would let an executor act beside another attempt.
+        """
+        replica = self._replica
+        execution = recorded.execution
+        live = replica.state.live_decision(command.decision_id)
+        decision_id = command.decision_id if live is None else live.decision_id  # a grant stands for the approval
+        if not is_same_start(recorded, command, decision_id) or not self._is_same_caller(recorded, request.principal):
+            problem = f"is event {recorded.sequence_number}, which has other content or another caller; choose a new request_id"
+            request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_ID_REUSED, f"request_id {request.idempotency_key} {problem}"))
+        elif live is None or live.execution_id != execution.execution_id or not live.is_running or replica.now_ms() >= live.lease_until_ms:
+            problem = f"{execution.execution_id}, which request_id {request.idempotency_key} leased, no longer runs under its lease"
+            request.answer(
+                ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, f"{problem}; stop acting on it, and begin again with a new request_id")
+            )
+        else:
+            answer = LeasedAttempt(recorded, live.decision) if isinstance(command, BeginExecution) else EventAnswer(recorded)
+            replica.answers.answer(request, CommittedAnswer(answer, record), recorded.sequence_number)
 
     async def _answer_from_contest(self, request: Request, proposal: Envelope) -> None:
         """Answer with the decision on a proposal that entered a contest, or let the caller wait for it."""

@@ -10,6 +10,9 @@ from gavel.v1.execution_pb2 import Execution
 from gavel.v1.fact_pb2 import Fact
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
+from gavel_rules.commands import BeginExecution, RenewExecution
+from gavel_rules.events.kinds import EXECUTION_RENEWED
+from gavel_rules.events.timestamps import milliseconds
 
 
 def is_same_request(recorded: Envelope, sent: Envelope) -> bool:
@@ -31,6 +34,21 @@ def is_same_request(recorded: Envelope, sent: Envelope) -> bool:
     if payload != "observation":
         return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
     return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
+
+
+def is_same_start(recorded: Envelope, command: BeginExecution | RenewExecution, decision_id: str) -> bool:
+    """Return whether a command repeats the one that recorded an event: same decision, executor, lease and, for a renewal, attempt."""
+    execution = recorded.execution
+    is_renewal = isinstance(command, RenewExecution)
+    return (
+        recorded.HasField("execution")
+        and execution.request_id == recorded.event_id
+        and (recorded.event_name == EXECUTION_RENEWED) == is_renewal
+        and execution.decision_id == decision_id
+        and (not isinstance(command, RenewExecution) or execution.execution_id == command.execution_id)
+        and recorded.producer == command.producer
+        and milliseconds(execution.lease_until) - milliseconds(recorded.recorded_at) == command.lease_ms
+    )
 
 
 def _is_same_verdict(recorded: Fact, sent: Fact) -> bool:

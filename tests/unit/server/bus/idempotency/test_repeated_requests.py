@@ -10,17 +10,17 @@ from gavel.v1 import fact_pb2
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
-from gavel_rules.commands import BeginExecution, Command, LeasedAttempt, ReportExecution, SubmitProposal
+from gavel_rules.commands import BeginExecution, Command, LeasedAttempt, RenewExecution, ReportExecution, SubmitProposal
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.intake.human_commands import resolution, revocation
 
 from tests.simulation.virtual_time import run_virtually
-from tests.support.driver import EXECUTOR, FAILED, SUCCESS, proposal_envelope
+from tests.support.driver import EXECUTOR, FAILED, OTHER_EXECUTOR, SUCCESS, proposal_envelope
 from tests.support.simulation.servers import Servers, execute, reason, record_event, repeat_command, with_servers
 
-KINDS: Final = ("report", "revocation", "verdict", "proposal", "fact")
+KINDS: Final = ("begin", "renewal", "report", "revocation", "verdict", "proposal", "fact")
 
 
 def forget(sequencer: Sequencer) -> None:
@@ -61,6 +61,11 @@ async def command_of(kind: str, servers: Servers, sequencer: Sequencer) -> Comma
     if kind == "revocation":
         request = RevokeDecisionRequest(decision_id=approval.event_id, revoked_by="ada", reason="mistake", event_id=servers.new_id())
         return revocation(request)
+    if kind == "begin":
+        return BeginExecution(approval.event_id, EXECUTOR, 60_000, request_id=servers.new_id())
+    if kind == "renewal":
+        execution_id = (await start(sequencer, approval)).execution.execution_id
+        return RenewExecution(approval.event_id, execution_id, EXECUTOR, 120_000, request_id=servers.new_id())
     if kind == "report":
         return report(servers, await start(sequencer, approval), SUCCESS)
     while not sequencer.replica.state.reviews:
@@ -160,3 +165,60 @@ async def test_repeat_of_a_lost_append_is_decided(servers: Servers) -> None:
     results = await asyncio.gather(first, again)
     assert 1 == len({result.record for result in results if isinstance(result, CommittedAnswer)}), results
     await servers.prove()
+
+
+@with_servers
+async def test_a_repeated_start_is_the_same_attempt(servers: Servers) -> None:
+    """The same request_id gets the same attempt, also after renewals and on a restarted server; other content is refused."""
+    sequencer, _ = await servers.start_with_rules()
+    approval = await approve(servers, sequencer)
+    begin = BeginExecution(approval.event_id, EXECUTOR, 60_000, request_id=servers.new_id())
+    first = await _start_of(sequencer, begin)
+    assert (begin.request_id, begin.request_id, "ExecutionStarted") == (first.event_id, first.execution.request_id, first.event_name)
+    renewal = RenewExecution(approval.event_id, first.execution.execution_id, EXECUTOR, 90_000, request_id=servers.new_id())
+    renewed = await record_event(sequencer, renewal)
+    assert (renewal.request_id, "ExecutionRenewed") == (renewed.execution.request_id, renewed.event_name)
+    restarted, _ = await servers.start()
+    forget(restarted)
+    for server in (sequencer, restarted):
+        again = await _start_of(server, begin)
+        assert first.execution == again.execution
+        for other in (
+            BeginExecution(approval.event_id, EXECUTOR, 61_000, request_id=begin.request_id),
+            BeginExecution(approval.event_id, OTHER_EXECUTOR, 60_000, request_id=begin.request_id),
+            RenewExecution(approval.event_id, first.execution.execution_id, EXECUTOR, 60_000, request_id=begin.request_id),
+            BeginExecution(approval.event_id, EXECUTOR, 60_000, request_id=approval.decision.proposal_id),
+            BeginExecution(approval.event_id, EXECUTOR, 90_000, request_id=renewal.request_id),
+        ):
+            assert "EVENT_ID_REUSED" == reason(await execute(server, other))
+    await servers.prove()
+
+
+@pytest.mark.parametrize("ends_by_report", [True, False])
+def test_a_repeated_start_does_not_revive_an_attempt(*, ends_by_report: bool) -> None:
+    """Once an attempt has been reported or its lease has lapsed, its request_id starts nothing and gets WRONG_STATE."""
+
+    async def main() -> None:
+        servers = Servers()
+        sequencer, _ = await servers.start_with_rules()
+        approval = await approve(servers, sequencer)
+        begin = BeginExecution(approval.event_id, EXECUTOR, 60_000, request_id=servers.new_id())
+        started = await _start_of(sequencer, begin)
+        if ends_by_report:
+            await record_event(sequencer, report(servers, started, FAILED))
+        else:
+            servers.offset_ms += 60_000
+        assert "WRONG_STATE" == reason(await execute(sequencer, begin))
+        second = await _start_of(sequencer, BeginExecution(approval.event_id, EXECUTOR, 60_000, request_id=servers.new_id()))
+        assert 2 == second.execution.attempt
+        assert "WRONG_STATE" == reason(await execute(sequencer, begin))
+        await servers.prove()
+
+    run_virtually(main())
+
+
+async def _start_of(sequencer: Sequencer, command: BeginExecution) -> Envelope:
+    result = await execute(sequencer, command)
+    assert isinstance(result, CommittedAnswer), result
+    assert isinstance(result.answer, LeasedAttempt), result.answer
+    return result.answer.envelope
