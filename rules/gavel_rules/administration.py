@@ -134,6 +134,7 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         (_idle_shadow_fault(policy_id, version, active_version) if command.shadow else None)
         or _crowd_fault(state, policy_id, deployed, command.shadow)
         or _disagreement_fault(state, deployed)
+        or _review_fault(state, policy_id, deployed)
     )
     if fault is not None:
         return fault
@@ -264,6 +265,17 @@ def _disagreement_fault(state: State, deployed: DeployedRuleSet) -> Fault | None
         return None
     found = find_disagreements(deployed.rule_set, (active.rule_set for active in state.active_rule_sets.values()))
     return Fault(error_pb2.ERROR_REASON_RULE_SETS_DISAGREE, format_disagreements(found)) if found else None
+
+
+def _review_fault(state: State, policy_id: str, deployed: DeployedRuleSet) -> Fault | None:
+    """Return a fault if the rule set says who resolves reviews, and the semantics of the bus do not know that."""
+    if state.semantics.has_review_policies:
+        return None
+    for action in deployed.rule_set.actions.values():
+        if action.review_policy is not None or action.review_policies:
+            problem = f"{action.action_type} has a review policy, which bus {state.bus} of arbiter version {state.arbiter_version} ignores"
+            return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"rule set {policy_id}: {problem}; use a bus of a later arbiter version")
+    return None
 
 
 def _record_system_fact(

@@ -46,7 +46,7 @@ from gavel_rules.execution import attempts, lifecycle, reports, review
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.publication import publish
 from gavel_rules.recorder import Recorder
-from gavel_rules.state.records import OpenContest
+from gavel_rules.state.records import OpenContest, Review
 from gavel_rules.state.state import State
 
 _EVENTS_UNBOUNDED: Final = 1 << 62
@@ -77,7 +77,7 @@ def handle(
 def _fire_timers(
     recorder: Recorder, limit: int, engine: Engine.ValueType, unjudged: Container[str], judgements: Mapping[tuple[int, str], Decision]
 ) -> None:
-    """Fire the timers that are due, until `limit` events are recorded: contests close, approvals expire, leases lapse.
+    """Fire the timers that are due, until `limit` events are recorded: contests close, approvals expire, leases lapse, reviews escalate.
 
     A timer may not fail: it would fail again at every command. A contest catches its own failures; the other timers evaluate neither
     rules nor schemas nor anything that a producer sent.
@@ -90,6 +90,8 @@ def _fire_timers(
         if isinstance(due, OpenContest):
             # The evaluation for the first decision of the close applies to all its candidates.
             contest.close(recorder, due, evaluator(state, state.head + 1, engine), unjudged, judgements)
+        elif isinstance(due, Review):
+            review.escalate(recorder, due)
         else:
             lifecycle.fire_timer(recorder, due)
         judgements = {}  # the state has changed

@@ -76,6 +76,13 @@ READINGS_PER_RESULT_MAX: Final = 4_096
 # Sources that state a fact key of a subject, for each trust tier. Every selection of evidence goes through them.
 SOURCES_PER_KEY_MAX: Final = 64
 
+# Persons that a review may need, which bounds its votes; comments are bounded by themselves, so that they leave room for votes.
+REVIEW_QUORUM_MAX: Final = 16
+REVIEW_GROUPS_MAX: Final = 32
+REVIEW_COMMENTS_MAX: Final = 64
+# Total size of the comments on one review.
+REVIEW_COMMENTS_BYTES_MAX: Final = 256 * 1024
+
 # How long after the end of a decision its attempts may report. A late report opens a review.
 LATE_REPORT_MS_MAX: Final = 24 * 60 * 60 * 1000
 

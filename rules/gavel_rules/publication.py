@@ -11,10 +11,12 @@ from typing import Final
 from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.identity_pb2 import Attestation
 
 from gavel_rules.commands import EventAnswer, Fault
 from gavel_rules.derivation import derive, is_derived
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
+from gavel_rules.identity.attestation import participants
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX, READINGS_PER_RESULT_MAX, SOURCES_PER_KEY_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.recorder import Recorder, ahead_fault
 from gavel_rules.state.records import ToolEvidence
@@ -142,6 +144,20 @@ def _matching_evidence(recorder: Recorder, envelope: Envelope) -> ToolEvidence |
         or evidence.execution_id not in state.tool_calls.get(envelope.trace_id, {})
         or evidence.content_hash != observation.evidence_hash
         or evidence.tool_name != observation.source_tool
+        or (state.semantics.requires_witness and not _is_witnessed(evidence, recorder.attestation))
     ):
         return None
     return evidence
+
+
+def _is_witnessed(evidence: ToolEvidence, observer: Attestation | None) -> bool:
+    """Return whether the tool result of an observation has a witness: an agent's own word for what it read is no evidence.
+
+    Without authentication nobody can tell the agent from the witness, and none is needed. If only one of the two events has an
+    authenticated caller, the other one may be by the same caller.
+    """
+    observers = participants(observer)
+    recorders = evidence.recorders
+    if not observers and not recorders:
+        return True
+    return bool(observers) and bool(recorders) and evidence.is_from_tool_runtime and not set(observers) & set(recorders)

@@ -52,6 +52,7 @@ from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import timestamp
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set
 from gavel_rules.replay import Integrity, Recomputation
 from gavel_rules.state.state import State
@@ -139,6 +140,7 @@ class Core:
         self.bus = bus
         self.state = State(bus)
         self.now_ms = START_MS
+        self.principal = ANONYMOUS  # the caller of commands
         self.records: list[Record] = []
         self.events: list[Envelope] = []
         self.commands: list[tuple[Command, int]] = []  # as sent, with their times
@@ -157,10 +159,10 @@ class Core:
         self._ids += 1
         return event_id(self._ids)
 
-    def run(self, command: Command, engine: Engine.ValueType = decision_pb2.ENGINE_RETE) -> Answer:
-        """Handle a command now, record its events, and return its answer."""
+    def run(self, command: Command, engine: Engine.ValueType = decision_pb2.ENGINE_RETE, principal: Principal | None = None) -> Answer:
+        """Handle a command now, record its events, and return its answer. `principal` is the caller, by default `self.principal`."""
         self.commands.append((copy_command(command), self.now_ms))
-        result = handle(self.state, command, self.references(command), self.now_ms, engine)
+        result = handle(self.state, command, self.references(command), self.now_ms, engine, principal or self.principal)
         self.state.commit()
         for event in result.events:
             self._record(event)
@@ -223,12 +225,13 @@ class Core:
         return self.publish(fact_envelope(key, value, **changes))
 
     def tool_result(self, trace_id: str = "trace-1", **changes: Any) -> Envelope:
-        """Publish a tool call and its result, and return the result. `changes` go into the result."""
+        """Publish a tool call and its result, and return the result. `changes` go into the result, but for `producer`."""
         execution_id = changes.pop("execution_id", f"exec_{len(self.events):012x}")
+        producer = changes.pop("producer", AGENT)
         call = ToolCall(tool_name="fraud-tool", execution_id=execution_id)
-        self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_call=call))
+        self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=producer, tool_call=call))
         result = ToolResult(**{"tool_name": "fraud-tool", "execution_id": execution_id, "content_hash": "sha256:1", **changes})
-        return self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_result=result))
+        return self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=producer, tool_result=result))
 
     def observe(self, key: str, value: object, **changes: Any) -> Envelope:
         """Publish an observation; see `observation_envelope`."""

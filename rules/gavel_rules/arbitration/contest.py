@@ -34,10 +34,11 @@ from gavel_rules.arbitration.first_decision import record_first
 from gavel_rules.arbitration.pipeline import arbitrate_candidate, leave_to_person
 from gavel_rules.arbitration.rejection_limit import count_rejection
 from gavel_rules.arbitration.retry_hint import complete
+from gavel_rules.arbitration.review_policy import assign_policy
 from gavel_rules.arbitration.verdict import hold, outrank
 from gavel_rules.commands import ContestEntry, Failure, Fault
 from gavel_rules.events.citation import CitedEvent
-from gavel_rules.events.kinds import FACT, OBSERVATION, OUTCOME_APPROVED
+from gavel_rules.events.kinds import FACT, OBSERVATION, OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTEST_CANDIDATES_OF_PRODUCER_MAX
@@ -203,6 +204,8 @@ def settle(decision: Decision, state: State, proposal: Envelope, now_ms: int, ac
         hold(decision)
     count_rejection(decision, state, proposal.trace_id, producer.type, producer.id, now_ms, actions)
     complete(decision, state)
+    if decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
+        assign_policy(decision, state, actions)
 
 
 def _crowd_problem(state: State, contest: OpenContest, envelope: Envelope) -> str:

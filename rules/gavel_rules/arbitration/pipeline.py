@@ -15,10 +15,11 @@ from gavel_rules import reason_codes
 from gavel_rules.arbitration.evaluation import Evaluate, evaluate_by_rete
 from gavel_rules.arbitration.rejection_limit import count_rejection
 from gavel_rules.arbitration.retry_hint import complete
+from gavel_rules.arbitration.review_policy import assign_policy
 from gavel_rules.arbitration.stages import REREAD_STAGES, STAGES, Context, Stage, view_actions
 from gavel_rules.arbitration.verdict import begin, bind, refuse
 from gavel_rules.events.citation import CitedEvent
-from gavel_rules.events.kinds import OUTCOME_APPROVED
+from gavel_rules.events.kinds import OUTCOME_APPROVED, OUTCOME_NEEDS_HUMAN_REVIEW
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.language.rule_set import CompiledAction
 from gavel_rules.state.state import State
@@ -45,6 +46,8 @@ def arbitrate(
     _walk_all(decision, state, proposal, cited_events, now_ms, evaluate, actions)
     count_rejection(decision, state, proposal.trace_id, proposal.producer_type, proposal.producer_id, now_ms, actions)
     complete(decision, state)
+    if decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
+        assign_policy(decision, state, actions)
     return decision
 
 

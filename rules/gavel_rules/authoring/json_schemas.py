@@ -46,6 +46,8 @@ def _rule_set_schema() -> dict[str, Any]:
     is_refusal = {"properties": {"effect": {"enum": ["reject", "review"]}}, "required": ["effect"]}
     has_reason_code = {"required": ["reason_code"]}
     parts["RulePart"].update({"if": is_refusal, "then": has_reason_code, "else": {"not": has_reason_code}})
+    is_review = {"properties": {"effect": {"const": "review"}}, "required": ["effect"]}
+    parts["RulePart"]["dependentSchemas"] = {"review": is_review}
     return schema
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from gavel.v1.arbitration_service_pb2 import (
     BatchSubmitProposalsResponse,
     ProposalResult,
+    ResolveReviewResponse,
     StreamProposalsResponse,
     SubmitProposalResponse,
 )
@@ -20,6 +21,7 @@ from gavel_rules.codec.fields import Field
 
 _CHAIN_HASH: Final = Field(Envelope, "chain_hash").prefix(32)
 _DECISION: Final = Field(SubmitProposalResponse, "decision")
+_VOTE: Final = Field(ResolveReviewResponse, "vote")
 _RESULT: Final = Field(BatchSubmitProposalsResponse, "results")
 _RESULT_DECISION: Final = Field(ProposalResult, "decision")
 _RESULT_ERROR: Final = Field(ProposalResult, "error")
@@ -36,6 +38,11 @@ def with_chain_hash(envelope: bytes, chain_hash: bytes) -> bytes:
 def encode_decision_response(envelope: bytes, chain_hash: bytes) -> bytes:
     """Encode the response that consists of a decision."""
     return _DECISION.prefix(len(envelope) + len(_CHAIN_HASH) + len(chain_hash)) + envelope + _CHAIN_HASH + chain_hash
+
+
+def encode_vote_response(envelope: bytes, chain_hash: bytes) -> bytes:
+    """Encode the ResolveReviewResponse with a vote or comment that did not end its review."""
+    return _VOTE.prefix(len(envelope) + len(_CHAIN_HASH) + len(chain_hash)) + envelope + _CHAIN_HASH + chain_hash
 
 
 def encode_stream_decision(request_id: str, envelope: bytes, chain_hash: bytes) -> bytes:

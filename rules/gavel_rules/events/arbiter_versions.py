@@ -8,8 +8,8 @@ compares version numbers.
 | --- | --- |
 | 2 | the rejections of a trace, its open review and its last refusal are those of all producers together |
 | 3 | they are kept for each producer of the trace; refusals have remedies; reason codes and effects are enums; starts and renewals have the
-      event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller. In development:
-      it may change until it is released |
+      event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller; rule sets say who
+      resolves reviews; with authentication an observation needs a witness. In development: it may change until it is released |
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ ARBITER_VERSION: Final = 3
 class Semantics:
     """The semantics of one arbiter version."""
 
-    def __init__(self, arbiter_version: int, *, shares_refusals: bool, has_remedies: bool, has_request_ids: bool, attests: bool) -> None:
+    def __init__(
+        self,
+        arbiter_version: int,
+        *,
+        shares_refusals: bool,
+        has_remedies: bool,
+        has_request_ids: bool,
+        attests: bool,
+        has_review_policies: bool,
+        requires_witness: bool,
+    ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
         self.has_remedies: Final = has_remedies
@@ -37,6 +47,10 @@ class Semantics:
         self.has_request_ids: Final = has_request_ids
         # Whether events name the authenticated caller, and grants can be deployed and are enforced.
         self.attests: Final = attests
+        # Whether a rule set says who resolves reviews, and people may comment on them.
+        self.has_review_policies: Final = has_review_policies
+        # Whether authenticated observations are tier 2 only if another principal witnessed the tool result.
+        self.requires_witness: Final = requires_witness
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -51,8 +65,24 @@ class Semantics:
 
 
 SEMANTICS: Final[Mapping[int, Semantics]] = {
-    2: Semantics(2, shares_refusals=True, has_remedies=False, has_request_ids=False, attests=False),
-    3: Semantics(3, shares_refusals=False, has_remedies=True, has_request_ids=True, attests=True),
+    2: Semantics(
+        2,
+        shares_refusals=True,
+        has_remedies=False,
+        has_request_ids=False,
+        attests=False,
+        has_review_policies=False,
+        requires_witness=False,
+    ),
+    3: Semantics(
+        3,
+        shares_refusals=False,
+        has_remedies=True,
+        has_request_ids=True,
+        attests=True,
+        has_review_policies=True,
+        requires_witness=True,
+    ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]
 

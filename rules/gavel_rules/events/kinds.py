@@ -77,6 +77,7 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "RuleSetDeactivated": "gavel.rule_set_deactivated",
     "GrantsDeployed": "gavel.grants_deployed",
     "ReviewResolved": "gavel.review_resolved",
+    "ReviewVoted": "gavel.review_voted",
     "RevocationRequested": "gavel.revocation_requested",
 }
 

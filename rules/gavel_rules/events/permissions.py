@@ -20,4 +20,5 @@ CATEGORIES_OF_PRODUCER: Final[Mapping[ProducerType.ValueType, frozenset[EventCat
     common_pb2.PRODUCER_TYPE_ARBITRATOR: frozenset({DECISION}),
     common_pb2.PRODUCER_TYPE_EXECUTOR: frozenset({EXECUTION}),
     common_pb2.PRODUCER_TYPE_SYSTEM: frozenset({FACT, AGENT_DIAGNOSTIC}),
+    common_pb2.PRODUCER_TYPE_TOOL_RUNTIME: frozenset({TOOL_CALL, TOOL_RESULT}),
 }

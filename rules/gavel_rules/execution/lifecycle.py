@@ -18,6 +18,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules import reason_codes
 from gavel_rules.arbitration import retry_hint
+from gavel_rules.arbitration.review_policy import assign_policy_of_execution
 from gavel_rules.events.ids import derived_event_id
 from gavel_rules.events.kinds import GAVEL
 from gavel_rules.events.timestamps import timestamp
@@ -76,6 +77,8 @@ def record_later_decision(
         warnings=warnings,
     )
     retry_hint.complete(decision, recorder.state)
+    if outcome == _NEEDS_HUMAN_REVIEW:
+        assign_policy_of_execution(decision, recorder.state, live)
     return recorder.record_decision(
         recorder.new_decision(decision), causation_id=cause.event_id, trace_id=live.decision.trace_id, subject=live.decision.subject
     )

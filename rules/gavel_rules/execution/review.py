@@ -1,16 +1,20 @@
 """Decisions of people: verdicts on open reviews, and revocations of approvals (constitution §4.7.2, §5.6).
 
 Each is a FACT (human_input: who, what and why), followed by the DECISION that it causes. A person overrules rules, not facts: an approval
-checks the latest evidence as the rule sets of the first decision require it, and if that fails the review stays open. This module does not
-decide which people may do so.
+checks the latest evidence as the rule sets of the first decision require it, and if that fails the review stays open.
+
+A review may need several votes to approve. Each but the last is a FACT alone, and so is a comment; the last vote needed causes the
+DECISION, and a rejection causes it at any time. If the evidence does not allow the approval, the earlier votes stay and the last one is
+taken again. A review that nobody resolves in time is escalated by a timer. `review_votes` tells who may vote.
 """
 
 from __future__ import annotations
 
 from gavel.v1 import decision_pb2, error_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, ReviewEscalated
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.fact_pb2 import Fact
+from gavel.v1.fact_pb2 import Fact, ReviewVoted
 
 from gavel_rules import reason_codes
 from gavel_rules.arbitration import retry_hint
@@ -23,6 +27,7 @@ from gavel_rules.events.ids import derived_event_id
 from gavel_rules.events.kinds import GAVEL, SYSTEM_FACT_KEY
 from gavel_rules.events.recorded_event import read_event
 from gavel_rules.events.timestamps import set_timestamp, timestamp
+from gavel_rules.execution import review_votes
 from gavel_rules.execution.faults import ended_fault
 from gavel_rules.execution.lifecycle import record_later_decision
 from gavel_rules.recorder import Recorder
@@ -36,12 +41,22 @@ def resolve(recorder: Recorder, command: ResolveReview, references: References) 
     review = state.reviews.get(resolution.decision_id)
     if review is None:
         return _review_fault(recorder, resolution.decision_id, references)
+    if resolution.verdict == review_votes.COMMENT and not state.semantics.has_review_policies:
+        problem = f"bus {state.bus} has arbiter version {state.arbiter_version}, which keeps no comments: approve or reject the review"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, problem)
+    fault = review_votes.vote_fault(review, resolution, recorder.attestation)
+    if fault is not None:
+        return fault
+    if resolution.verdict == review_votes.COMMENT:
+        return EventAnswer(_record_vote(recorder, command.envelope, review))
     live = state.decisions[review.approved_decision_id] if review.approved_decision_id else None
-    is_approval = resolution.verdict == fact_pb2.REVIEW_VERDICT_APPROVE
+    is_approval = resolution.verdict == review_votes.APPROVE
     if is_approval:
         fault = _approval_fault(review, live, references)
         if fault is not None:
             return fault
+        if review_votes.missing_votes(review) > 1:
+            return EventAnswer(_record_vote(recorder, command.envelope, review))
     cause = _record_fact(recorder, command.envelope, "ReviewResolved", review.decision)
     if is_approval and _only_releases_trace(review, live):
         return _release_trace(recorder, review, cause)
@@ -65,6 +80,20 @@ def revoke(recorder: Recorder, command: RevokeDecision, references: References) 
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"decision {decision_id} can no longer be revoked: {_progress(live)}")
     cause = _record_fact(recorder, command.envelope, "RevocationRequested", live.decision)
     return EventAnswer(_record_revocation(recorder, live, cause))
+
+
+def escalate(recorder: Recorder, review: Review) -> None:
+    """Record that nobody has resolved a review in time. From now on more groups may vote."""
+    recorder.record_diagnostic(
+        AgentDiagnostic(
+            kind="ReviewEscalated",
+            review_escalated=ReviewEscalated(decision_id=review.decision_id, groups=review.policy.escalate_to),
+        ),
+        event_id=derived_event_id(review.decision_id, review.sequence_number, "escalated"),
+        causation_id=review.decision_id,
+        trace_id=review.decision.trace_id,
+        subject=review.decision.subject,
+    )
 
 
 def _approve(recorder: Recorder, review: Review, live: LiveDecision | None, cause: Envelope, references: References) -> EventAnswer:
@@ -92,6 +121,8 @@ def _approve(recorder: Recorder, review: Review, live: LiveDecision | None, caus
             set_timestamp(decision.valid_until, recorder.now_ms + decision.retry_policy.human_takeover_after_ms)
     else:
         decision.outcome = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
+        if review.decision.decision.HasField("review_policy"):
+            decision.review_policy.CopyFrom(review.policy)
         producer = review.proposal.producer
         note_rejections(decision, state.rejections(cause.trace_id, producer.type, producer.id, recorder.now_ms))
     answer = _record_resolution(recorder, review, cause, decision)
@@ -166,6 +197,22 @@ def _record_revocation(recorder: Recorder, live: LiveDecision, cause: Envelope) 
     else:
         event_id = derived_event_id(live.decision_id, live.sequence_number, "revoked")
     return record_later_decision(recorder, live, decision_pb2.OUTCOME_REVOKED, reason_codes.REVOKED, cause, event_id)
+
+
+def _record_vote(recorder: Recorder, sent: Envelope, review: Review) -> Envelope:
+    """Record a vote to approve that is not the last one needed, or a comment."""
+    resolution = sent.fact.review_resolved
+    is_vote = resolution.verdict == review_votes.APPROVE
+    voted = ReviewVoted(
+        decision_id=resolution.decision_id,
+        verdict=resolution.verdict,
+        reviewer=resolution.reviewer,
+        reason=resolution.reason,
+        votes=len(review_votes.approvers(review)) + is_vote,
+        quorum=max(1, review.policy.quorum),
+    )
+    vote = Envelope(event_id=sent.event_id, traceparent=sent.traceparent, fact=Fact(review_voted=voted))
+    return _record_fact(recorder, vote, "ReviewVoted", review.decision)
 
 
 def _record_fact(recorder: Recorder, sent: Envelope, name: str, decision: Envelope) -> Envelope:

@@ -33,7 +33,7 @@ from gavel_rules.language.cel.vocabulary import (
 from gavel_rules.language.compensation import Compensation, check_compensation
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.document.diagnostics import Messages, Path
-from gavel_rules.language.document.models import ActionPart, DerivationPart, FactPart, RulePart, RuleSetPart, VersionsPart
+from gavel_rules.language.document.models import ActionPart, DerivationPart, FactPart, ReviewPart, RulePart, RuleSetPart, VersionsPart
 from gavel_rules.language.document.params_schema import ParamsSchema, compile_schema
 from gavel_rules.language.document.schema_types import salvage_type
 from gavel_rules.language.document.source import Source
@@ -74,6 +74,7 @@ class CheckedAction(NamedTuple):
     score: CheckedExpression | None
     compensation: Compensation | None
     costs: tuple[ExpressionCost, ...]  # of all its expressions
+    reviews: Mapping[str, ReviewPart]  # who resolves the reviews of a rule, by the ids of rules that say it
 
 
 def check_actions(part: RuleSetPart, source: Source, messages: Messages, expressions: ExpressionChecker) -> dict[str, CheckedAction]:
@@ -177,6 +178,7 @@ class _ActionChecker:
             score,
             compensation,
             tuple(self._costs),
+            {rule.id: rule.review for rule, _ in checked if rule.review is not None},
         )
 
     def _environment(self, scope: Mapping[str, ValueType]) -> Environment:

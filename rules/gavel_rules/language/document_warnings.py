@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gavel_rules.language.action_checker import CheckedAction, required_versions
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
-from gavel_rules.language.document.models import ActionPart, RuleSetPart
+from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.expression_checker import ExpressionChecker
 from gavel_rules.language.subject_templates import find_dependencies
@@ -30,6 +30,9 @@ def find_warnings(part: RuleSetPart, actions: Mapping[str, CheckedAction], expre
         yield DocumentWarning(("variables", name), True, "variable-never-used", f"no expression uses {name}", "remove it")
     for name, action in actions.items():
         yield from _action_warnings(name, part.actions[name], action)
+    for index, rule in enumerate(part.rules):
+        if rule.review is not None:
+            yield from _review_warnings(("rules", index, "review"), rule.review)
 
 
 def locate_warnings(warnings: Iterable[DocumentWarning], text: str) -> tuple[DocumentMessage, ...]:
@@ -57,9 +60,27 @@ def _action_warnings(name: str, part: ActionPart, action: CheckedAction) -> Iter
     if part.on_version_mismatch in ("warn", "fail") and not required_versions(part):
         message = f"{name} sets on_version_mismatch but requires no versions"
         yield DocumentWarning((*path, "on_version_mismatch"), True, "no-versions", message, "declare them under `versions`")
+    if part.review is not None:
+        yield from _review_warnings((*path, "review"), part.review)
     if not any(rule.effect == "approve" for rule, _ in action.rules):
         hint = "alone, the rule set refuses every proposal; another one must approve"
         yield DocumentWarning(path, True, "never-approves", f"no rule approves {name}", hint)
+
+
+def _review_warnings(path: Path, review: ReviewPart) -> Iterator[DocumentWarning]:
+    """Yield the warnings about who resolves a review."""
+    place = (*path, "escalate_to")
+    if not review.escalate_to:
+        return
+    if review.escalate_after_ms is None:
+        message, hint = "the review is never escalated, so escalate_to lets nobody vote", "add escalate_after_ms, or remove escalate_to"
+        yield DocumentWarning(place, True, "never-escalates", message, hint)
+    elif not review.groups:
+        message = "everybody may vote from the start, so escalate_to lets nobody else vote"
+        yield DocumentWarning(place, True, "needless-escalation", message, "name those who vote first under groups, or remove escalate_to")
+    elif set(review.escalate_to) <= set(review.groups):
+        message = "escalate_to names only groups that vote from the start"
+        yield DocumentWarning(place, True, "needless-escalation", message, "name other groups, or remove escalate_to")
 
 
 def _names_in_use(action: CheckedAction) -> set[str]:

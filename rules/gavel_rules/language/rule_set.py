@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
-from gavel.v1.decision_pb2 import RetryPolicy
+from gavel.v1.decision_pb2 import RetryPolicy, ReviewPolicy
 from mypy_extensions import mypyc_attr
 
 from gavel_rules.codec.rule_set_fragments import encode_retry_policy, encode_rule_match, encode_rule_outcome, encode_rule_set_reference
@@ -23,7 +23,7 @@ from gavel_rules.language.cel.tree_queries import find_presence_tests, find_vari
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import DocumentError, DocumentMessage, Messages
-from gavel_rules.language.document.models import ActionPart, RuleSetPart
+from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
 from gavel_rules.language.document.reader import read_document
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.document_warnings import DocumentWarning, find_warnings, locate_warnings
@@ -98,6 +98,9 @@ class CompiledAction:
         limits = part.rejection_limits.model_dump(exclude_none=True) if part.rejection_limits is not None else {}
         self.rejection_limits: Mapping[str, int] = limits  # by RefusalClass
         self.retry = RetryPolicy(**part.retry.model_dump())
+        self.review_policy = _review_policy(part.review) if part.review is not None else None
+        # Of rules that have a policy of their own, by rule id.
+        self.review_policies: Mapping[str, ReviewPolicy] = {rule_id: _review_policy(review) for rule_id, review in checked.reviews.items()}
         self.fact_keys_are_unique = len({declared.key for declared in self.facts}) == len(self.facts)
         self.compensation = checked.compensation
         self.on_version_mismatch = part.on_version_mismatch or "fail"
@@ -316,6 +319,17 @@ class _DocumentIdentity(NamedTuple):
 def _create_reader(scoped: ScopedExpression) -> CaseReader:
     environment, expression = scoped
     return CaseReader(find_variables(expression.tree, environment.types), find_presence_tests(expression.tree))
+
+
+def _review_policy(part: ReviewPart) -> ReviewPolicy:
+    """Return who resolves reviews, as decisions state it."""
+    return ReviewPolicy(
+        quorum=part.quorum,
+        groups=sorted(set(part.groups)),
+        separation=part.separation,
+        escalate_after_ms=part.escalate_after_ms or 0,
+        escalate_to=sorted(set(part.escalate_to)),
+    )
 
 
 def _first_error(answers: list[object]) -> int | None:

@@ -1,8 +1,8 @@
 """Settings on which rule sets that share an action have to agree (constitution §6.2, ADR 0021).
 
 Several rule sets may govern one action, each with its own evidence and rules. Some settings belong to the action and cannot have two
-values: its conflict key, its score and contest window, its retry policy and its compensation. Rule sets that disagree on one of them
-are not activated together.
+values: its conflict key, its score and contest window, its retry policy, its compensation and who resolves its reviews. Rule sets that
+disagree on one of them are not activated together. A rule set that says nothing about reviews agrees with every other.
 
 Settings are compared by meaning. Layout and variables do not matter in an expression; the types of the params that it reads and the
 declarations of its facts do.
@@ -14,12 +14,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from google.protobuf.json_format import MessageToDict
+
 from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.text import clipped
 
 DISAGREEMENTS_NAMED_MAX: Final = 20
 SETTING_LENGTH_MAX: Final = 200
+
+_REVIEW: Final = "review"
 
 
 class Disagreement(NamedTuple):
@@ -76,6 +80,8 @@ def _compare(action: CompiledAction, other: CompiledAction) -> Iterator[Disagree
     other_settings = _settings(other)
     for name, own in _settings(action).items():
         theirs = other_settings[name]
+        if name == _REVIEW and (own.meaning is None or theirs.meaning is None):
+            continue  # the policy of the one holds for both
         if own.meaning != theirs.meaning:
             value, other_value = _distinguish(own.written, theirs.written)
             yield Disagreement(action.action_type, name, value, other.policy_id, other.version, other_value)
@@ -98,6 +104,7 @@ def _settings(action: CompiledAction) -> Mapping[str, _Setting]:
     for name, value in part.retry.model_dump().items():
         settings[f"retry.{name}"] = _Setting(str(value), value)
     settings["compensation"] = _compensation_setting(action)
+    settings[_REVIEW] = _review_setting(action)
     return settings
 
 
@@ -112,6 +119,13 @@ def _compensation_setting(action: CompiledAction) -> _Setting:
     written = json.dumps(part.model_dump(), ensure_ascii=False, sort_keys=True)
     params = [(name, _meaning(action, report.scoped)) for name, report in compensation.expressions]
     return _Setting(written, (compensation.action_type, params))
+
+
+def _review_setting(action: CompiledAction) -> _Setting:
+    policy = action.review_policy
+    if policy is None:
+        return _Setting("none", None)
+    return _Setting(json.dumps(MessageToDict(policy, preserving_proto_field_name=True), sort_keys=True), policy)
 
 
 def _meaning(action: CompiledAction, scoped: ScopedExpression) -> Any:

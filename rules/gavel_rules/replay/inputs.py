@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from gavel.v1 import common_pb2, execution_pb2, fact_pb2
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.fact_pb2 import Fact, RuleSetActivated, RuleSetDeactivated
+from gavel.v1.fact_pb2 import Fact, ReviewResolved, RuleSetActivated, RuleSetDeactivated
 
 from gavel_rules import reason_codes
 from gavel_rules.commands import (
@@ -151,6 +151,10 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
             return DeployGrants(recorded.event_id, compile_grants(grants.document), grants.document, grants.reason)
         case "review_resolved":
             return ResolveReview(_verdict(recorded, Fact(review_resolved=fact.review_resolved)))
+        case "review_voted":
+            voted = fact.review_voted
+            resolved = ReviewResolved(decision_id=voted.decision_id, verdict=voted.verdict, reviewer=voted.reviewer, reason=voted.reason)
+            return ResolveReview(_verdict(recorded, Fact(review_resolved=resolved)))
         case "revocation_requested":
             return RevokeDecision(_verdict(recorded, Fact(revocation_requested=fact.revocation_requested)))
     return None

@@ -167,6 +167,8 @@ def _plain_item(item: Any) -> object:
 
 
 def _plain_member(member: Any) -> object:
+    if isinstance(member, Envelope):
+        return member.event_id
     if not isinstance(member, tuple):
         return member
     first, second = member

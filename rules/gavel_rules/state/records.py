@@ -10,11 +10,13 @@ from typing import Any, Final, NamedTuple
 
 from gavel.v1 import common_pb2, execution_pb2
 from gavel.v1.common_pb2 import ProducerType
+from gavel.v1.decision_pb2 import ReviewPolicy
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ObservedFrom
 
 from gavel_rules.codec.evidence_fragments import decode_pin
 from gavel_rules.events.stored_event import StoredEvent
+from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language import rule_set_cache
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
@@ -264,13 +266,26 @@ class OpenContest(NamedTuple):
 
 
 class Review(NamedTuple):
-    """A decision that waits for a person."""
+    """A decision that waits for people."""
 
     decision_id: str
     sequence_number: int
     decision: Envelope
     approved_decision_id: str  # "": the review of a proposal
     proposal: Envelope
+    votes: tuple[Envelope, ...] = ()  # the FACTs of votes to approve and of comments so far, oldest first
+    is_escalated: bool = False
+
+    @property
+    def policy(self) -> ReviewPolicy:
+        """Who has to resolve it. Without a policy: its quorum is 0."""
+        return self.decision.decision.review_policy
+
+    @property
+    def escalation_due_ms(self) -> int:
+        """When it is escalated unless it is resolved before; 0: never, or it has been."""
+        after_ms = self.policy.escalate_after_ms
+        return 0 if self.is_escalated or not after_ms else milliseconds(self.decision.recorded_at) + after_ms
 
 
 class ToolEvidence(NamedTuple):
@@ -282,6 +297,8 @@ class ToolEvidence(NamedTuple):
     is_error: bool
     recorded_at_ms: int
     sequence_number: int
+    recorders: tuple[str, ...]  # the principal that recorded it, and its actors; none without authentication
+    is_from_tool_runtime: bool
 
 
 class Rejections:

@@ -305,16 +305,16 @@ class State:
         timers = self.store.timers
         return timers[0][0] if timers else None
 
-    def next_due(self, now_ms: int) -> LiveDecision | OpenContest | None:
-        """Return the decision or contest whose timer is due first by now, by (due time, sequence number)."""
+    def next_due(self, now_ms: int) -> LiveDecision | OpenContest | Review | None:
+        """Return the decision, contest or review whose timer is due first by now, by (due time, sequence number)."""
         timers = self.store.timers
         if not timers:
             return None
         due_ms, _, name = timers[0]
-        return None if due_ms > now_ms else self.contests.get(name) or self.decisions[name]
+        return None if due_ms > now_ms else self.contests.get(name) or self.reviews.get(name) or self.decisions[name]
 
     def due_count(self, now_ms: int) -> int:
-        """Return how many decisions the timers due by now make at most: a contest makes one for each candidate."""
+        """Return how many events the timers due by now make at most: a contest makes one for each candidate."""
         timers = self.store.timers
         if not timers or timers[0][0] > now_ms:
             return 0

@@ -95,7 +95,7 @@ class Store:
         self.readings: dict[str, dict[str, str]] = {}
         self.contradictions: dict[str, str] = {}
 
-        # (due_ms, sequence_number, decision_id); of a contest (due_ms, number of its first proposal, its name).
+        # (due_ms, sequence_number, decision_id) of approvals and reviews; of a contest (due_ms, number of its first proposal, its name).
         self.timers: Final[SortedList] = SortedList()
         self.trace_lapses: Final[SortedList] = SortedList()  # (last_event_ms, trace_id)
         self.decision_ends: Final[SortedList] = SortedList()  # (ended_at_ms, decision_id)

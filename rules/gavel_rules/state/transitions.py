@@ -14,6 +14,7 @@ from gavel_rules.state.transitions_approvals import forget_ended_decisions
 from gavel_rules.state.transitions_decisions import apply_decision, apply_proposal
 from gavel_rules.state.transitions_evidence import apply_fact, apply_observation, apply_tool_call, apply_tool_result
 from gavel_rules.state.transitions_executions import apply_execution, apply_late_report, receive_derived_fact
+from gavel_rules.state.transitions_reviews import add_vote, escalate_review
 from gavel_rules.state.transitions_system import apply_system_fact
 from gavel_rules.state.transitions_traces import forget_lapsed_traces, touch_trace
 
@@ -34,6 +35,9 @@ def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None
 def _apply_fact(store: Store, event: RecordedEvent) -> None:
     fact = event.envelope.fact
     kind = fact.WhichOneof("system")
+    if kind == "review_voted":
+        add_vote(store, event.envelope, fact.review_voted.decision_id)
+        return
     if kind is not None:
         apply_system_fact(store, event.envelope, kind)
         return
@@ -43,11 +47,13 @@ def _apply_fact(store: Store, event: RecordedEvent) -> None:
 
 
 def _apply_diagnostic(store: Store, event: RecordedEvent) -> None:
-    """Apply late reports and count differences of shadows. Other diagnostics change nothing."""
+    """Apply late reports and escalations, and count differences of shadows. Other diagnostics change nothing."""
     diagnostic = event.envelope.agent_diagnostic
     detail = diagnostic.WhichOneof("detail")
     if detail == "late_execution":
         apply_late_report(store, event)
+    elif detail == "review_escalated":
+        escalate_review(store, diagnostic.review_escalated.decision_id)
     elif detail == "shadow_difference":
         policy_id = diagnostic.shadow_difference.policy_id
         shadow = store.shadows.get(policy_id)

@@ -22,6 +22,7 @@ from gavel_rules.state.records import (
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions_approvals import approve, end_decision, end_decision_if_complete, free_conflict_key, update_decision
 from gavel_rules.state.transitions_contests import enter_contest, leave_contest
+from gavel_rules.state.transitions_reviews import close_review, open_review
 from gavel_rules.state.transitions_traces import close_action, count_rejections, end_review
 
 
@@ -61,7 +62,7 @@ def _refuse(store: Store, event: RecordedEvent, decision: Decision, proposal: Re
     review = refusal_fingerprint = ""
     if event.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
         review = event.event_id
-        store.put(store.reviews, review, Review(review, event.sequence_number, event.envelope, "", proposal.envelope))
+        open_review(store, Review(review, event.sequence_number, event.envelope, "", proposal.envelope))
     elif arms_fingerprint(reason_code):
         refusal_fingerprint = fingerprint(proposal.proposal)
     rejections = NO_REJECTIONS
@@ -89,7 +90,7 @@ def _apply_later_decision(store: Store, event: RecordedEvent, decision: Decision
     elif event.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
         update_decision(store, live, event, phase=UNDER_REVIEW, is_running=False, timer_due_ms=0, review=event.event_id)
         review = Review(event.event_id, event.sequence_number, event.envelope, live.decision_id, live.proposal)
-        store.put(store.reviews, event.event_id, review)
+        open_review(store, review)
         if live.conflict_key not in store.conflict_keys:
             # The decision had ended. It holds its key again, so that nothing else acts during the review.
             store.put(store.conflict_keys, live.conflict_key, live.decision_id)
@@ -99,7 +100,7 @@ def _apply_later_decision(store: Store, event: RecordedEvent, decision: Decision
 
 def _resolve_review(store: Store, event: RecordedEvent, decision: Decision, review: Review) -> None:
     """Close a review with the decision that follows from a person's verdict."""
-    store.drop(store.reviews, review.decision_id)
+    close_review(store, review)
     end_review(store, event.trace_id, review.proposal.producer, review.decision_id)
     if review.approved_decision_id:
         _resolve_execution_review(store, event, decision, store.decisions[review.approved_decision_id])

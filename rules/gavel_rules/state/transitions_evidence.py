@@ -13,6 +13,7 @@ from gavel_rules.codec.evidence_fragments import encode_pin
 from gavel_rules.events.kinds import FACT, OBSERVATION
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.identity.attestation import participants
 from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.keys import reading_key
 from gavel_rules.state.records import Candidate, ToolEvidence
@@ -120,8 +121,16 @@ def apply_tool_result(store: Store, event: RecordedEvent) -> None:
         for event_id in store.unread_results(results):
             store.drop(results, event_id)
             store.drop(store.readings, event_id)
+    envelope = event.envelope
     evidence = ToolEvidence(
-        result.execution_id, result.tool_name, result.content_hash, result.is_error, store.recorded_at_ms, event.sequence_number
+        result.execution_id,
+        result.tool_name,
+        result.content_hash,
+        result.is_error,
+        store.recorded_at_ms,
+        event.sequence_number,
+        participants(envelope.attestation) if envelope.HasField("attestation") else (),
+        envelope.producer.type == common_pb2.PRODUCER_TYPE_TOOL_RUNTIME,
     )
     store.put(results, event.event_id, evidence)
     store.put(store.readings, event.event_id, {})

@@ -75,7 +75,7 @@ def producer_violations(header: EnvelopeHeader) -> Violations:
     producer_type = header.producer_type
     producer_id = header.producer_id
     if not producer_type:
-        found.append(("envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR or SYSTEM"))
+        found.append(("envelope.producer.type", "is required: SENSOR, API, DATABASE_SNAPSHOT, AGENT, EXECUTOR, SYSTEM or TOOL_RUNTIME"))
     elif producer_type not in _PRODUCER_TYPES:
         found.append(("envelope.producer.type", f"{producer_type} is unknown"))
     if len(producer_id) > limits.PRODUCER_ID_LENGTH_MAX or not is_producer_id(producer_id):

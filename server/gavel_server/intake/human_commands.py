@@ -1,6 +1,7 @@
-"""Commands of people: verdicts on reviews, revocations of approvals, and acceptances of a bus's time.
+"""Commands of people: verdicts and comments on reviews, revocations of approvals, and acceptances of a bus's time.
 
-Each becomes a FACT by `system` (human_input: who, what, why). Only the form of the request is checked here.
+Each becomes a FACT by `system` (human_input: who, what, why). The person is the
+authenticated caller; without authentication the request names the person. Only the form of the request is checked here.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from gavel_rules.values import text_problem
 from gavel_server.errors import invalid
 from gavel_server.intake.event_ids import new_event_id
 
-_VERDICTS: Final = frozenset({fact_pb2.REVIEW_VERDICT_APPROVE, fact_pb2.REVIEW_VERDICT_REJECT})
+_VERDICTS: Final = frozenset({fact_pb2.REVIEW_VERDICT_APPROVE, fact_pb2.REVIEW_VERDICT_REJECT, fact_pb2.REVIEW_VERDICT_COMMENT})
 
 
 def resolution(request: ResolveReviewRequest, principal: Principal = ANONYMOUS) -> ResolveReview:
     """Return the command for a verdict on a review. An authenticated caller is the reviewer. Raises ServiceError with every violation."""
     reviewer = request.reviewer or _name_of(principal)
-    violations = list(_violations(request.decision_id, ("reviewer", reviewer), request.reason, request.event_id))
+    violations = list(_violations(request.decision_id, ("reviewer", reviewer), request.reason, request.event_id, principal))
     if request.verdict not in _VERDICTS:
-        violations.append(("verdict", "is not APPROVE or REJECT"))
+        violations.append(("verdict", "is not APPROVE, REJECT or COMMENT"))
+    elif request.verdict == fact_pb2.REVIEW_VERDICT_COMMENT and not request.reason.strip():
+        violations.append(("reason", "is required: the text of the comment"))
     if violations:
         raise invalid(violations)
     resolved = ReviewResolved(decision_id=request.decision_id, verdict=request.verdict, reviewer=reviewer, reason=request.reason)
@@ -40,7 +43,7 @@ def resolution(request: ResolveReviewRequest, principal: Principal = ANONYMOUS) 
 def revocation(request: RevokeDecisionRequest, principal: Principal = ANONYMOUS) -> RevokeDecision:
     """Return the command for a revocation. An authenticated caller is who revokes. Raises ServiceError with every violation."""
     revoked_by = request.revoked_by or _name_of(principal)
-    violations = list(_violations(request.decision_id, ("revoked_by", revoked_by), request.reason, request.event_id))
+    violations = list(_violations(request.decision_id, ("revoked_by", revoked_by), request.reason, request.event_id, principal))
     if violations:
         raise invalid(violations)
     requested = RevocationRequested(decision_id=request.decision_id, revoked_by=revoked_by, reason=request.reason)
@@ -50,7 +53,7 @@ def revocation(request: RevokeDecisionRequest, principal: Principal = ANONYMOUS)
 def clock_acceptance(request: AcceptClockRequest, clock_ms: int, principal: Principal = ANONYMOUS) -> AcceptClock:
     """Return the command to accept the time of a bus at the server's clock. Raises ServiceError with every violation."""
     accepted_by = request.accepted_by or _name_of(principal)
-    violations = list(_person_violations(("accepted_by", accepted_by), request.reason))
+    violations = list(_person_violations(("accepted_by", accepted_by), request.reason, principal))
     if violations:
         raise invalid(violations)
     return AcceptClock(new_event_id(), clock_ms, accepted_by, request.reason)
@@ -66,18 +69,19 @@ def _name_of(principal: Principal) -> str:
     return "" if principal.is_anonymous else principal.name
 
 
-def _violations(decision_id: str, person: tuple[str, str], reason: str, event_id: str) -> Iterator[tuple[str, str]]:
+def _violations(decision_id: str, person: tuple[str, str], reason: str, event_id: str, principal: Principal) -> Iterator[tuple[str, str]]:
     if not is_uuid(decision_id):
         yield "decision_id", "is not a UUID in canonical form"
-    yield from _person_violations(person, reason)
+    yield from _person_violations(person, reason, principal)
     problem = uuid_problem(event_id) if event_id else ""
     if problem:
         yield "event_id", problem
 
 
-def _person_violations(person: tuple[str, str], reason: str) -> Iterator[tuple[str, str]]:
+def _person_violations(person: tuple[str, str], reason: str, principal: Principal) -> Iterator[tuple[str, str]]:
+    """Yield the violations of a person's name and reason. The name of an authenticated caller may be longer than one that is sent."""
     field, name = person
-    if not 1 <= len(name) <= PERSON_LENGTH_MAX or not name.strip():
+    if (name != _name_of(principal) and not 1 <= len(name) <= PERSON_LENGTH_MAX) or not name.strip():
         yield field, f"is required: the person's name, 1 to {PERSON_LENGTH_MAX} characters"
     for text_field, text in (person, ("reason", reason)):
         problem = text_problem(text)

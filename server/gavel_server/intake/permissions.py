@@ -21,11 +21,21 @@ from gavel_server.errors import ServiceError
 
 # Diagnostics that only Gavel writes; an agent's diagnostic of the same kind could be mistaken for one.
 RESERVED_DIAGNOSTIC_KINDS: Final = frozenset(
-    {"NeedsHumanReview", "FactCollectionRequested", "LateExecutionReport", "NoFeasibleProposal", "ShadowDifference", "AccessRefused"}
+    {
+        "NeedsHumanReview",
+        "FactCollectionRequested",
+        "LateExecutionReport",
+        "NoFeasibleProposal",
+        "ShadowDifference",
+        "AccessRefused",
+        "ReviewEscalated",
+    }
 )
 # Names by which people find decisions and notices in the log; no other event may have them.
 RESERVED_EVENT_NAMES: Final = RESERVED_DIAGNOSTIC_KINDS.union(DECISION_NAME.values(), SYSTEM_FACT_KEY)
-_RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset({"fact_collection", "late_execution", "shadow_difference", "access_refused"})
+_RESERVED_DIAGNOSTIC_DETAILS: Final = frozenset(
+    {"fact_collection", "late_execution", "shadow_difference", "access_refused", "review_escalated"}
+)
 _NOTHING: Final[frozenset[EventCategory.ValueType]] = frozenset()
 _CHANNELS: Final = frozenset(ObservedFrom.values()) - {fact_pb2.OBSERVED_FROM_UNSPECIFIED}
 _SENSES: Final = frozenset(

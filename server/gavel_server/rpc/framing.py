@@ -10,6 +10,7 @@ from gavel_rules.codec.responses import (
     encode_error_result,
     encode_stream_decision,
     encode_stream_error,
+    encode_vote_response,
 )
 from google.rpc.status_pb2 import Status
 
@@ -19,6 +20,11 @@ from gavel_server.log import Record
 def decision_response(record: Record) -> bytes:
     """Return the response that consists of a decision: to SubmitProposal, ResolveReview and RevokeDecision."""
     return encode_decision_response(record.envelope, record.chain_hash)
+
+
+def vote_response(record: Record) -> bytes:
+    """Return the ResolveReviewResponse with a vote or comment that did not end its review."""
+    return encode_vote_response(record.envelope, record.chain_hash)
 
 
 def stream_response(request_id: str, result: Record | Status) -> bytes:

@@ -18,7 +18,7 @@ from gavel.v1.arbitration_service_pb2 import (
     SubmitProposalRequest,
 )
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.commands import ResolveReview, RevokeDecision
+from gavel_rules.commands import EventAnswer, ResolveReview, RevokeDecision
 from gavel_rules.identity.principal import Principal
 from gavel_rules.limits import MESSAGE_BYTES_MAX, REQUEST_ID_LENGTH_MAX
 from google.protobuf.message import Message
@@ -34,7 +34,7 @@ from gavel_server.intake.envelope_validation import GROWTH_MAX
 from gavel_server.intake.human_commands import resolution, revocation
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import BATCH_BYTES_AT_ONCE, SLICE_ITEMS, RequestDecoder
-from gavel_server.rpc.framing import decision_response, stream_response
+from gavel_server.rpc.framing import decision_response, stream_response, vote_response
 from gavel_server.rpc.plain_methods import PlainMethod, Respond, Tasks
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
@@ -182,12 +182,17 @@ class Arbitration:
         context: CallContext,
         respond: Respond,
     ) -> None:
-        """Answer a person's verdict or revocation with the decision that follows."""
+        """Answer a person's verdict or revocation with the decision that follows, or with the vote if none follows yet."""
         command = command_of(request, context.principal)
         command.envelope.traceparent = context.traceparent
 
         def done(result: CommittedAnswer | ServiceError) -> None:
-            respond(result if isinstance(result, ServiceError) else decision_response(record_of(result)))
+            if isinstance(result, ServiceError):
+                respond(result)
+                return
+            answer, record = result.answer, record_of(result)
+            is_vote = isinstance(answer, EventAnswer) and answer.envelope.HasField("fact")
+            respond(vote_response(record) if is_vote else decision_response(record))
 
         def proceed(sequencer: Sequencer) -> None:
             sequencer.submit(command, done, request.event_id, len(data), context.cancellation, context.caller, context.principal)

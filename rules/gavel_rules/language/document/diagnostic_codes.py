@@ -63,6 +63,7 @@ MISTAKES: Final[Mapping[str, str]] = {
     "unknown-value": "The key does not accept this value.",
     "untyped-param": "An expression reads a param to which the schema gives no single type.",
     "unwanted-reason-code": "A rule that approves has a reason_code.",
+    "unwanted-review": "A rule that approves or rejects says who resolves its review.",
     "variable-cycle": "A variable depends on itself, directly or through others.",
     "wrong-type": "The key does not accept values of this type.",
     "yaml-anchor": "Anchors and aliases of YAML are not supported.",
@@ -74,7 +75,9 @@ MISTAKES: Final[Mapping[str, str]] = {
 WARNINGS: Final[Mapping[str, str]] = {
     "contest-outlasts-fact": "A fact is stale before a contest of the action can close.",
     "fact-never-read": "No rule and no subject reads a declared fact.",
+    "needless-escalation": "An escalation of reviews lets nobody vote who could not before.",
     "never-approves": "No rule approves an action.",
+    "never-escalates": "Reviews name groups to escalate to, but no time after which they are escalated.",
     "not-analysed": "An action was not analysed in full; the message says why.",
     "overlapping-rules": "A rule approves a case that a lower rule would reject or send to review.",
     "unreachable-rule": "The rules above a rule decide all its cases, or no case fulfils its condition.",

@@ -15,6 +15,8 @@ from gavel_rules.limits import (
     CONTEST_WINDOW_MS_MAX,
     DOTTED_NAME,
     FACT_KEY_LENGTH_MAX,
+    REVIEW_GROUPS_MAX,
+    REVIEW_QUORUM_MAX,
     TEXT_BYTES_MAX,
     VERSION_LENGTH_MAX,
 )
@@ -59,6 +61,8 @@ Versions = Annotated[
         }
     ),
 ]
+GroupName = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
+GroupNames = Annotated[list[GroupName], Field(max_length=REVIEW_GROUPS_MAX)]
 ExpressionText = Annotated[str, StringConstraints(min_length=1, max_length=CONDITION_LENGTH_MAX)]
 
 
@@ -137,6 +141,21 @@ class RejectionLimitsPart(Part):
     """The limit of rejections because of other proposals."""
 
 
+class ReviewPart(Part):
+    """Who has to resolve a review, and by when."""
+
+    quorum: Annotated[int, Field(ge=1, le=REVIEW_QUORUM_MAX)] = 1
+    """The number of different persons that have to approve. One rejection ends the review."""
+    groups: GroupNames = []
+    """The groups whose members may vote. Empty: everybody who may review the action."""
+    separation: bool = False
+    """Whether the proposer, and the principals that it acts for or that act for it, may not vote."""
+    escalate_after_ms: Milliseconds | None = None
+    """How long after it opened an unresolved review is escalated, in milliseconds. Default: never."""
+    escalate_to: GroupNames = []
+    """The groups whose members may vote too once the review is escalated."""
+
+
 class ActionPart(Part):
     """An action that the rule set governs."""
 
@@ -160,6 +179,8 @@ class ActionPart(Part):
     """The action that repairs a half-done execution. Without it a person is called."""
     retry: RetryPart = RetryPart()
     """How executors may retry. Default: not at all."""
+    review: ReviewPart | None = None
+    """Who has to resolve reviews of the action, and by when. Default: one person who may review it."""
     on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None
     """The reaction to a proposal that is bound to other versions than those under `versions`."""
     versions: VersionsPart = VersionsPart()
@@ -181,6 +202,8 @@ class RulePart(Part):
     """The rule's outcome."""
     reason_code: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,127}$")] | None = None
     """The code that agents react to, e.g. ORDER_CANCELLED. Required with reject and review, and only allowed with them."""
+    review: ReviewPart | None = None
+    """Who has to resolve the reviews that this rule asks for, instead of the action's `review`. Only allowed with effect review."""
 
 
 class OnPart(Part):

@@ -28,6 +28,7 @@ from gavel_rules.language.document.models import (
     Part,
     RejectionLimitsPart,
     RetryPart,
+    ReviewPart,
     RulePart,
     RuleSetPart,
     VersionsPart,
@@ -116,10 +117,12 @@ _PARTS_OF: Final[Mapping[type[Part], Mapping[str, type[Part]]]] = {
         "versions": VersionsPart,
         "rejection_limits": RejectionLimitsPart,
         "compensation": CompensationPart,
+        "review": ReviewPart,
     },
+    RulePart: {"review": ReviewPart},
     DerivationPart: {"on": OnPart},
 }
-_SINGLE_PARTS: Final = (RetryPart, VersionsPart, RejectionLimitsPart, CompensationPart, OnPart)
+_SINGLE_PARTS: Final = (RetryPart, VersionsPart, RejectionLimitsPart, CompensationPart, ReviewPart, OnPart)
 
 
 def _report(details: ErrorDetails, model: type[Part], source: Source, messages: Messages) -> None:
@@ -148,6 +151,8 @@ _NAMING: Final = defaultdict(
     reason_code="write it like ORDER_CANCELLED",
     key="use lower-case letters, digits, _ and - in parts joined by dots, like order.status",
     action="use lower-case letters, digits, _ and - in parts joined by dots, like refund.create",
+    groups="use 1 to 128 printable ASCII characters without spaces",
+    escalate_to="use 1 to 128 printable ASCII characters without spaces",
     **dict.fromkeys(VersionsPart.model_fields, "use printable ASCII characters"),
 )
 
@@ -185,6 +190,7 @@ def _check_rules(part: RuleSetPart, source: Source, messages: Messages) -> None:
         _check_id(getattr(rule, "id", None), ids, path, source, messages)
         _check_place(rule, priorities, path, source, messages)
         _check_reason_code(rule, path, source, messages)
+        _check_review(rule, path, source, messages)
     for name, of_action in priorities.items():
         if len(of_action) > RULES_PER_ACTION_MAX:
             messages.add(
@@ -278,6 +284,13 @@ def _check_reason_code(rule: RulePart, path: Path, source: Source, messages: Mes
         messages.add(
             source.locate((*path, "reason_code")), "reserved-reason-code", f"{reason_code} is reserved for Gavel", "choose another one"
         )
+
+
+def _check_review(rule: RulePart, path: Path, source: Source, messages: Messages) -> None:
+    effect = getattr(rule, "effect", None)
+    if effect in ("approve", "reject") and "review" in rule.model_fields_set:
+        message = f"a rule with effect {effect} opens no review"
+        messages.add(source.locate_key((*path, "review")), "unwanted-review", message, "remove it, or set it on a rule with effect: review")
 
 
 def _actions(part: RuleSetPart) -> Mapping[str, ActionPart]:

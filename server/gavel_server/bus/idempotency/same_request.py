@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
-from gavel.v1.fact_pb2 import Fact
+from gavel.v1.fact_pb2 import Fact, ReviewResolved
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.commands import BeginExecution, RenewExecution
@@ -53,7 +53,11 @@ def is_same_start(recorded: Envelope, command: BeginExecution | RenewExecution, 
 
 def _is_same_verdict(recorded: Fact, sent: Fact) -> bool:
     """Return whether two commands of people say the same about a decision. The rest of such an event is the server's."""
-    return recorded.review_resolved == sent.review_resolved and recorded.revocation_requested == sent.revocation_requested
+    resolved = recorded.review_resolved
+    if recorded.HasField("review_voted"):
+        voted = recorded.review_voted
+        resolved = ReviewResolved(decision_id=voted.decision_id, verdict=voted.verdict, reviewer=voted.reviewer, reason=voted.reason)
+    return resolved == sent.review_resolved and recorded.revocation_requested == sent.revocation_requested
 
 
 def _without_contest(proposal: Proposal) -> Proposal:

@@ -100,7 +100,7 @@ def _compensates(state: State, review: Review) -> str:
 def _review(review: Review, compensates: str) -> PendingReview:
     decision = review.decision.decision
     of_execution = bool(review.approved_decision_id)
-    return PendingReview(
+    pending = PendingReview(
         decision_id=review.decision_id,
         sequence_number=review.sequence_number,
         kind=projection_service_pb2.REVIEW_KIND_EXECUTION if of_execution else projection_service_pb2.REVIEW_KIND_PROPOSAL,
@@ -113,4 +113,10 @@ def _review(review: Review, compensates: str) -> PendingReview:
         trace_id=review.decision.trace_id,
         opened_at=review.decision.recorded_at,
         compensates_decision_id=compensates,
+        review_policy=decision.review_policy if decision.HasField("review_policy") else None,
+        escalated=review.is_escalated,
     )
+    for vote in review.votes:
+        voted = vote.fact.review_voted
+        pending.votes.add(reviewer=voted.reviewer, verdict=voted.verdict, reason=voted.reason, voted_at=vote.recorded_at)
+    return pending

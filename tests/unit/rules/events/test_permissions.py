@@ -26,6 +26,7 @@ def test_permission_matrix() -> None:
     assert {"DECISION"} == names(common_pb2.PRODUCER_TYPE_ARBITRATOR)
     assert {"EXECUTION"} == names(common_pb2.PRODUCER_TYPE_EXECUTOR)
     assert {"FACT", "AGENT_DIAGNOSTIC"} == names(common_pb2.PRODUCER_TYPE_SYSTEM)
+    assert {"TOOL_CALL", "TOOL_RESULT"} == names(common_pb2.PRODUCER_TYPE_TOOL_RUNTIME)
     assert common_pb2.PRODUCER_TYPE_UNSPECIFIED not in CATEGORIES_OF_PRODUCER
     assert set(CATEGORY_OF_PAYLOAD.values()) == set().union(*CATEGORIES_OF_PRODUCER.values())
     assert {field.name for field in Envelope.DESCRIPTOR.oneofs_by_name["payload"].fields} == set(CATEGORY_OF_PAYLOAD)

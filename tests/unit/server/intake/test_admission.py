@@ -175,6 +175,8 @@ def test_producers_publish_their_own_categories(payload: str, producer_type: Pro
         "fact": {"SENSOR", "API", "DATABASE_SNAPSHOT", "SYSTEM"},
         "execution": {"EXECUTOR"},
         "agent_diagnostic": {"AGENT", "SYSTEM"},
+        "tool_call": {"AGENT", "TOOL_RUNTIME"},
+        "tool_result": {"AGENT", "TOOL_RUNTIME"},
     }.get(payload, {"AGENT"})
     if ProducerType.Name(producer_type).removeprefix("PRODUCER_TYPE_") in allowed:
         admit(envelope, "default", ALL_PAYLOADS)
@@ -207,6 +209,9 @@ RESERVED: list[tuple[str, Callable[[], Envelope], Change]] = [
     ("a request for facts", valid_diagnostic, set_field("agent_diagnostic.fact_collection.decision_id", "x")),
     ("a shadow's verdict", valid_diagnostic, set_field("agent_diagnostic.shadow_difference.decision_id", "x")),
     ("a shadow's notice", valid_diagnostic, set_field("agent_diagnostic.kind", "ShadowDifference")),
+    ("an escalation", valid_diagnostic, set_field("agent_diagnostic.review_escalated.decision_id", "x")),
+    ("an escalation's notice", valid_diagnostic, set_field("agent_diagnostic.kind", "ReviewEscalated")),
+    ("a vote's name", valid_fact, set_field("event_name", "ReviewVoted")),
     ("a late report", valid_diagnostic, set_field("agent_diagnostic.late_execution.executor_id", "x")),
 ]
 

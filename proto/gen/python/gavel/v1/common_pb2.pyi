@@ -86,6 +86,8 @@ class _ProducerTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Producer
     """A service that carries out approved decisions. May publish EXECUTION_EVENT."""
     PRODUCER_TYPE_SYSTEM: _ProducerType.ValueType  # 7
     """The fact derivation reactor or a gateway. May publish FACT_EVENT and AGENT_DIAGNOSTIC_EVENT."""
+    PRODUCER_TYPE_TOOL_RUNTIME: _ProducerType.ValueType  # 8
+    """A service that calls tools for agents and records what they returned. May publish TOOL_CALL and TOOL_RESULT events."""
 
 class ProducerType(_ProducerType, metaclass=_ProducerTypeEnumTypeWrapper):
     """ProducerType is the role of a producer. The role decides which categories it may publish (constitution §4.9)."""
@@ -105,6 +107,8 @@ PRODUCER_TYPE_EXECUTOR: ProducerType.ValueType  # 6
 """A service that carries out approved decisions. May publish EXECUTION_EVENT."""
 PRODUCER_TYPE_SYSTEM: ProducerType.ValueType  # 7
 """The fact derivation reactor or a gateway. May publish FACT_EVENT and AGENT_DIAGNOSTIC_EVENT."""
+PRODUCER_TYPE_TOOL_RUNTIME: ProducerType.ValueType  # 8
+"""A service that calls tools for agents and records what they returned. May publish TOOL_CALL and TOOL_RESULT events."""
 Global___ProducerType: _TypeAlias = ProducerType  # noqa: Y015
 
 class _TrustTier:

@@ -92,7 +92,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     log was emptied or replaced.
     """
     ERROR_REASON_RIGHT_LACKING: _ErrorReason.ValueType  # 29
-    """PERMISSION_DENIED. No grant gives the caller the right that the call needs; the message names right and bus."""
+    """PERMISSION_DENIED. No grant gives the caller the right that the call needs; the message names right and bus. Or the
+    review is not the caller's to vote in: other groups vote, or the caller or its agent made the proposal.
+    """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 30
     """RESOURCE_EXHAUSTED. A quota of the caller is used up; QuotaFailure names it, RetryInfo holds the delay before a retry."""
     ERROR_REASON_GRANTS_NOT_FOUND: _ErrorReason.ValueType  # 31
@@ -177,7 +179,9 @@ ERROR_REASON_BUS_REPLACED: ErrorReason.ValueType  # 28
 log was emptied or replaced.
 """
 ERROR_REASON_RIGHT_LACKING: ErrorReason.ValueType  # 29
-"""PERMISSION_DENIED. No grant gives the caller the right that the call needs; the message names right and bus."""
+"""PERMISSION_DENIED. No grant gives the caller the right that the call needs; the message names right and bus. Or the
+review is not the caller's to vote in: other groups vote, or the caller or its agent made the proposal.
+"""
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 30
 """RESOURCE_EXHAUSTED. A quota of the caller is used up; QuotaFailure names it, RetryInfo holds the delay before a retry."""
 ERROR_REASON_GRANTS_NOT_FOUND: ErrorReason.ValueType  # 31

@@ -1,0 +1,17 @@
+"""What an attestation says about who took part in a call."""
+
+from __future__ import annotations
+
+from gavel.v1.identity_pb2 import Attestation
+
+from gavel_rules.identity.principal import ANONYMOUS
+
+
+def participants(attestation: Attestation | None) -> tuple[str, ...]:
+    """Return the names of everybody who took part in a call: the principal and its chain of actors; none without authentication.
+
+    Names are compared without method and issuer: callers of one name cannot vote twice, and cannot be each other's witness.
+    """
+    if attestation is None or not attestation.principal or attestation.method == ANONYMOUS.method:
+        return ()
+    return (attestation.principal, *attestation.actors)
