@@ -13,7 +13,7 @@ from gavel.v1.common_pb2 import Producer, ProducerType
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events.kinds import fact_keys
-from gavel_rules.identity.grants import CompiledGrants, Grant, is_any
+from gavel_rules.identity.grants import CompiledGrants, Grant, is_any, names
 from gavel_rules.identity.principal import Principal
 from gavel_rules.identity.rights import Right
 
@@ -69,6 +69,11 @@ def execution_access(producer: Producer, bus: str, action_type: str, subject: st
 def permits(grants: CompiledGrants, principal: Principal, access: Access) -> bool:
     """Return whether one of the grants lets the principal do this."""
     return any(access.right in grant.rights and not _lacking(grant, access) for grant in grants.of(principal))
+
+
+def may_join(grants: CompiledGrants, principal: Principal, owner: Principal) -> bool:
+    """Return whether one of the grants lets the principal take part in traces of their owner, by naming a cause there."""
+    return any(names(grant.joins, owner) for grant in grants.of(principal))
 
 
 def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access) -> str:

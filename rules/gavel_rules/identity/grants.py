@@ -39,20 +39,11 @@ class Grant(NamedTuple):
     actions: tuple[str, ...] | None
     subjects: tuple[str, ...] | None
     facts: tuple[str, ...] | None
+    joins: tuple[str, ...]
 
     def is_for(self, principal: Principal) -> bool:
         """Return whether a principal is among the callers of this grant. A name that looks like a group's gives no membership."""
-        groups = principal.groups
-        for one in self.to:
-            if one.startswith(GROUP_PREFIX):
-                if one[len(GROUP_PREFIX) :] in groups:
-                    return True
-            elif one == ANYONE:
-                if not principal.is_anonymous:
-                    return True
-            elif one == principal.name:
-                return True
-        return False
+        return names(self.to, principal)
 
 
 class CompiledGrants:
@@ -88,6 +79,21 @@ class CompiledGrants:
                 self._rights.clear()
             self._rights[key] = found
         return found
+
+
+def names(callers: Sequence[str], principal: Principal) -> bool:
+    """Return whether a list of callers, as `to` has it, names a principal."""
+    groups = principal.groups
+    for one in callers:
+        if one.startswith(GROUP_PREFIX):
+            if one[len(GROUP_PREFIX) :] in groups:
+                return True
+        elif one == ANYONE:
+            if not principal.is_anonymous:
+                return True
+        elif one == principal.name:
+            return True
+    return False
 
 
 def is_any(patterns: Sequence[str] | None, text: str) -> bool:
@@ -166,6 +172,7 @@ def _grant(number: int, part: GrantPart) -> Grant:
         _patterns(part.actions),
         _patterns(part.subjects),
         _patterns(part.facts),
+        tuple(part.joins or ()),
     )
 
 

@@ -51,6 +51,8 @@ class GrantPart(Part):
     """Patterns of subjects, for events about a subject."""
     facts: Patterns | None = None
     """Patterns of fact keys, for facts and observations."""
+    joins: Annotated[list[PrincipalName], Field(min_length=1, max_length=ITEMS_MAX)] | None = None
+    """Callers, as in `to`, in whose traces these callers may take part, by naming a cause there. Without it: none but their own."""
     description: Annotated[str, StringConstraints(max_length=DESCRIPTION_LENGTH_MAX)] | None = None
     """For people."""
 

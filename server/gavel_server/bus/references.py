@@ -20,7 +20,7 @@ from gavel_rules.state.state import State
 from gavel_server.bus.idempotency.repeated_requests import RepeatedRequests
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Request
-from gavel_server.bus.trace_owners import ProducerKey, foreign_trace
+from gavel_server.bus.trace_owners import TraceParty, trace_refusal
 from gavel_server.errors import ServiceError
 
 # docs/performance.md#isinstance-tuples
@@ -64,7 +64,7 @@ class ReferenceResolution:
         envelope_of_key: dict[str, Envelope] = {}
         keys: set[str] = set()
         is_behind = False
-        opened: dict[str, ProducerKey] = {}  # traces that this batch opens, and their producers
+        opened: dict[str, TraceParty] = {}  # traces that this batch opens, and their owners
         recent_events = self._replica.recent_events
         for request in batch:
             command = request.command
@@ -136,26 +136,28 @@ class ReferenceResolution:
                 envelope.trace_id = trace_id
         return trace_id
 
-    def _may_use_trace(self, request: Request, cause_trace_id: str, opened: dict[str, ProducerKey]) -> bool:
+    def _may_use_trace(self, request: Request, cause_trace_id: str, opened: dict[str, TraceParty]) -> bool:
         """Return whether a proposal or observation may be in its trace; answer it otherwise. A proposal opens a trace without an owner."""
         command = request.command
         if isinstance(command, SubmitProposal):
             proposal = command.proposal
             trace_id = proposal.trace_id
-            producer = (proposal.producer_type, proposal.producer_id)
+            party = TraceParty(proposal.producer_type, proposal.producer_id, request.principal)
         elif isinstance(command, PublishEvent) and command.envelope.HasField("observation"):
             envelope = command.envelope
             trace_id = envelope.trace_id
-            producer = (envelope.producer.type, envelope.producer.id)
+            party = TraceParty(envelope.producer.type, envelope.producer.id, request.principal)
         else:
             return True
         replica = self._replica
         owner = replica.trace_owners.owner(trace_id, replica.now_ms) or opened.get(trace_id)
-        if owner is not None and owner != producer and cause_trace_id != trace_id:
-            request.answer(foreign_trace(trace_id))
+        in_force = replica.state.grants_in_force
+        refusal = trace_refusal(trace_id, owner, party, cause_trace_id, None if in_force is None else in_force.grants)
+        if refusal is not None:
+            request.answer(refusal)
             return False
         if owner is None and isinstance(command, SubmitProposal):
-            opened[trace_id] = producer
+            opened[trace_id] = party
         return True
 
     async def _resolve_decision(self, request: Request, decision_id: str) -> bool:

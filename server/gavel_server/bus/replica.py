@@ -15,6 +15,7 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
+from gavel_rules.authorization import principal_of
 from gavel_rules.commands import Fault, SubmitProposal
 from gavel_rules.events.arbiter_versions import implemented_versions, is_implemented
 from gavel_rules.events.hash_chain import chain
@@ -27,7 +28,7 @@ from gavel_server.bus.answers.contest_waiters import ContestWaiters
 from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.recent_events import RecentEvents
-from gavel_server.bus.trace_owners import TraceOwners
+from gavel_server.bus.trace_owners import TraceOwners, TraceParty
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import EventLog, Head, LogCorruptError, LogError, Record
@@ -147,7 +148,8 @@ class Replica:
                 command = request.command
                 if isinstance(command, SubmitProposal) and not isinstance(answer, Fault):
                     proposal = command.proposal
-                    self.trace_owners.note(proposal.trace_id, (proposal.producer_type, proposal.producer_id), decided.recorded_at_ms)
+                    party = TraceParty(proposal.producer_type, proposal.producer_id, request.principal)
+                    self.trace_owners.note(proposal.trace_id, party, decided.recorded_at_ms)
             metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates)
             self.wake_followers()
             if self.on_execution is not None and decided.execution_count:
@@ -207,7 +209,8 @@ class Replica:
         self.recent_events.add(envelope)
         if envelope.event_category == PROPOSAL:
             producer = envelope.producer
-            self.trace_owners.note(envelope.trace_id, (producer.type, producer.id), milliseconds(envelope.recorded_at))
+            party = TraceParty(producer.type, producer.id, principal_of(envelope))
+            self.trace_owners.note(envelope.trace_id, party, milliseconds(envelope.recorded_at))
         self.head = Head(record.sequence_number, chain_hash)
         if self.contest_waiters and envelope.event_category == DECISION:
             self.contest_waiters.notify(envelope, record)

@@ -1,7 +1,9 @@
-"""The producers that opened the traces of a bus.
+"""The owners of the traces of a bus: the producers that opened them, and the principals that called.
 
 The first proposal of a trace opens it. The trace belongs to that producer until it has had no proposal for TRACE_LAPSE_MS. A proposal or
-observation of another producer in the trace has to name a cause in it: nobody takes part in another's work by its trace_id alone.
+observation of another producer in the trace has to name a cause in it: nobody takes part in another's work by its trace_id alone. Where
+grants are in force, another principal also needs a grant that lets it join the owner's traces, and a producer of its own, so that it
+never uses up the owner's budget of rejections.
 
 The owners come from the log alone. Their number is limited: beyond the limit, the producer with the most traces loses those that it opened
 first, so no producer makes others lose theirs.
@@ -13,6 +15,9 @@ from collections.abc import Callable
 from typing import Final
 
 from gavel.v1 import error_pb2
+from gavel_rules.identity.access import may_join
+from gavel_rules.identity.grants import CompiledGrants
+from gavel_rules.identity.principal import Principal
 from gavel_rules.limits import TRACE_LAPSE_MS
 
 from gavel_server.errors import ServiceError
@@ -22,15 +27,24 @@ TRACES_MAX: Final = 50_000
 FORGOTTEN_AT_ONCE: Final = 1_000
 
 
-# A producer's type and id.
-ProducerKey = tuple[int, str]
+# A producer's type and id, and the caller that named it; "" for callers without authentication.
+PartyKey = tuple[int, str, str]
+
+
+class TraceParty:
+    """Who takes part in a trace: a producer, and the principal that called."""
+
+    def __init__(self, producer_type: int, producer_id: str, principal: Principal) -> None:
+        self.principal: Final = principal
+        caller = "" if principal.is_anonymous else f"{principal.method}:{principal.issuer}:{principal.name}"
+        self.key: Final[PartyKey] = (producer_type, producer_id, caller)
 
 
 class _Owned:
-    """A trace's producer, and the time of its last proposal."""
+    """A trace's owner, and the time of its last proposal."""
 
-    def __init__(self, producer: ProducerKey, last_proposal_ms: int) -> None:
-        self.producer: Final = producer
+    def __init__(self, owner: TraceParty, last_proposal_ms: int) -> None:
+        self.owner: Final = owner
         self.last_proposal_ms = last_proposal_ms
 
 
@@ -40,25 +54,25 @@ class TraceOwners:
     def __init__(self, traces_max: int = TRACES_MAX) -> None:
         self._traces_max = traces_max
         self._owned: dict[str, _Owned] = {}
-        self._traces: dict[ProducerKey, dict[str, None]] = {}  # trace_ids by producer, in the order in which they were opened
+        self._traces: dict[PartyKey, dict[str, None]] = {}  # trace_ids by owner, in the order in which they were opened
 
-    def note(self, trace_id: str, producer: ProducerKey, now_ms: int) -> None:
+    def note(self, trace_id: str, party: TraceParty, now_ms: int) -> None:
         """Note a proposal that is in the log, recorded at `now_ms`."""
         owned = self._owned.get(trace_id)
         if owned is not None:
             if now_ms - owned.last_proposal_ms <= TRACE_LAPSE_MS:
                 owned.last_proposal_ms = now_ms
                 return
-            self._forget(owned.producer, trace_id)
-        self._owned[trace_id] = _Owned(producer, now_ms)
-        self._traces.setdefault(producer, {})[trace_id] = None
+            self._forget(owned.owner.key, trace_id)
+        self._owned[trace_id] = _Owned(party, now_ms)
+        self._traces.setdefault(party.key, {})[trace_id] = None
         if len(self._owned) > self._traces_max:
             self._forget_oldest()
 
-    def owner(self, trace_id: str, now_ms: Callable[[], int]) -> ProducerKey | None:
-        """Return the producer that a trace belongs to; None if nobody is known to own it. The clock is read only if the trace is known."""
+    def owner(self, trace_id: str, now_ms: Callable[[], int]) -> TraceParty | None:
+        """Return whom a trace belongs to; None if nobody is known to own it. The clock is read only if the trace is known."""
         owned = self._owned.get(trace_id)
-        return owned.producer if owned is not None and now_ms() - owned.last_proposal_ms <= TRACE_LAPSE_MS else None
+        return owned.owner if owned is not None and now_ms() - owned.last_proposal_ms <= TRACE_LAPSE_MS else None
 
     def _forget_oldest(self) -> None:
         largest = max(self._traces, key=lambda producer: len(self._traces[producer]))
@@ -66,15 +80,31 @@ class TraceOwners:
         for trace_id in traces[: min(FORGOTTEN_AT_ONCE, (len(traces) + 1) // 2)]:
             self._forget(largest, trace_id)
 
-    def _forget(self, producer: ProducerKey, trace_id: str) -> None:
+    def _forget(self, owner: PartyKey, trace_id: str) -> None:
         del self._owned[trace_id]
-        traces = self._traces[producer]
+        traces = self._traces[owner]
         del traces[trace_id]
         if not traces:
-            del self._traces[producer]
+            del self._traces[owner]
 
 
-def foreign_trace(trace_id: str) -> ServiceError:
-    """Return the error for an event of another producer than the trace's that names no cause in the trace."""
-    message = f"trace {trace_id} was opened by another producer; to continue it, set causation_id to an event of that trace"
-    return ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)
+def trace_refusal(
+    trace_id: str, owner: TraceParty | None, party: TraceParty, cause_trace_id: str, grants: CompiledGrants | None
+) -> ServiceError | None:
+    """Return why a party may not take part in a trace, or None. `cause_trace_id` is the trace of the event that it names as the cause."""
+    if owner is None or owner.key == party.key:
+        return None
+    if cause_trace_id != trace_id:
+        message = f"trace {trace_id} was opened by another producer; to continue it, set causation_id to an event of that trace"
+        return ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)
+    if grants is None or owner.key[2] == party.key[2]:
+        return None
+    if owner.key[:2] == party.key[:2]:
+        message = f"trace {trace_id} was opened by another caller under the same producer; join it under a producer id of your own"
+        return ServiceError(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)
+    if not may_join(grants, party.principal, owner.principal):
+        message = (
+            f"no grant of {grants.name} version {grants.version} lets {party.principal.name!r} join traces of {owner.principal.name!r}"
+        )
+        return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
+    return None

@@ -23,12 +23,13 @@ from gavel_rules.codec.fields import Field
 from gavel_rules.commands import Fault
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.identity.principal import Principal
 from gavel_rules.preflight import actions_with, explain, preflight
 from gavel_rules.state.state import State
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
-from gavel_server.bus.trace_owners import foreign_trace
+from gavel_server.bus.trace_owners import TraceParty, trace_refusal
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError, of_fault
 from gavel_server.fairness.turns import call_slice, take_turn
@@ -83,7 +84,7 @@ class Preflight:
             else None
         )
         envelope = request.envelope
-        proposal = await _admit(sequencer, envelope, request.bus, len(data))
+        proposal = await _admit(sequencer, envelope, request.bus, len(data), context.principal)
         citations = await _citations(sequencer, [proposal])
         state = await self._state(sequencer)
         actions = None if override is None else actions_with(state, override, envelope.proposal.action_type)
@@ -111,7 +112,7 @@ class Preflight:
             part = envelopes[start : start + PART_PROPOSALS]
             outcomes: Sequence[bytes | Exception] = [self._too_large()] * len(part)
             if room_bytes >= 0:
-                outcomes = await self._decide(sequencer, part, request.bus, len(data), time_slice)
+                outcomes = await self._decide(sequencer, part, request.bus, len(data), time_slice, context.principal)
             for outcome in outcomes:
                 if isinstance(outcome, bytes):
                     room_bytes -= len(outcome)
@@ -123,14 +124,14 @@ class Preflight:
         return b"".join(results)
 
     async def _decide(
-        self, sequencer: Sequencer, envelopes: Sequence[Envelope], bus: str, size_bytes: int, time_slice: TimeSlice
+        self, sequencer: Sequencer, envelopes: Sequence[Envelope], bus: str, size_bytes: int, time_slice: TimeSlice, principal: Principal
     ) -> list[bytes | Exception]:
         """Return for each proposal its encoded decision, or why it has none. Raises ServiceError, LogError."""
         proposals: list[ProposalView | ServiceError] = []
         for envelope in envelopes:
             await time_slice.spend(1)
             try:
-                proposals.append(await _admit(sequencer, envelope, bus, size_bytes))
+                proposals.append(await _admit(sequencer, envelope, bus, size_bytes, principal))
             except ServiceError as error:
                 proposals.append(error)
         citations = await _citations(sequencer, [proposal for proposal in proposals if isinstance(proposal, ProposalView)])
@@ -180,26 +181,30 @@ class Preflight:
         return self._buses.find_open(bus, incarnation) or await self._buses.existing(bus, incarnation)
 
 
-async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes: int) -> ProposalView:
+async def _admit(sequencer: Sequencer, envelope: Envelope, bus: str, size_bytes: int, principal: Principal) -> ProposalView:
     """Complete and validate a proposal, and give it the trace of its cause. Raises ServiceError."""
     command, _ = admit_proposal(envelope, bus or BUS_DEFAULT, size_bytes)
     proposal = command.proposal
     causation_id = proposal.causation_id
     if not causation_id:
-        return _check_trace(sequencer, proposal, "")
+        return _check_trace(sequencer, proposal, "", principal)
     cause = await sequencer.recent_events.find_location(causation_id, sequencer.now_ms())
     if cause is None:
         message = f"causation_id {causation_id} names no event of bus {sequencer.bus} within the idempotency window"
         raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-    return _check_trace(sequencer, proposal if proposal.trace_id else proposal.with_trace(cause.trace_id), cause.trace_id)
+    return _check_trace(sequencer, proposal if proposal.trace_id else proposal.with_trace(cause.trace_id), cause.trace_id, principal)
 
 
-def _check_trace(sequencer: Sequencer, proposal: ProposalView, cause_trace_id: str) -> ProposalView:
-    """Return the proposal if it may be in its trace. Raises ServiceError PRODUCER_NOT_ALLOWED."""
+def _check_trace(sequencer: Sequencer, proposal: ProposalView, cause_trace_id: str, principal: Principal) -> ProposalView:
+    """Return the proposal if it may be in its trace. Raises ServiceError PRODUCER_NOT_ALLOWED, RIGHT_LACKING."""
     trace_id = proposal.trace_id
     owner = sequencer.replica.trace_owners.owner(trace_id, sequencer.now_ms)
-    if owner is not None and owner != (proposal.producer_type, proposal.producer_id) and cause_trace_id != trace_id:
-        raise foreign_trace(trace_id)
+    if owner is not None:
+        party = TraceParty(proposal.producer_type, proposal.producer_id, principal)
+        in_force = sequencer.replica.state.grants_in_force
+        refusal = trace_refusal(trace_id, owner, party, cause_trace_id, None if in_force is None else in_force.grants)
+        if refusal is not None:
+            raise refusal
     return proposal
 
 

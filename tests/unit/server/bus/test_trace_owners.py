@@ -9,11 +9,14 @@ import pytest
 from gavel.v1 import common_pb2, decision_pb2
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.commands import EventAnswer, PublishEvent, SubmitProposal
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.identity.grants import compile_grants
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.limits import TRACE_LAPSE_MS
 from gavel_server.bus.request import CommittedAnswer
-from gavel_server.bus.trace_owners import FORGOTTEN_AT_ONCE, TraceOwners
+from gavel_server.bus.trace_owners import FORGOTTEN_AT_ONCE, TraceOwners, TraceParty, trace_refusal
 from gavel_server.errors import ServiceError
 
 from tests.support.driver import observation_envelope, proposal_envelope
@@ -104,26 +107,75 @@ async def test_repeated_proposal_gets_its_answer(servers: Servers) -> None:
     assert ["REJECTED", "REJECTED"] == [outcome(await execute(sequencer, command)) for _ in range(2)]
 
 
+def party(producer_id: str, principal: Principal = ANONYMOUS) -> TraceParty:
+    """Return a party with a producer of type 1."""
+    return TraceParty(1, producer_id, principal)
+
+
+def owner_id(owners: TraceOwners, trace_id: str, now_ms: int) -> str | None:
+    """Return the producer id of a trace's owner."""
+    owner = owners.owner(trace_id, lambda: now_ms)
+    return None if owner is None else owner.key[1]
+
+
 def test_traces_lapse() -> None:
     """A trace without a proposal for a day is free, and belongs to the next producer."""
     owners = TraceOwners()
-    owners.note("t", (1, "a"), 0)
-    owners.note("t", (1, "b"), TRACE_LAPSE_MS)
-    assert (1, "a") == owners.owner("t", lambda: 2 * TRACE_LAPSE_MS)
-    assert owners.owner("t", lambda: 2 * TRACE_LAPSE_MS + 1) is None
-    owners.note("t", (1, "b"), 2 * TRACE_LAPSE_MS + 1)
-    assert (1, "b") == owners.owner("t", lambda: 2 * TRACE_LAPSE_MS + 1)
+    owners.note("t", party("a"), 0)
+    owners.note("t", party("b"), TRACE_LAPSE_MS)
+    assert "a" == owner_id(owners, "t", 2 * TRACE_LAPSE_MS)
+    assert owner_id(owners, "t", 2 * TRACE_LAPSE_MS + 1) is None
+    owners.note("t", party("b"), 2 * TRACE_LAPSE_MS + 1)
+    assert "b" == owner_id(owners, "t", 2 * TRACE_LAPSE_MS + 1)
 
 
 @pytest.mark.parametrize("greedy", [1, 10])
 def test_memory_is_bounded(greedy: int) -> None:
     """Producers that open very many traces lose their own first ones, and others keep theirs."""
     owners = TraceOwners(2 * FORGOTTEN_AT_ONCE)
-    owners.note("mine", (1, "me"), 0)
+    owners.note("mine", party("me"), 0)
     for number in range(10 * FORGOTTEN_AT_ONCE):
-        owners.note(f"t{number}", (1, f"greedy-{number % greedy}"), 0)
-    assert (1, "me") == owners.owner("mine", lambda: 0)
+        owners.note(f"t{number}", party(f"greedy-{number % greedy}"), 0)
+    assert "me" == owner_id(owners, "mine", 0)
     assert len(owners._owned) <= 2 * FORGOTTEN_AT_ONCE
     assert len(owners._owned) == sum(map(len, owners._traces.values()))
     last = 10 * FORGOTTEN_AT_ONCE - 1
-    assert (1, f"greedy-{last % greedy}") == owners.owner(f"t{last}", lambda: 0)
+    assert f"greedy-{last % greedy}" == owner_id(owners, f"t{last}", 0)
+
+
+GRANTS = """
+gavel: v1
+name: main
+version: 1
+grants:
+  - {to: ["*"], may: [propose]}
+  - {to: [bob], may: [propose], joins: ["group:planners"]}
+"""
+ALICE = Principal("alice", "jwt", "https://issuer", groups=("planners",))
+BOB = Principal("bob", "token")
+EVE = Principal("eve", "token")
+
+
+def refusal_reason(party: TraceParty, cause_trace_id: str, *, grants: bool = True) -> str:
+    """Return the reason why a party may not take part in a trace that ALICE opened as planner, or ""."""
+    compiled = compile_grants(GRANTS) if grants else None
+    refusal = trace_refusal("t", TraceParty(1, "planner", ALICE), party, cause_trace_id, compiled)
+    return "" if refusal is None else ErrorReason.Name(refusal.reason).removeprefix("ERROR_REASON_")
+
+
+def test_another_principal_joins_a_trace_only_by_a_grant() -> None:
+    """With grants, another principal needs one that names the trace's owner, a cause in the trace, and a producer of its own."""
+    assert "" == refusal_reason(party("worker", BOB), "t")
+    assert "PRODUCER_NOT_ALLOWED" == refusal_reason(party("worker", BOB), "")
+    assert "PRODUCER_NOT_ALLOWED" == refusal_reason(party("worker", BOB), "other")
+    assert "RIGHT_LACKING" == refusal_reason(party("worker", EVE), "t")
+    assert "" == refusal_reason(party("worker", EVE), "t", grants=False)
+
+
+def test_nobody_joins_a_trace_as_its_owner() -> None:
+    """The producer id of the owner does not make another principal the owner, so it cannot use up the owner's rejections."""
+    assert "PRODUCER_NOT_ALLOWED" == refusal_reason(party("planner", BOB), "t")
+    assert "PRODUCER_NOT_ALLOWED" == refusal_reason(party("planner", EVE), "")
+    renewed = Principal("alice", "jwt", "https://issuer", credential_id="another token")
+    assert "" == refusal_reason(party("planner", renewed), "")
+    assert "" == refusal_reason(party("helper", renewed), "t")
