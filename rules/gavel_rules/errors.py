@@ -15,5 +15,5 @@ class NetworkFaultError(GavelRulesError):
     """The Rete engine broke its protocol. Its handle is discarded; the next evaluation uses a new one."""
 
 
-class EngineBuildError(ImportError):
+class EngineBuildError(GavelRulesError):
     """The Rete engine is missing, or was compiled without the flags that it needs; the message has the command that installs it."""
