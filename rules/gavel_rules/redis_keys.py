@@ -21,8 +21,18 @@ def head_key(bus: str) -> str:
 
 
 def work_key(bus: str, queue: str) -> str:
-    """Return the key of a work queue, "decisions" or "executions": a stream whose entries have the ids and fields of the log's."""
+    """Return the key of a work queue, e.g. "decisions": a stream whose entries have the ids and fields of the log's."""
     return f"gavel:{{{bus}}}:work:{queue}"
+
+
+def work_delayed_key(bus: str, queue: str, group: str) -> str:
+    """Return the key of a group's rejected entries: a sorted set of "NUMBER:DELIVERIES" by the time at which each is due."""
+    return f"{work_key(bus, queue)}:delayed:{group}"
+
+
+def work_parked_key(bus: str, queue: str, group: str) -> str:
+    """Return the key of a group's parked entries: a hash from the number to "DELIVERIES PARKED_AT_MS EVENT_ID REASON"."""
+    return f"{work_key(bus, queue)}:parked:{group}"
 
 
 def event_ids_key(bus: str, day: int) -> str:

@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 from gavel_server.log import (
-    ConsumerGroup,
     Entry,
     Head,
     HeadMovedError,
@@ -32,6 +31,7 @@ from gavel_server.log.redis.connection import mask_url
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
 from gavel_server.log.redis.script import Script
+from gavel_server.log.work.protocol import ConsumerGroup
 
 from tests.support.entries import DAY_MS, NOW_MS, entries_after, head_of, records_of
 from tests.support.redis.tcp import replicated_redis
@@ -178,28 +178,28 @@ async def test_refused_append_leaves_no_key(log: RedisLog, client: Any, bus: str
 
 async def test_work_queues_and_groups(log: RedisLog, client: Any, bus: str) -> None:
     """A group reads from the queue's first entry; its lag, pending entries and members are reported."""
-    assert [] == await log.consumers()
+    assert [] == await log.work.groups()
     entries = [
         Entry(number, b"work", b"%032d" % number, f"id-{number}", "decisions" if number % 2 else "executions") for number in range(1, 6)
     ]
     await log.append(empty_head(bus), entries, NOW_MS, [])
     await log.ensure_groups()
     queue = f"gavel:{{{bus}}}:work:decisions"
-    assert [ConsumerGroup("executors", "decisions", 3, 0, 0), ConsumerGroup("fdr", "executions", 2, 0, 0)] == await log.consumers()
+    assert [ConsumerGroup("executors", "decisions", 3, 0, 0), ConsumerGroup("fdr", "executions", 2, 0, 0)] == await log.work.groups()
     delivered = await client.xreadgroup("executors", "one", {queue: ">"}, count=1)
     assert [b"1-0"] == [entry_id for _, rows in delivered for entry_id, _ in rows]
-    assert [ConsumerGroup("executors", "decisions", 2, 1, 1), ConsumerGroup("fdr", "executions", 2, 0, 0)] == await log.consumers()
+    assert [ConsumerGroup("executors", "decisions", 2, 1, 1), ConsumerGroup("fdr", "executions", 2, 0, 0)] == await log.work.groups()
     await client.xack(queue, "executors", "1-0")
     await client.xdel(queue, "1-0")
     await client.xreadgroup("executors", "two", {queue: ">"}, count=5)
     await client.xack(queue, "executors", "3-0", "5-0")
-    assert ConsumerGroup("executors", "decisions", 0, 0, 2) == (await log.consumers())[0]
+    assert ConsumerGroup("executors", "decisions", 0, 0, 2) == (await log.work.groups())[0]
 
 
 async def test_groups_before_the_first_event(log: RedisLog, bus: str) -> None:
     """Groups may be created before the first event, and do not disturb its append."""
     await log.ensure_groups()
-    assert [ConsumerGroup("executors", "decisions", 0, 0, 0), ConsumerGroup("fdr", "executions", 0, 0, 0)] == await log.consumers()
+    assert [ConsumerGroup("executors", "decisions", 0, 0, 0), ConsumerGroup("fdr", "executions", 0, 0, 0)] == await log.work.groups()
     entry = Entry(1, b"one", chain(genesis_hash(bus), b"one"), "id-1", "decisions")
     await log.append(empty_head(bus), [entry], NOW_MS, [])
     assert head_of([entry]) == await log.head()
@@ -442,14 +442,14 @@ async def test_damaged_work_queue_does_not_stop_appends(log: RedisLog, client: A
     await log.append(empty_head(bus), first, NOW_MS, [])
     await client.delete(queue)
     await client.execute_command(*damage.format(queue=queue).split())
-    await log.consumers()
+    await log.work.groups()
     second = entries_after(head_of(first), 2, works=[work])
     await log.append(head_of(first), second, NOW_MS, [])
     assert head_of(second) == await log.head()
     assert records_of(first + second) == await log.read(1, 10)
     assert [b"2-0", b"3-0"] == [entry_id for entry_id, _ in await client.xrange(queue)]
     await log.ensure_groups()
-    assert {(work, 2)} <= {(group.queue, group.lag) for group in await log.consumers()}
+    assert {(work, 2)} <= {(group.queue, group.lag) for group in await log.work.groups()}
 
 
 async def test_missing_event_is_an_error_although_the_count_fits(log: RedisLog, client: Any, redis_url: str, bus: str) -> None:

@@ -11,7 +11,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from gavel_server.log import ConsumerGroup, Entry, EventLog, Head, IdEntry, LogUnavailableError, Record
+from gavel_server.log import Entry, EventLog, Head, IdEntry, LogUnavailableError, Record
+from gavel_server.log.work.protocol import WorkQueues
 
 Answer = TypeVar("Answer")
 
@@ -85,9 +86,10 @@ class Link:
         """See EventLog."""
         return await self._call(self._log.durability)
 
-    async def consumers(self) -> list[ConsumerGroup]:
-        """See EventLog."""
-        return await self._call(self._log.consumers)
+    @property
+    def work(self) -> WorkQueues:
+        """See EventLog. No simulated server consumes work."""
+        return self._log.work
 
     async def ensure_groups(self) -> None:
         """See EventLog."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import structlog
@@ -19,7 +19,7 @@ from gavel_rules.authorization import principal_of
 from gavel_rules.commands import Fault, SubmitProposal
 from gavel_rules.events.arbiter_versions import implemented_versions, is_implemented
 from gavel_rules.events.hash_chain import chain
-from gavel_rules.events.kinds import DECISION, EXECUTION, PROPOSAL
+from gavel_rules.events.kinds import AGENT_DIAGNOSTIC, DECISION, EXECUTION, PROPOSAL
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.state.state import State
 
@@ -42,6 +42,9 @@ PROGRESS_INTERVAL_SECONDS: Final = 5.0
 # The most events in one read of the log, and the most that are applied before other tasks run.
 READ_EVENTS_MAX: Final = 512
 SLICE_EVENTS: Final = 64
+
+# The queue that an event of another server may have entered.
+_QUEUE_OF_CATEGORY: Final = {DECISION: "decisions", EXECUTION: "executions", AGENT_DIAGNOSTIC: "requests"}
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -77,6 +80,8 @@ class Replica:
         self.has_diverged = False
         self.checkpoint = checkpoint
         self.on_execution: Callable[[], None] | None = None
+        # Called with the names of work queues that have got entries, and once with none when the bus closes.
+        self.work_listeners: set[Callable[[Collection[str]], None]] = set()
         self._followers: list[tuple[int, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
@@ -154,6 +159,8 @@ class Replica:
             self.wake_followers()
             if self.on_execution is not None and decided.execution_count:
                 self.on_execution()
+            if self.work_listeners and (queues := {entry.work for entry in decided.entries} - {""}):
+                self._notify_work(queues)
 
     async def report_loss(self, problem: str) -> ServiceError:
         """Block writes because the log lacks an event that it had; return the callers' error. `problem` describes the event.
@@ -216,6 +223,9 @@ class Replica:
             self.contest_waiters.notify(envelope, record)
         if self.on_execution is not None and envelope.event_category == EXECUTION:
             self.on_execution()
+        queue = _QUEUE_OF_CATEGORY.get(envelope.event_category)
+        if self.work_listeners and queue is not None:
+            self._notify_work((queue,))
 
     def _check_arbiter_version(self) -> None:
         if self.head.sequence_number and not is_implemented(self.state.arbiter_version) and not self._is_block_permanent:
@@ -300,8 +310,14 @@ class Replica:
         """How many callers wait for events."""
         return len(self._followers)
 
+    def _notify_work(self, queues: Collection[str]) -> None:
+        for listener in list(self.work_listeners):
+            listener(queues)
+
     def wake_followers(self) -> None:
         """Wake the followers whose awaited sequence number the head has passed; on closing, wake all."""
+        if self.closing:
+            self._notify_work(())
         if not self._followers:
             return
         number = self.head.sequence_number

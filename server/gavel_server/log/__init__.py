@@ -4,7 +4,6 @@ from gavel_rules.events.hash_chain import chain, genesis_hash
 
 from gavel_server.log.entries import Entry, Head, Record
 from gavel_server.log.protocol import (
-    ConsumerGroup,
     EventIdTakenError,
     EventLog,
     HeadMovedError,
@@ -19,7 +18,6 @@ from gavel_server.log.protocol import (
 )
 
 __all__ = [
-    "ConsumerGroup",
     "Entry",
     "EventIdTakenError",
     "EventLog",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
-Work = Literal["", "decisions", "executions"]
+Work = Literal["", "decisions", "executions", "requests"]
 
 
 class Head(NamedTuple):
@@ -40,8 +40,8 @@ class Entry(Record):
     """One event to append: its record, and the values by which the log indexes it.
 
     `work` names the work queue that the event also enters: "decisions" for executors, "executions" for the fact derivation
-    reactor, or "". `decision_sequence_number` is the number of a PROPOSAL's first decision if that is known, else 0; `find`
-    returns it.
+    reactor, "requests" for collectors of facts and people, or "". `decision_sequence_number` is the number of a PROPOSAL's
+    first decision if that is known, else 0; `find` returns it.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The log in memory, for tests and simulation. It ends with the process.
 
-It passes the same contract suite as the log in Redis. It has no work queues, because no other process could read them.
+It passes the same contract suites as the log in Redis.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from gavel_server.log.protocol import (
     CHUNK_BYTES,
     DAY_MS,
     READ_LIMIT,
-    ConsumerGroup,
     EventIdTakenError,
     HeadMovedError,
     IdEntry,
@@ -23,6 +22,8 @@ from gavel_server.log.protocol import (
     empty_head,
     window_days,
 )
+from gavel_server.log.work.memory import MemoryWorkQueues
+from gavel_server.log.work.protocol import GROUP_OF_QUEUE
 from gavel_server.process.clock import is_timely
 
 
@@ -32,6 +33,7 @@ class MemoryLog:
     def __init__(self, bus: str, clock: Callable[[], int], idempotency_window_ms: int = IDEMPOTENCY_WINDOW_MS_DEFAULT) -> None:
         self.bus = bus
         self._clock = clock
+        self.work = MemoryWorkQueues(clock)
         self._window_ms = idempotency_window_ms
         self._records: list[Record] = []
         self._head = empty_head(bus)
@@ -53,6 +55,7 @@ class MemoryLog:
         if taken := self._known(idempotency_keys, recorded_at_ms):
             raise EventIdTakenError(taken)
         self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)
+        self.work.add(entries)
         ids = self._ids_of_day[recorded_at_ms // DAY_MS]
         ids.update((entry.event_id, IdEntry(entry.sequence_number, entry.decision_sequence_number)) for entry in entries)
         self._head = Head(entries[-1].sequence_number, entries[-1].chain_hash)
@@ -92,12 +95,10 @@ class MemoryLog:
         """A log in memory is never durable."""
         return ["the log is kept in memory and ends with this process; use Redis for anything that must last"]
 
-    async def consumers(self) -> list[ConsumerGroup]:
-        """Return []: a log in memory has no work queues."""
-        return []
-
     async def ensure_groups(self) -> None:
-        """Do nothing: a log in memory has no work queues."""
+        """See EventLog."""
+        for queue, group in GROUP_OF_QUEUE.items():
+            self.work.open_group(queue, group)
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from gavel_rules.events.hash_chain import genesis_hash
 
 from gavel_server.log.entries import Entry, Head, Record
+from gavel_server.log.work.protocol import WorkQueues
 
 # The default limit of `read`.
 READ_LIMIT: Final = 1000
@@ -27,19 +28,6 @@ class IdEntry(NamedTuple):
 
     sequence_number: int
     decision_sequence_number: int
-
-
-class ConsumerGroup(NamedTuple):
-    """A consumer group of a work queue.
-
-    `lag` counts undelivered entries, `pending` those delivered and not acknowledged, `members` the consumers of the group.
-    """
-
-    group: str
-    queue: str
-    lag: int
-    pending: int
-    members: int
 
 
 class LogError(Exception):
@@ -106,6 +94,10 @@ class EventLog(Protocol):
 
     bus: str
 
+    @property
+    def work(self) -> WorkQueues:
+        """The work queues of the bus."""
+
     async def head(self) -> Head:
         """Return the newest event, after checking that the head and the stored events agree.
 
@@ -154,11 +146,8 @@ class EventLog(Protocol):
     async def durability(self) -> list[str]:
         """Return the reasons why acknowledged events might be lost, a sentence each; [] if they survive kill -9 and power loss."""
 
-    async def consumers(self) -> list[ConsumerGroup]:
-        """Return the consumer groups of the work queues."""
-
     async def ensure_groups(self) -> None:
-        """Create the missing consumer groups of the work queues: "executors" on decisions, "fdr" on executions."""
+        """Create the missing consumer groups of Gavel's own clients (GROUP_OF_QUEUE)."""
 
     async def close(self) -> None:
         """Close the connections. The log itself stays."""

@@ -137,10 +137,31 @@ class Interceptor:
         return grpc.stream_stream_rpc_method_handler(behaviour)
 
     def _handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> _Handler:
-        """Return the handler of a servicer's method: one request, and one answer or an async generator of answers."""
+        """Return the handler of a servicer's method: one request or a generator of requests, one answer or a generator of answers."""
         name, decode, encode = _name(method), _request_decoder(method).decode_in_turns, _encoder(method)
         access = self.access
-        assert not method.client_streaming  # noqa: S101  # the one stream of requests, StreamProposals, is a plain method
+
+        async def bidirectional(_: object, context: _GrpcContext) -> None:
+            first = await _request(name, context)
+            call_context = self._context(name, context)
+
+            async def requests() -> AsyncGenerator[Any, None]:
+                data: Any = first
+                while data is not grpc.aio.EOF:
+                    self.quotas.charge(call_context.address, len(data))
+                    request = await decode(data, call_context)
+                    if data is first:
+                        # Consume, the one such method, names its bus in the first request's `open`.
+                        await _authorize(access, name, request.open, call_context)
+                    yield request
+                    data = await context.read()
+
+            async with _errors(name, context):
+                with self.quotas.stream(call_context.address, is_subscription=False):
+                    async with aclosing(behaviour(requests(), call_context)) as responses:
+                        async for response in responses:
+                            await _write(context, response)
+                            del response  # may be large, and the next one may be long in coming
 
         async def unary(_: object, context: _GrpcContext) -> Any:
             data = await _request(name, context)
@@ -164,6 +185,8 @@ class Interceptor:
                             await _write(context, response)
                             del response  # may be large, and the next one may be long in coming
 
+        if method.client_streaming:
+            return grpc.stream_stream_rpc_method_handler(bidirectional, response_serializer=encode)
         if method.server_streaming:
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=encode)
         return grpc.stream_unary_rpc_method_handler(unary, response_serializer=encode)

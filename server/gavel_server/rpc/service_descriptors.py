@@ -13,6 +13,7 @@ from gavel.v1 import (
     replay_service_pb2,
     rule_set_service_pb2,
     tool_service_pb2,
+    work_service_pb2,
 )
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
@@ -27,7 +28,8 @@ PROJECTION: Final[ServiceDescriptor] = projection_service_pb2.DESCRIPTOR.service
 REPLAY: Final[ServiceDescriptor] = replay_service_pb2.DESCRIPTOR.services_by_name["ReplayService"]
 ADMINISTRATION: Final[ServiceDescriptor] = administration_service_pb2.DESCRIPTOR.services_by_name["AdministrationService"]
 TOOL: Final[ServiceDescriptor] = tool_service_pb2.DESCRIPTOR.services_by_name["ToolService"]
-SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, ADMINISTRATION, TOOL)
+WORK: Final[ServiceDescriptor] = work_service_pb2.DESCRIPTOR.services_by_name["WorkService"]
+SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, ADMINISTRATION, TOOL, WORK)
 
 HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTIONS: Final[tuple[Any, ...]] = (reflection.V1, reflection.V1ALPHA)

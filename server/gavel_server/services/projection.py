@@ -21,7 +21,6 @@ from gavel.v1.projection_service_pb2 import (
     Projection,
     ThrottledCaller,
 )
-from gavel.v1.work_service_pb2 import Consumer, WorkQueue
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.limits import PAGE_SIZE_MAX
 
@@ -30,7 +29,8 @@ from gavel_server.fairness.quotas import Quotas, Throttled
 from gavel_server.fairness.turns import call_slice
 from gavel_server.fairness.work_slots import wide_subject_slots
 from gavel_server.intake.formats import SUBJECT
-from gavel_server.log import ConsumerGroup, LogError
+from gavel_server.log import LogError
+from gavel_server.log.work.protocol import ConsumerGroup
 from gavel_server.process.build import VERSION
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
@@ -107,7 +107,7 @@ class ProjectionServicer:
         consumers: list[ConsumerGroup] = []
         unreadable = ""
         try:
-            consumers = await sequencer.log.consumers()
+            consumers = await sequencer.log.work.groups()
             durability_warnings = await sequencer.log.durability()
         except LogError as error:
             # Callers ask for the status above all when the log is unavailable: answer from memory, with the reason.
@@ -123,7 +123,7 @@ class ProjectionServicer:
             head_chain_hash=head.chain_hash,
             active_rule_sets=views.active_rule_sets(state),
             shadow_rule_sets=views.shadow_rule_sets(state),
-            consumers=[_consumer(group) for group in consumers],
+            consumers=[views.consumer(group) for group in consumers],
             throttled_callers=[_throttled(one) for one in self._quotas.throttled()],
             arbiter_version=state.arbiter_version,
             cross_check=state.cross_check,
@@ -175,11 +175,6 @@ def _after(page: Page) -> int:
 
 def _place(item: PendingDecision | PendingReview) -> tuple[int]:
     return (item.sequence_number,)
-
-
-def _consumer(group: ConsumerGroup) -> Consumer:
-    queue = WorkQueue.Value(f"WORK_QUEUE_{group.queue.upper()}")
-    return Consumer(group=group.group, queue=queue, lag=group.lag, pending=group.pending, members=group.members)
 
 
 def _throttled(throttled: Throttled) -> ThrottledCaller:

@@ -21,6 +21,7 @@ from gavel_server.services.projection import ProjectionServicer
 from gavel_server.services.replay import ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
+from gavel_server.services.work import WorkServicer
 
 
 def register_services(
@@ -48,4 +49,5 @@ def register_services(
     interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
     interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer())
+    interceptor.register(server, service_descriptors.WORK, WorkServicer(buses))
     return methods

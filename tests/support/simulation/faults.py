@@ -10,7 +10,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from gavel_server.log import ConsumerGroup, Entry, EventLog, Head, IdEntry, LogUnavailableError, OutcomeUnknownError, Record
+from gavel_server.log import Entry, EventLog, Head, IdEntry, LogUnavailableError, OutcomeUnknownError, Record
+from gavel_server.log.work.protocol import WorkQueues
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,10 @@ class FaultyLog:
         """See EventLog."""
         return await self._log.durability()
 
-    async def consumers(self) -> list[ConsumerGroup]:
+    @property
+    def work(self) -> WorkQueues:
         """See EventLog."""
-        return await self._log.consumers()
+        return self._log.work
 
     async def ensure_groups(self) -> None:
         """See EventLog."""

@@ -13,11 +13,13 @@ from gavel.v1 import projection_service_pb2 as projections
 from gavel.v1 import replay_service_pb2 as replays
 from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1 import tool_service_pb2 as tools
+from gavel.v1 import work_service_pb2 as work
 from gavel.v1.common_pb2 import EventCategory, Producer
 from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ActivationMode, ReviewVerdict
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
+from gavel.v1.work_service_pb2 import WorkQueue
 
 from gavel_client.rpc import calls
 from gavel_client.rpc.calls import COMPILE_TIMEOUT_MS, READ_TIMEOUT_MS, WAIT_TIMEOUT_MS, WRITE_TIMEOUT_MS, StreamCall, UnaryCall
@@ -382,3 +384,32 @@ class AsyncMethods(ABC):
     ) -> tools.ListContractsResponse:
         """Read a page of tool contracts, by name."""
         return await self._call(calls.list_contracts(page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
+
+    async def list_parked(
+        self,
+        queue: WorkQueue.ValueType,
+        group: str,
+        *,
+        page_size: int = 0,
+        page_token: str = "",
+        bus: str = "",
+        timeout_ms: int = READ_TIMEOUT_MS,
+    ) -> work.ListParkedResponse:
+        """Read a page of the parked items of a group, oldest first."""
+        return await self._call(calls.list_parked(queue, group, page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
+
+    async def retry_parked(
+        self, queue: WorkQueue.ValueType, group: str, *, item_ids: Iterable[str] = (), bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    ) -> work.RetryParkedResponse:
+        """Put parked items back into their queue: those named, or all of the group."""
+        return await self._call(calls.retry_parked(queue, group, item_ids=item_ids, bus=bus, timeout_ms=timeout_ms))
+
+    async def discard_parked(
+        self, queue: WorkQueue.ValueType, group: str, item_ids: Iterable[str], *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    ) -> work.DiscardParkedResponse:
+        """Drop parked items of a group."""
+        return await self._call(calls.discard_parked(queue, group, item_ids, bus=bus, timeout_ms=timeout_ms))
+
+    async def list_consumers(self, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> work.ListConsumersResponse:
+        """Read the groups of a bus's work queues with their lags."""
+        return await self._call(calls.list_consumers(bus=bus, timeout_ms=timeout_ms))

@@ -20,6 +20,7 @@ from gavel.v1 import projection_service_pb2 as projections
 from gavel.v1 import replay_service_pb2 as replays
 from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1 import tool_service_pb2 as tools
+from gavel.v1 import work_service_pb2 as work
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.common_pb2 import EventCategory, Producer
 from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine
@@ -32,6 +33,8 @@ from gavel.v1.replay_service_pb2_grpc import ReplayServiceStub
 from gavel.v1.rule_set_service_pb2_grpc import RuleSetServiceStub
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel.v1.tool_service_pb2_grpc import ToolServiceStub
+from gavel.v1.work_service_pb2 import WorkQueue
+from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 
 from gavel_client.envelopes import new_event_id
 
@@ -495,6 +498,41 @@ def list_contracts(
     """Read a page of tool contracts, by name."""
     request = tools.ListContractsRequest(bus=bus, page_size=page_size, page_token=page_token)
     return _unary(ToolServiceStub, lambda stub: stub.ListContracts, request, timeout_ms)
+
+
+def list_parked(
+    queue: WorkQueue.ValueType,
+    group: str,
+    *,
+    page_size: int = 0,
+    page_token: str = "",
+    bus: str = "",
+    timeout_ms: int = READ_TIMEOUT_MS,
+) -> UnaryCall[work.ListParkedResponse]:
+    """Read a page of the parked items of a group, oldest first."""
+    request = work.ListParkedRequest(bus=bus, queue=queue, group=group, page_size=page_size, page_token=page_token)
+    return _unary(WorkServiceStub, lambda stub: stub.ListParked, request, timeout_ms)
+
+
+def retry_parked(
+    queue: WorkQueue.ValueType, group: str, *, item_ids: Iterable[str] = (), bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+) -> UnaryCall[work.RetryParkedResponse]:
+    """Put parked items back into their queue: those named, or all of the group."""
+    request = work.RetryParkedRequest(bus=bus, queue=queue, group=group, item_ids=item_ids)
+    return _unary(WorkServiceStub, lambda stub: stub.RetryParked, request, timeout_ms)
+
+
+def discard_parked(
+    queue: WorkQueue.ValueType, group: str, item_ids: Iterable[str], *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+) -> UnaryCall[work.DiscardParkedResponse]:
+    """Drop parked items of a group."""
+    request = work.DiscardParkedRequest(bus=bus, queue=queue, group=group, item_ids=item_ids)
+    return _unary(WorkServiceStub, lambda stub: stub.DiscardParked, request, timeout_ms)
+
+
+def list_consumers(*, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> UnaryCall[work.ListConsumersResponse]:
+    """Read the groups of a bus's work queues with their lags."""
+    return _unary(WorkServiceStub, lambda stub: stub.ListConsumers, work.ListConsumersRequest(bus=bus), timeout_ms)
 
 
 def poll_ms(ends_at: float) -> int:

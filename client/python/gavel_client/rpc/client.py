@@ -25,6 +25,8 @@ from gavel.v1.arbitration_service_pb2 import (
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.projection_service_pb2 import GetStatusRequest
+from gavel.v1.work_service_pb2 import ConsumeRequest, ConsumeResponse
+from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 
 from gavel_client.rpc import calls
 from gavel_client.rpc.async_methods import AsyncMethods
@@ -80,6 +82,16 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
 
         rpc = self._stub(ArbitrationServiceStub).StreamProposals
         async with aclosing(self._responses(self._open_stream(rpc, requests(), timeout_ms, bus or self.bus))) as responses:
+            async for response in responses:
+                yield response
+
+    async def consume(self, requests: AsyncIterable[ConsumeRequest]) -> AsyncGenerator[ConsumeResponse, None]:
+        """Consume a work queue: the first request opens the stream, the others settle items. Iterate over the items.
+
+        `consumers.WorkStream` keeps such a stream open.
+        """
+        rpc = self._stub(WorkServiceStub).Consume
+        async with aclosing(self._responses(self._open_stream(rpc, requests, None, self.bus))) as responses:
             async for response in responses:
                 yield response
 

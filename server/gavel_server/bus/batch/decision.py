@@ -20,7 +20,7 @@ from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.commands import Answer, Failure, Fault, Handled, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.hash_chain import chain
-from gavel_rules.events.kinds import OUTCOME_APPROVED
+from gavel_rules.events.kinds import GAVEL, OUTCOME_APPROVED
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
@@ -36,6 +36,8 @@ TIMERS_PER_COMMIT: Final = 512
 # Innermost stack frames to log for a failed evaluation.
 FRAMES_LOGGED_MAX: Final = 8
 
+# The diagnostics of Gavel's that ask somebody to act.
+REQUEST_KINDS: Final = frozenset({"FactCollectionRequested", "NeedsHumanReview", "ReviewEscalated"})
 # Payloads that a decision can answer: a proposal, or a person's verdict.
 _DECIDABLE: Final = ("proposal", "fact")
 _CITABLE: Final = ("fact", "observation")
@@ -182,6 +184,8 @@ class BatchDecision:
                 work = "executions"
                 self._execution_count += 1
             elif payload == "agent_diagnostic":
+                if envelope.agent_diagnostic.kind in REQUEST_KINDS and envelope.producer.id == GAVEL:
+                    work = "requests"
                 self._alarm_candidates.append(envelope)
             elif payload in _CITABLE:
                 self._recent_events.add_citable(envelope)

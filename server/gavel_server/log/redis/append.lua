@@ -4,10 +4,10 @@
 -- the first write. Out of memory, a full disk and a read-only replica make Redis refuse the first write, never a later one.
 -- Needs Redis 6.2 or Valkey. All keys have the bus as hash tag, so that a cluster keeps them on one node.
 --
--- KEYS  1 log  2 head  3 work:decisions  4 work:executions  5 ids of the batch's day
---       6… ids of the earlier days of the idempotency window, only if there are ids to check
+-- KEYS  1 log  2 head  3 work:decisions  4 work:executions  5 work:requests  6 ids of the batch's day
+--       7… ids of the earlier days of the idempotency window, only if there are ids to check
 -- ARGV  1 expected sequence number  2 expected chain hash  3 fence  4 genesis hash  5 format version
---       6 seconds to keep ids  7 one letter per entry: d or x for its work queue, - for none  8 count of ids to check
+--       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, - for none  8 count of ids to check
 --       9 the chain hashes of all entries, one after the other
 --       10 and 11 the earliest and the latest time of Redis at which the batch may be written, in milliseconds
 --       then the envelopes; then for each entry event_id, value; then the ids to check
@@ -19,9 +19,11 @@ local FIXED_ARGUMENTS = 11
 local HASH_BYTES = 32
 -- Far below the 8000 values that Lua can unpack at once.
 local CHUNK = 2000
-local DECISIONS, EXECUTIONS = byte('d'), byte('x')
+local DECISIONS, EXECUTIONS, REQUESTS = byte('d'), byte('x'), byte('r')
+-- Nobody has to consume requests, and no end of a decision removes them (REQUESTS_MAX).
+local REQUESTS_MAX = 10000
 
-local log_key, head_key, ids_key = KEYS[1], KEYS[2], KEYS[5]
+local log_key, head_key, ids_key = KEYS[1], KEYS[2], KEYS[6]
 local number, flags, hashes = tonumber(ARGV[1]), ARGV[7], ARGV[9]
 local entries = #flags
 local first_id = FIXED_ARGUMENTS + entries + 1
@@ -45,7 +47,7 @@ if stored ~= count then
 end
 
 local taken = {'TAKEN'}
-for key = 5, #KEYS do
+for key = 6, #KEYS do
   for first = first_check, last_check, CHUNK do
     local last = math.min(first + CHUNK - 1, last_check)
     local values = call('HMGET', KEYS[key], unpack(ARGV, first, last))
@@ -86,6 +88,9 @@ for index = 1, entries do
     enqueue(KEYS[3], id, envelope, hash)
   elseif flag == EXECUTIONS then
     enqueue(KEYS[4], id, envelope, hash)
+  elseif flag == REQUESTS then
+    enqueue(KEYS[5], id, envelope, hash)
+    call('XTRIM', KEYS[5], 'MAXLEN', '~', REQUESTS_MAX)
   end
 end
 

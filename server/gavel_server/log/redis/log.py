@@ -25,7 +25,6 @@ from gavel_server.log.protocol import (
     CHUNK_BYTES,
     DAY_MS,
     READ_LIMIT,
-    ConsumerGroup,
     EventIdTakenError,
     HeadMovedError,
     IdEntry,
@@ -43,6 +42,8 @@ from gavel_server.log.redis.durability import COMMANDS, judge
 from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
 from gavel_server.log.redis.resp import Argument, Command, flags_and_arguments
 from gavel_server.log.redis.script import Script
+from gavel_server.log.work.protocol import QUEUES
+from gavel_server.log.work.redis import RedisWorkQueues
 from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
 
 FORMAT_VERSION: Final = 1
@@ -55,8 +56,6 @@ FENCED_MAX: Final = 5
 
 # Refusals of a Redis that starts, fails over or is busy.
 _PASSING_REFUSALS: Final = ("LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED", "MISCONF")
-
-GROUP_OF_QUEUE: Final = {"decisions": "executors", "executions": "fdr"}
 
 _LOG: Final = structlog.get_logger(__name__)
 _APPEND: Final = Script("append.lua")
@@ -89,7 +88,8 @@ class RedisLog:
         self._acknowledge_replicas = acknowledge_replicas
         self._genesis = genesis_hash(bus)
         self._log_key, self._head_key = log_key(bus), head_key(bus)
-        self._work_keys = {queue: work_key(bus, queue) for queue in GROUP_OF_QUEUE}
+        self._work_keys = {queue: work_key(bus, queue) for queue in QUEUES}
+        self.work = RedisWorkQueues(self._reads, bus, self._answers)
         # Sent after each append on the same connection: WAIT covers only the writes of its own connection.
         self._wait_ms = timeout_ms if acknowledge_replicas else 0
         self._wait_for_replicas: tuple[Command, ...] = (("WAIT", acknowledge_replicas, timeout_ms),) if acknowledge_replicas else ()
@@ -276,40 +276,9 @@ class RedisLog:
         """See EventLog. A setting that cannot be read counts as not durable."""
         return judge(await self._reads.read(*COMMANDS))
 
-    async def consumers(self) -> list[ConsumerGroup]:
-        """See EventLog.
-
-        Redis before version 7, and any Redis after entries were deleted, does not know a group's lag. The lag is then the number of
-        entries in the queue minus the group's pending ones, which includes entries that are acknowledged and not trimmed yet.
-        """
-        groups: list[ConsumerGroup] = []
-        for queue, key in self._work_keys.items():
-            stream, rows = await self._reads.read(("XINFO", "STREAM", key), ("XINFO", "GROUPS", key))
-            # A queue of another type has no groups; the next append that uses it begins it anew.
-            if isinstance(rows, Exception) and ("no such key" in str(rows) or "WRONGTYPE" in str(rows)):
-                continue
-            stream, rows = self._answers([stream, rows])
-            queue_info = pairs(stream)
-            for group in map(pairs, rows):
-                name, pending = group[b"name"].decode(), int(group[b"pending"])
-                lag = group.get(b"lag")
-                if group[b"last-delivered-id"] == queue_info[b"last-generated-id"]:
-                    lag = 0
-                elif lag is None:
-                    lag = max(int(queue_info[b"length"]) - pending, 0)
-                groups.append(ConsumerGroup(name, queue, int(lag), pending, int(group[b"consumers"])))
-        return groups
-
     async def ensure_groups(self) -> None:
-        """See EventLog. A group starts at the first entry of its queue. Nothing is written if all groups exist."""
-        for queue, group in GROUP_OF_QUEUE.items():
-            key = self._work_keys[queue]
-            (groups,) = await self._reads.read(("XINFO", "GROUPS", key))
-            if not isinstance(groups, Exception) and group.encode() in (pairs(one)[b"name"] for one in groups):
-                continue
-            (reply,) = await self._reads.read(("XGROUP", "CREATE", key, group, "0", "MKSTREAM"))
-            if isinstance(reply, Exception) and not reason(reply).startswith("BUSYGROUP"):
-                self._answers([reply])
+        """See EventLog. Nothing is written if all groups exist."""
+        await self.work.ensure_groups()
 
     async def close(self) -> None:
         """Close the connections, unless other logs share them."""

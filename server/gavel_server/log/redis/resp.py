@@ -13,7 +13,7 @@ from gavel_server.log.entries import Entry
 Argument = bytes | str | int
 Command = tuple[Argument, ...]
 
-_FLAG_OF_WORK: Final = {"": "-", "decisions": "d", "executions": "x"}
+_FLAG_OF_WORK: Final = {"": "-", "decisions": "d", "executions": "x", "requests": "r"}
 _END: Final = b"\r\n"
 # The header of a bulk string by its length, with the end of the part before it. Few events are longer.
 _HEADERS: Final = [b"\r\n$%d\r\n" % length for length in range(2048)]

@@ -12,10 +12,10 @@ from gavel_server.log.redis.resp import Argument, Command
 
 
 class Script:
-    """The script in a file of this folder."""
+    """The script in a file of `folder`, by default this one."""
 
-    def __init__(self, file_name: str) -> None:
-        self._text: Final = Path(__file__).with_name(file_name).read_text(encoding="utf-8")
+    def __init__(self, file_name: str, folder: Path = Path(__file__).parent) -> None:
+        self._text: Final = (folder / file_name).read_text(encoding="utf-8")
         self.digest: Final = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     async def run(

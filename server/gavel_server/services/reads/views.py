@@ -15,9 +15,12 @@ from gavel.v1.projection_service_pb2 import (
     PendingReview,
 )
 from gavel.v1.rule_set_service_pb2 import RuleSet
+from gavel.v1.work_service_pb2 import Consumer, WorkQueue
 from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.state.records import LiveDecision, Review
 from gavel_rules.state.state import State
+
+from gavel_server.log.work.protocol import ConsumerGroup
 
 
 def pending_decisions(state: State, after: int) -> Iterator[PendingDecision]:
@@ -54,6 +57,12 @@ def pending_reviews(state: State, after: int) -> Iterator[PendingReview]:
 def rule_sets(state: State, after: tuple[str, int] | None = None) -> Iterator[RuleSet]:
     """Yield the deployed rule set versions after (policy_id, version), sorted by both."""
     return (rule_set(state, *key) for key in sorted(state.rule_sets) if after is None or key > after)
+
+
+def consumer(group: ConsumerGroup) -> Consumer:
+    """Return a consumer group of a work queue."""
+    queue = WorkQueue.Value(f"WORK_QUEUE_{group.queue.upper()}")
+    return Consumer(group=group.group, queue=queue, lag=group.lag, pending=group.pending, members=group.members, parked=group.parked)
 
 
 def active_rule_sets(state: State) -> list[RuleSet]:

@@ -10,6 +10,7 @@ import pytest
 from gavel_server.rpc import service_descriptors
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
+from gavel_server.services.administration import AdministrationServicer
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
@@ -17,16 +18,19 @@ from gavel_server.services.projection import ProjectionServicer
 from gavel_server.services.replay import ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
+from gavel_server.services.work import WorkServicer
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 SERVICERS: dict[ServiceDescriptor, type[object]] = {
+    service_descriptors.ADMINISTRATION: AdministrationServicer,
     service_descriptors.EVENT: EventServicer,
     service_descriptors.EXECUTION: ExecutionServicer,
     service_descriptors.RULE_SET: RuleSetServicer,
     service_descriptors.PROJECTION: ProjectionServicer,
     service_descriptors.REPLAY: ReplayServicer,
     service_descriptors.TOOL: ToolServicer,
+    service_descriptors.WORK: WorkServicer,
 }
 
 
@@ -41,7 +45,9 @@ def test_methods_have_the_types_of_the_contract(service: ServiceDescriptor) -> N
     for method in service.methods:
         behaviour = getattr(SERVICERS[service], method.name)
         hints = get_type_hints(behaviour, vars(inspect.getmodule(behaviour)))
-        assert [GetMessageClass(method.input_type), CallContext] == [hints["request"], hints["context"]]
+        request: Any = GetMessageClass(method.input_type)
+        received = hints["requests"] if method.client_streaming else hints["request"]
+        assert [AsyncGenerator[request, None] if method.client_streaming else request, CallContext] == [received, hints["context"]]
         response: Any = GetMessageClass(method.output_type)
         if method.server_streaming:
             assert inspect.isasyncgenfunction(behaviour)

@@ -1,0 +1,1 @@
+"""Work queues: the port, and its implementations in memory and in Redis."""

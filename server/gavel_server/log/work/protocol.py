@@ -1,0 +1,137 @@
+"""The port of a bus's work queues: entries that every group of consumers takes at least once.
+
+An append adds an event to a queue in the same step as to the log (`Entry.work`). Each group has a place in the queue; an entry that the
+group has taken stays pending with one consumer until it is acknowledged. An entry whose consumer has been silent for a while can be
+claimed by another one. A rejected entry waits until it is due, and a parked one until an operator decides.
+
+An entry is a hint that there may be work; a queue that is lost harms nothing (ADR 0015). Times are measured by the store's clock. Every
+method may raise LogUnavailableError. A missing group is created at the start of its queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple, Protocol
+
+from gavel_server.log.entries import Work
+
+QueueName = Literal["decisions", "executions", "requests"]
+QUEUES: Final[tuple[QueueName, ...]] = ("decisions", "executions", "requests")
+# The groups of Gavel's own clients.
+GROUP_OF_QUEUE: Final[Mapping[QueueName, str]] = {"decisions": "executors", "executions": "fdr"}
+
+# Groups of a queue. At the limit, a group without members, pending and parked entries is removed for a new one.
+GROUPS_MAX: Final = 64
+# Parked entries of a group.
+PARKED_MAX: Final = 10_000
+# Entries of the queue "requests": nobody may consume them, and no end of a decision removes them.
+REQUESTS_MAX: Final = 10_000
+# One call takes at most so many bytes of envelopes, and the entry that reaches them.
+TAKE_BYTES_MAX: Final = 1024 * 1024
+
+
+class ConsumerGroup(NamedTuple):
+    """A consumer group of a work queue.
+
+    `lag` counts undelivered entries, `pending` those delivered and not acknowledged, `members` the consumers of the group, `parked` the
+    entries that wait for an operator.
+    """
+
+    group: str
+    queue: str
+    lag: int
+    pending: int
+    members: int
+    parked: int = 0
+
+
+class WorkEntry(NamedTuple):
+    """An entry that a consumer has taken: its event, and how often it has been delivered, this time included."""
+
+    sequence_number: int
+    envelope: bytes
+    chain_hash: bytes
+    deliveries: int
+
+
+class ParkedEntry(NamedTuple):
+    """A parked entry."""
+
+    sequence_number: int
+    event_id: str
+    deliveries: int
+    reason: str
+    parked_at_ms: int
+
+
+class GroupsFullError(Exception):
+    """A queue has GROUPS_MAX groups that are in use."""
+
+
+class WorkQueues(Protocol):
+    """The work queues of one bus."""
+
+    async def join(self, queue: QueueName, group: str, consumer: str) -> None:
+        """Make a consumer a member of a group. Raises GroupsFullError."""
+
+    async def take_new(self, queue: QueueName, group: str, consumer: str, count: int) -> list[WorkEntry]:
+        """Take up to `count` entries that no consumer of the group has taken."""
+
+    async def take_due(self, queue: QueueName, group: str, consumer: str, count: int) -> list[WorkEntry]:
+        """Take up to `count` rejected entries that are due, and parked ones that are to be retried."""
+
+    async def idle(self, queue: QueueName, group: str, idle_ms: int, after: int, count: int) -> list[int]:
+        """Return up to `count` pending entries beyond the number `after` whose consumers have been silent for `idle_ms`."""
+
+    async def claim(self, queue: QueueName, group: str, consumer: str, numbers: Sequence[int], idle_ms: int) -> list[WorkEntry]:
+        """Take those of the entries whose consumers have been silent for `idle_ms`; forget those that the queue has lost."""
+
+    async def renew(self, queue: QueueName, group: str, consumer: str, numbers: Sequence[int]) -> list[int]:
+        """Note that the consumer is not silent. Return the entries that it still holds."""
+
+    async def transfer(self, queue: QueueName, group: str, consumer: str, number: int, receiver: str) -> bool:
+        """Give an entry to another consumer. Return whether the consumer held it."""
+
+    async def acknowledge(self, queue: QueueName, group: str, numbers: Sequence[int]) -> None:
+        """End the work of the group on entries. Unknown ones are skipped."""
+
+    async def release(self, queue: QueueName, group: str, consumer: str, deliveries: Mapping[int, int], idle_ms: int) -> None:
+        """Give up entries that the consumer holds, with their numbers of deliveries: others can claim them at once, with `idle_ms`."""
+
+    async def reject(self, queue: QueueName, group: str, consumer: str, number: int, deliveries: int, delay_ms: int) -> bool:
+        """Return an entry to the group, due after a delay. Return whether the consumer held it."""
+
+    async def park(self, queue: QueueName, group: str, consumer: str, parked: ParkedEntry) -> bool:
+        """Park an entry; the store sets the time. Return False, and change nothing, if the group has PARKED_MAX.
+
+        An entry that the consumer does not hold is left alone.
+        """
+
+    async def parked(self, queue: QueueName, group: str, after: int, limit: int) -> list[ParkedEntry]:
+        """Return up to `limit` parked entries beyond the number `after`, ascending. A missing group has none, and is not created."""
+
+    async def retry_parked(self, queue: QueueName, group: str, numbers: Sequence[int] | None) -> int:
+        """Make parked entries (None: all) due at once, with no deliveries counted. Return how many there were."""
+
+    async def discard_parked(self, queue: QueueName, group: str, numbers: Sequence[int]) -> int:
+        """Drop parked entries. Return how many there were."""
+
+    async def groups(self) -> list[ConsumerGroup]:
+        """Return all groups, by queue and name."""
+
+    async def leave(self, queue: QueueName, group: str, consumer: str) -> None:
+        """Remove a consumer from its group, unless it holds entries."""
+
+    async def remove_silent(self, queue: QueueName, group: str, silent_ms: int) -> None:
+        """Remove the consumers that hold no entry and have been silent for `silent_ms`: their servers were killed."""
+
+    async def numbers(self, queue: QueueName, after: int, count: int) -> list[int]:
+        """Return up to `count` entries of a queue beyond the number `after`, ascending."""
+
+    async def remove(self, queue: QueueName, numbers: Sequence[int]) -> None:
+        """Remove entries for all groups, parked ones included: their work has ended in the log."""
+
+
+def as_queue(work: Work) -> QueueName | None:
+    """Return the queue of an entry's `work`, None for none."""
+    return work or None

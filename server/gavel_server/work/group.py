@@ -1,0 +1,210 @@
+"""One group of consumers of a work queue, as far as its streams are on this server.
+
+One task reads for all streams of the group, so that idle streams cost nothing and items are shared out evenly. It keeps the items of living
+streams, takes over those that a killed server or a silent consumer has left, and parks those that were delivered too often. Any number of
+servers may serve one group: the log store gives each item to one of them.
+
+An item that no stream here wants is given back, for the streams of other servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+import structlog
+from gavel.v1 import error_pb2
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.errors import ServiceError
+from gavel_server.log import LogError
+from gavel_server.log.work.protocol import QueueName, WorkEntry
+from gavel_server.work.limits import (
+    FAILURE_PAUSE_SECONDS,
+    HEARTBEATS,
+    MEMBER_SILENCE_MS_MAX,
+    MEMBER_SWEEP_SECONDS,
+    READ_ITEMS_MAX,
+    SILENCE_MS_MAX,
+    SWEEP_ITEMS_MAX,
+    SWEEP_SECONDS,
+    UNWANTED_ITEMS_MAX,
+)
+from gavel_server.work.stream import DELIVERIES_MAX_REASON, Item, WorkStream
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class WorkGroup:
+    """The streams of a group. Add streams with `join`, and run `run` in a task while there are any."""
+
+    def __init__(self, sequencer: Sequencer, queue: QueueName, name: str) -> None:
+        self.queue: Final = queue
+        self.name: Final = name
+        self._sequencer = sequencer
+        self._work = sequencer.log.work
+        self._streams: list[WorkStream] = []
+        self.changed: Final = asyncio.Event()
+        # Items that were given back because no stream here wants them, with their labels.
+        self._unwanted: dict[int, str] = {}
+        self._cursor = 0
+        self._next_sweep = self._next_heartbeat = self._next_member_sweep = 0.0
+        self._problem = ""
+
+    @property
+    def streams(self) -> int:
+        """How many streams the group has."""
+        return len(self._streams)
+
+    def join(self, stream: WorkStream) -> None:
+        """Read for another stream. Its consumer is a member of the group."""
+        self._streams.append(stream)
+        self._unwanted = {number: label for number, label in self._unwanted.items() if not stream.wants(label)}
+        self.sweep_now()
+
+    def remove(self, stream: WorkStream) -> None:
+        """Read no more for a stream."""
+        self._streams.remove(stream)
+
+    def sweep_now(self) -> None:
+        """Look at once for items that a consumer has left."""
+        self._next_sweep, self._cursor = 0.0, 0
+        self.changed.set()
+
+    def notify(self, queues: Collection[str]) -> None:
+        """Note that queues have got entries, or, without any, that the bus closes."""
+        if not queues or self.queue in queues:
+            self.changed.set()
+
+    async def run(self) -> None:
+        """Serve the streams for ever. After an error of the log, go on; an unexpected error ends the streams."""
+        replica = self._sequencer.replica
+        replica.work_listeners.add(self.notify)
+        try:
+            while not replica.closing:
+                try:
+                    await self._step()
+                except (LogError, ServiceError) as error:
+                    self._note(str(error))
+                    await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+                else:
+                    self._note("")
+            self._end(ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server"))
+        except Exception as error:  # noqa: BLE001  # a bug in one group must not leave its streams without an end
+            _LOG.exception("work.group_failed", bus=self._sequencer.bus, queue=self.queue, group=self.name)
+            self._end(
+                ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, f"the group failed ({type(error).__name__}); open the stream again")
+            )
+        finally:
+            replica.work_listeners.discard(self.notify)
+
+    def _end(self, error: ServiceError) -> None:
+        for stream in self._streams:
+            stream.end(error)
+
+    async def _step(self) -> None:
+        """Do what is due; then read new items once, or wait if there are none or no stream has room."""
+        self._sequencer.is_used = True
+        self.changed.clear()
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + SILENCE_MS_MAX / HEARTBEATS / 1000
+            await self._send_heartbeats()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_SECONDS
+            await self._sweep()
+        if now >= self._next_member_sweep:
+            self._next_member_sweep = now + MEMBER_SWEEP_SECONDS
+            await self._work.remove_silent(self.queue, self.name, MEMBER_SILENCE_MS_MAX)
+        stream = self._roomiest()
+        if stream is not None:
+            entries = await self._work.take_new(self.queue, self.name, stream.consumer, self._share(stream))
+            await self._deliver(stream, entries)
+            if entries:
+                return
+        try:
+            async with asyncio.timeout(max(0.0, self._next_sweep - asyncio.get_running_loop().time())):
+                await self.changed.wait()
+        except TimeoutError:
+            pass  # the next sweep is due
+
+    def _roomiest(self) -> WorkStream | None:
+        """Return the stream that has room for most items, or None."""
+        stream = max(self._streams, key=lambda one: one.room, default=None)
+        return stream if stream is not None and stream.room else None
+
+    def _share(self, stream: WorkStream) -> int:
+        """Return how many items to read for a stream: few while others have room too, so that they get as many."""
+        others = sum(one.room > 0 for one in self._streams)
+        return max(1, min(stream.room, READ_ITEMS_MAX) // others)
+
+    async def _send_heartbeats(self) -> None:
+        for stream in list(self._streams):
+            numbers = stream.numbers
+            if numbers:
+                stream.keep(await self._work.renew(self.queue, self.name, stream.consumer, numbers))
+
+    async def _sweep(self) -> None:
+        """Take items that are due, and items that were left: by a killed server, a silent consumer or a stream that has ended."""
+        while (stream := self._roomiest()) is not None:
+            entries = await self._work.take_due(self.queue, self.name, stream.consumer, self._share(stream))
+            await self._deliver(stream, entries)
+            if not entries:
+                break
+        held = {number for stream in self._streams for number in stream.numbers}
+        examined = 0
+        while examined < SWEEP_ITEMS_MAX and (stream := self._roomiest()) is not None:
+            count = self._share(stream)
+            found = await self._work.idle(self.queue, self.name, SILENCE_MS_MAX, self._cursor, SWEEP_ITEMS_MAX - examined)
+            chosen = [number for number in found if number not in held and number not in self._unwanted][:count]
+            examined += len(found)
+            if not chosen:
+                self._cursor = found[-1] if len(found) == SWEEP_ITEMS_MAX else 0
+                break
+            self._cursor = chosen[-1]
+            await self._deliver(stream, await self._work.claim(self.queue, self.name, stream.consumer, chosen, SILENCE_MS_MAX))
+
+    async def _deliver(self, reader: WorkStream, entries: list[WorkEntry]) -> None:
+        """Give items to the stream that they were read for, or to another one that wants them."""
+        if not entries:
+            return
+        await self._sequencer.confirm(entries[-1].sequence_number)
+        for entry in entries:
+            item = _item(entry, self.queue)
+            stream = reader if reader.wants(item.label) and reader in self._streams else self._wanting(item.label)
+            if stream is None:
+                await self._give_back(reader, item)
+                continue
+            if stream is not reader and not await self._work.transfer(
+                self.queue, self.name, reader.consumer, entry.sequence_number, stream.consumer
+            ):
+                continue
+            if entry.deliveries > stream.deliveries_max:
+                await stream.park(self.queue, self.name, item, DELIVERIES_MAX_REASON, entry.deliveries - 1)
+            elif stream in self._streams:
+                stream.push(item)
+
+    def _wanting(self, label: str) -> WorkStream | None:
+        """Return the stream with most room that wants an item, or None."""
+        return max((stream for stream in self._streams if stream.wants(label) and stream.room), key=lambda one: one.room, default=None)
+
+    async def _give_back(self, reader: WorkStream, item: Item) -> None:
+        number = item.entry.sequence_number
+        if not any(stream.wants(item.label) for stream in self._streams):
+            while len(self._unwanted) >= UNWANTED_ITEMS_MAX:
+                del self._unwanted[next(iter(self._unwanted))]
+            self._unwanted[number] = item.label
+        await self._work.release(self.queue, self.name, reader.consumer, {number: item.entry.deliveries - 1}, SILENCE_MS_MAX)
+
+    def _note(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _LOG.warning("work.unavailable", bus=self._sequencer.bus, queue=self.queue, group=self.name, problem=problem)
+        self._problem = problem
+
+
+def _item(entry: WorkEntry, queue: QueueName) -> Item:
+    envelope = Envelope.FromString(entry.envelope)
+    label = envelope.agent_diagnostic.kind if queue == "requests" else envelope.decision.action_type
+    return Item(entry, envelope.event_id, label)

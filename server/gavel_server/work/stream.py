@@ -1,0 +1,225 @@
+"""One stream of work: the items that its consumer holds, those that are still to be sent, and how they are settled.
+
+The stream never reads the queue; its group does (`group`). Settling is done by one task for each stream, in the order of the requests, so
+that it is repeated while the log cannot be reached and acknowledgements that wait together are one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import Counter, deque
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import structlog
+
+from gavel_server.errors import ServiceError
+from gavel_server.log import LogError
+from gavel_server.log.work.protocol import ParkedEntry, QueueName, WorkEntry, WorkQueues
+from gavel_server.work.limits import ADDRESS_UNSENT_BYTES_MAX, FAILURE_PAUSE_SECONDS, PARK_RETRY_MS, UNSENT_BYTES_MAX
+
+DELIVERIES_MAX_REASON: Final = "deliveries_max"
+# A leaving stream settles what its consumer has sent for at most this time.
+LEAVE_SECONDS_MAX: Final = 2.0
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class Item(NamedTuple):
+    """An entry with what decides to whom it goes: its action type, or its kind in the queue of requests."""
+
+    entry: WorkEntry
+    event_id: str
+    label: str
+
+
+class Unsent:
+    """The bytes of items that are read and not sent, in all and by address."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._of_address: Counter[str] = Counter()
+
+    def add(self, address: str, size_bytes: int) -> None:
+        """Count bytes; a negative size takes them back."""
+        self._bytes += size_bytes
+        self._of_address[address] += size_bytes
+        if not self._of_address[address]:
+            del self._of_address[address]
+
+    def has_room(self, address: str) -> bool:
+        """Return whether another item may be read for an address."""
+        return self._bytes < UNSENT_BYTES_MAX and self._of_address[address] < ADDRESS_UNSENT_BYTES_MAX
+
+
+class _Settlement(NamedTuple):
+    """What a consumer asks for an item: acknowledgement, a later delivery, or parking with a reason."""
+
+    item: Item
+    delay_ms: int | None = None
+    reason: str | None = None
+
+
+class WorkStream:
+    """The items of one consumer. `labels` are those it takes; empty: all. Call `run_settling` in a task."""
+
+    def __init__(
+        self, address: str, labels: Collection[str], in_flight_max: int, deliveries_max: int, unsent: Unsent, work: WorkQueues
+    ) -> None:
+        self.consumer: Final = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(6).hex()}"
+        self.address: Final = address
+        self.deliveries_max: Final = deliveries_max
+        self.work: Final = work
+        self._labels: Final = frozenset(labels)
+        self._in_flight_max: Final = in_flight_max
+        self._unsent: Final = unsent
+        self._held: dict[int, Item] = {}
+        self._outgoing: deque[Item] = deque()
+        self._sending: Item | None = None
+        self._settlements: deque[_Settlement] = deque()
+        self._settling: list[_Settlement] = []
+        self._changed = asyncio.Event()
+        self._has_settlements = asyncio.Event()
+        self._is_settled = asyncio.Event()
+        self._is_settled.set()
+        self._ending: ServiceError | None = None
+        self._ended = False
+
+    def wants(self, label: str) -> bool:
+        """Return whether the consumer takes items with this label."""
+        return not self._labels or label in self._labels
+
+    @property
+    def room(self) -> int:
+        """How many items may be read for the stream now."""
+        if self._ended or not self._unsent.has_room(self.address):
+            return 0
+        return max(0, self._in_flight_max - len(self._held) - len(self._settlements) - len(self._settling))
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of all items that the consumer holds, those that are being settled included."""
+        return [*self._held, *(one.item.entry.sequence_number for one in (*self._settlements, *self._settling))]
+
+    def push(self, item: Item) -> None:
+        """Give the consumer an item."""
+        self._held[item.entry.sequence_number] = item
+        self._outgoing.append(item)
+        self._unsent.add(self.address, len(item.entry.envelope))
+        self._changed.set()
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Forget the items that the consumer has lost: another server has taken them over."""
+        for number in self._held.keys() - set(numbers):
+            del self._held[number]
+
+    async def next(self) -> Item | None:
+        """Return the next item to send, or None at the end. Call it once the last item has been sent. Raises ServiceError."""
+        self._note_sent()
+        while True:
+            if self._ending is not None:
+                raise self._ending.copy()
+            if self._ended:
+                return None
+            while self._outgoing:
+                item = self._outgoing.popleft()
+                if item.entry.sequence_number in self._held:
+                    self._sending = item
+                    return item
+                self._unsent.add(self.address, -len(item.entry.envelope))
+            self._changed.clear()
+            await self._changed.wait()
+
+    def end(self, error: ServiceError | None = None) -> None:
+        """Let `next` return None, or raise the error."""
+        self._ended = True
+        self._ending = self._ending or error
+        self._changed.set()
+
+    def settle(self, number: int, delay_ms: int | None = None, reason: str | None = None) -> None:
+        """Settle an item: acknowledge it, deliver it again after a delay, or park it with a reason.
+
+        An item that the consumer does not hold, or holds no longer, is left alone.
+        """
+        item = self._held.pop(number, None)
+        if item is not None:
+            self._settlements.append(_Settlement(item, delay_ms, reason))
+            self._has_settlements.set()
+            self._is_settled.clear()
+
+    async def run_settling(self, queue: QueueName, group: str, settled: asyncio.Event) -> None:
+        """Settle items for ever; set `settled` when there may be room for another item."""
+        while True:
+            await self._has_settlements.wait()
+            self._has_settlements.clear()
+            while self._settlements or self._settling:
+                try:
+                    await self._settle_some(queue, group)
+                except LogError as error:
+                    _LOG.warning("work.not_settled", queue=queue, group=group, problem=str(error))
+                    await asyncio.sleep(FAILURE_PAUSE_SECONDS)
+                settled.set()
+            self._is_settled.set()
+
+    async def _settle_some(self, queue: QueueName, group: str) -> None:
+        """Settle the first items: all acknowledgements up to the next other settlement, or that one."""
+        if not self._settling:
+            self._settling.append(self._settlements.popleft())
+            while _is_acknowledgement(self._settling[0]) and self._settlements and _is_acknowledgement(self._settlements[0]):
+                self._settling.append(self._settlements.popleft())
+        first = self._settling[0]
+        if _is_acknowledgement(first):
+            await self.work.acknowledge(queue, group, [one.item.entry.sequence_number for one in self._settling])
+        elif first.delay_ms is not None:
+            await self._reject(queue, group, first.item, first.delay_ms, first.reason or "")
+        else:
+            await self.park(queue, group, first.item, first.reason or "", first.item.entry.deliveries)
+        self._settling.clear()
+
+    async def _reject(self, queue: QueueName, group: str, item: Item, delay_ms: int, reason: str) -> None:
+        number, deliveries = item.entry.sequence_number, item.entry.deliveries
+        if deliveries >= self.deliveries_max:
+            await self.park(queue, group, item, reason or DELIVERIES_MAX_REASON, deliveries)
+        else:
+            await self.work.reject(queue, group, self.consumer, number, deliveries, delay_ms)
+
+    async def park(self, queue: QueueName, group: str, item: Item, reason: str, deliveries: int) -> None:
+        """Park an item of the consumer. If the group has too many, it is delivered again later."""
+        number = item.entry.sequence_number
+        if not await self.work.park(queue, group, self.consumer, ParkedEntry(number, item.event_id, deliveries, reason, 0)):
+            _LOG.warning("work.parked_full", queue=queue, group=group, sequence_number=number)
+            await self.work.reject(queue, group, self.consumer, number, deliveries, PARK_RETRY_MS)
+
+    async def leave(self, queue: QueueName, group: str, settling: asyncio.Task[None], idle_ms: int) -> None:
+        """End the stream: settle what the consumer has asked for, and give up what it still holds. Raises LogError.
+
+        Items that were not sent count as not delivered.
+        """
+        self.end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS_MAX):
+                await self._is_settled.wait()
+        settling.cancel()
+        await asyncio.gather(settling, return_exceptions=True)
+        unsent = {item.entry.sequence_number for item in self._outgoing}
+        deliveries = {number: item.entry.deliveries - (number in unsent) for number, item in self._held.items()}
+        for one in (*self._settling, *self._settlements):
+            deliveries[one.item.entry.sequence_number] = one.item.entry.deliveries
+        self._held.clear()
+        self._note_sent()
+        while self._outgoing:
+            self._unsent.add(self.address, -len(self._outgoing.popleft().entry.envelope))
+        await self.work.release(queue, group, self.consumer, deliveries, idle_ms)
+        await self.work.leave(queue, group, self.consumer)
+
+    def _note_sent(self) -> None:
+        if self._sending is not None:
+            self._unsent.add(self.address, -len(self._sending.entry.envelope))
+            self._sending = None
+
+
+def _is_acknowledgement(settlement: _Settlement) -> bool:
+    return settlement.delay_ms is None and settlement.reason is None
