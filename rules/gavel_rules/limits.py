@@ -23,6 +23,10 @@ TEXT_BYTES_MAX: Final = 64 * 1024
 VIOLATIONS_MAX: Final = 100
 # Categories that one request may filter by.
 CATEGORIES_MAX: Final = 16
+# Action types, outcomes and phases that one request may filter by.
+ACTION_TYPES_MAX: Final = 64
+OUTCOMES_MAX: Final = 16
+PHASES_MAX: Final = 16
 # Characters of conditions that a decision quotes. The condition of the deciding rule is always quoted.
 CONDITIONS_QUOTED_MAX: Final = 32 * 1024
 

@@ -58,9 +58,11 @@ from gavel_server.services.reads.log_reader import (
     LISTED,
     TRACED,
     Filter,
+    action_type_violations,
     category_violations,
     committed_envelope,
     envelope_of,
+    outcome_violations,
     range_violations,
     read_chunks,
     record_of,
@@ -173,11 +175,18 @@ class EventServicer:
         After events that do not pass, a checkpoint names the last event that was scanned.
         """
         violations = category_violations(request.categories) + range_violations(from_sequence_number=request.from_sequence_number)
+        violations += action_type_violations(request.action_types) + outcome_violations(request.outcomes)
         if violations:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         await context.send_headers()  # the caller learns that it is subscribed before there is an event
-        event_filter = Filter(frozenset(request.categories), subject_prefix=request.subject_prefix, trace_id=request.trace_id)
+        event_filter = Filter(
+            frozenset(request.categories),
+            subject_prefix=request.subject_prefix,
+            trace_id=request.trace_id,
+            action_types=frozenset(request.action_types),
+            outcomes=frozenset(request.outcomes),
+        )
         number = max(request.from_sequence_number, 1)
         while True:
             head = await sequencer.wait_beyond(number - 1)

@@ -17,12 +17,13 @@ from gavel.v1.projection_service_pb2 import (
     ListPendingReviewsRequest,
     ListPendingReviewsResponse,
     PendingDecision,
+    PendingPhase,
     PendingReview,
     Projection,
     ThrottledCaller,
 )
 from gavel_rules.events.timestamps import set_timestamp
-from gavel_rules.limits import PAGE_SIZE_MAX
+from gavel_rules.limits import PAGE_SIZE_MAX, PHASES_MAX
 
 from gavel_server.errors import invalid
 from gavel_server.fairness.quotas import Quotas, Throttled
@@ -34,6 +35,7 @@ from gavel_server.log.work.protocol import ConsumerGroup
 from gavel_server.process.build import VERSION
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
+from gavel_server.services.reads.log_reader import action_type_violations, enum_violations
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
 from gavel_server.services.reads.projection_digests import ProjectionDigests
 from gavel_server.services.reads.subject_projection import START, Place, fill_projection, subject_items
@@ -84,12 +86,20 @@ class ProjectionServicer:
             return await _projection(sequencer, request.subject, page, after, context.caller)
 
     async def ListPendingDecisions(self, request: ListPendingDecisionsRequest, context: CallContext) -> ListPendingDecisionsResponse:
-        """Read a page of the approved decisions that are not finished, oldest first."""
+        """Read a page of the approved decisions that are not finished and pass the filters, oldest first."""
+        violations = enum_violations("phases", request.phases, PendingPhase.values(), PHASES_MAX, "a phase of decisions")
+        violations += action_type_violations(request.action_types)
+        if violations:
+            raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        page = page_of(request.page_size, request.page_token, ("pending decisions", sequencer.bus), (int,))
+        phases, action_types = frozenset(request.phases), frozenset(request.action_types)
+        query = ("pending decisions", sequencer.bus, sorted(phases), sorted(action_types))
+        page = page_of(request.page_size, request.page_token, query, (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        decisions, token = await fill(page, views.pending_decisions(state, _after(page)), _place, context.caller)
+        pending = views.pending_decisions(state, _after(page), phases)
+        passes = (lambda item: item.action_type in action_types) if action_types else None
+        decisions, token = await fill(page, pending, _place, context.caller, passes)
         return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
     async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: CallContext) -> ListPendingReviewsResponse:

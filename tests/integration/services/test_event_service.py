@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
-from gavel.v1 import common_pb2, event_service_pb2
+from gavel.v1 import common_pb2, decision_pb2, event_service_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import (
     BatchPublishEventsRequest,
@@ -18,7 +19,19 @@ from gavel.v1.event_service_pb2 import (
 )
 from gavel_rules.events.hash_chain import chain
 
-from tests.integration.services.world import START_MS, World, fact, observation, raw, refusal, refusal_of, some_uuid, tool_call, tool_result
+from tests.integration.services.world import (
+    START_MS,
+    World,
+    fact,
+    observation,
+    proposal,
+    raw,
+    refusal,
+    refusal_of,
+    some_uuid,
+    tool_call,
+    tool_result,
+)
 
 NONSENSE = "nonsense"
 EMPTY = "W10="
@@ -307,6 +320,50 @@ async def test_subscription_filters_and_checkpoints(world: World) -> None:
     await world.publish(fact("order/2", "order.status", "paid"))
     assert (await anext(messages)).envelope.sequence_number == 5
     call.cancel()
+
+
+async def test_subscription_filters_by_action_and_outcome(world_with_rules: World) -> None:
+    """Only proposals and decisions of the named action types pass, and only decisions of the named outcomes; the rest are checkpoints."""
+    world = world_with_rules
+    approval = await world.approve()
+    await world.begin(approval)
+    rejection = await world.propose(proposal("order/9", cites=[await world.publish(fact("order/9", "order.status", "cancelled"))]))
+    approved, rejected = decision_pb2.OUTCOME_APPROVED, decision_pb2.OUTCOME_REJECTED
+    numbers = [approval.sequence_number - 1, approval.sequence_number, rejection.sequence_number - 1, rejection.sequence_number]
+    cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
+        (numbers, {"action_types": ["order.nothing", approval.decision.action_type]}),
+        ([approval.sequence_number], {"outcomes": [approved]}),
+        ([approval.sequence_number, rejection.sequence_number], {"outcomes": [approved, rejected]}),
+        ([rejection.sequence_number], {"action_types": [approval.decision.action_type], "outcomes": [rejected]}),
+        ([], {"action_types": ["order.nothing"]}),
+    )
+    for expected, filters in cases:
+        call = world.events.SubscribeEvents(SubscribeEventsRequest(**filters))
+        passed = []
+        async for message in call:
+            if message.HasField("checkpoint") and message.checkpoint.sequence_number >= await world.head():
+                break
+            if message.HasField("envelope"):
+                passed.append(message.envelope.sequence_number)
+                if message.envelope.sequence_number == await world.head():
+                    break
+        call.cancel()
+        assert expected == passed, filters
+
+
+async def test_subscription_refuses_bad_filters(world: World) -> None:
+    """Too many or malformed action types and outcomes are refused, each with its place."""
+    bad: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("action_types", {"action_types": ["order.act"] * 65}),
+        ("action_types[1]", {"action_types": ["order.act", "Order Act"]}),
+        ("action_types[0]", {"action_types": ["a" * 129]}),
+        ("outcomes", {"outcomes": [1] * 17}),
+        ("outcomes[0]", {"outcomes": [0]}),
+        ("outcomes[0]", {"outcomes": [99]}),
+    )
+    for field, filters in bad:
+        problem = await refusal(anext(aiter(world.events.SubscribeEvents(SubscribeEventsRequest(**filters)))))
+        assert [field] == problem.fields
 
 
 async def test_subscription_from_beyond_the_head_waits(world: World) -> None:

@@ -15,7 +15,7 @@ from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1 import tool_service_pb2 as tools
 from gavel.v1 import work_service_pb2 as work
 from gavel.v1.common_pb2 import EventCategory, Producer
-from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine
+from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine, Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ActivationMode, ReviewVerdict
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
@@ -163,6 +163,8 @@ class AsyncMethods(ABC):
         categories: Sequence[EventCategory.ValueType] = (),
         subject_prefix: str = "",
         trace_id: str = "",
+        action_types: Sequence[str] = (),
+        outcomes: Sequence[Outcome.ValueType] = (),
         bus: str = "",
         timeout_ms: int | None = None,
     ) -> AsyncGenerator[events.SubscribeEventsResponse, None]:
@@ -176,6 +178,8 @@ class AsyncMethods(ABC):
                 categories=categories,
                 subject_prefix=subject_prefix,
                 trace_id=trace_id,
+                action_types=action_types,
+                outcomes=outcomes,
                 bus=bus,
                 timeout_ms=timeout_ms,
             )
@@ -320,10 +324,21 @@ class AsyncMethods(ABC):
         )
 
     async def list_pending_decisions(
-        self, *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+        self,
+        *,
+        phases: Sequence[projections.PendingPhase.ValueType] = (),
+        action_types: Sequence[str] = (),
+        page_size: int = 0,
+        page_token: str = "",
+        bus: str = "",
+        timeout_ms: int = READ_TIMEOUT_MS,
     ) -> projections.ListPendingDecisionsResponse:
-        """Read a page of approved decisions that have not ended, oldest first."""
-        return await self._call(calls.list_pending_decisions(page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
+        """Read a page of approved decisions that have not ended, oldest first. Empty filters select all."""
+        return await self._call(
+            calls.list_pending_decisions(
+                phases=phases, action_types=action_types, page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms
+            )
+        )
 
     async def list_pending_reviews(
         self, *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS

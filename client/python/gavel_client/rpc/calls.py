@@ -23,7 +23,7 @@ from gavel.v1 import tool_service_pb2 as tools
 from gavel.v1 import work_service_pb2 as work
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.common_pb2 import EventCategory, Producer
-from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine
+from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine, Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2_grpc import EventServiceStub
 from gavel.v1.execution_service_pb2_grpc import ExecutionServiceStub
@@ -251,6 +251,8 @@ def subscribe_events(
     categories: Sequence[EventCategory.ValueType] = (),
     subject_prefix: str = "",
     trace_id: str = "",
+    action_types: Sequence[str] = (),
+    outcomes: Sequence[Outcome.ValueType] = (),
     bus: str = "",
     timeout_ms: int | None = None,
 ) -> StreamCall[events.SubscribeEventsResponse]:
@@ -264,6 +266,8 @@ def subscribe_events(
         categories=categories,
         subject_prefix=subject_prefix,
         trace_id=trace_id,
+        action_types=action_types,
+        outcomes=outcomes,
     )
     return _stream(EventServiceStub, lambda stub: stub.SubscribeEvents, request, timeout_ms)
 
@@ -424,10 +428,18 @@ def get_projection(
 
 
 def list_pending_decisions(
-    *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    *,
+    phases: Sequence[projections.PendingPhase.ValueType] = (),
+    action_types: Sequence[str] = (),
+    page_size: int = 0,
+    page_token: str = "",
+    bus: str = "",
+    timeout_ms: int = READ_TIMEOUT_MS,
 ) -> UnaryCall[projections.ListPendingDecisionsResponse]:
-    """Read a page of approved decisions that have not ended, oldest first."""
-    request = projections.ListPendingDecisionsRequest(bus=bus, page_size=page_size, page_token=page_token)
+    """Read a page of approved decisions that have not ended, oldest first. Empty filters select all."""
+    request = projections.ListPendingDecisionsRequest(
+        bus=bus, page_size=page_size, page_token=page_token, phases=phases, action_types=action_types
+    )
     return _unary(ProjectionServiceStub, lambda stub: stub.ListPendingDecisions, request, timeout_ms)
 
 

@@ -6,23 +6,25 @@ pass. An event is returned as the log's own bytes followed by its chain hash; it
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, NamedTuple
 
 from gavel.v1 import error_pb2
 from gavel.v1.common_pb2 import EventCategory
+from gavel.v1.decision_pb2 import Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse, GetTraceResponse, ListEventsResponse, SubscribeEventsResponse
 from gavel_rules.codec.fields import Field
 from gavel_rules.codec.responses import with_chain_hash
-from gavel_rules.limits import CATEGORIES_MAX
+from gavel_rules.limits import ACTION_TYPE_LENGTH_MAX, ACTION_TYPES_MAX, CATEGORIES_MAX, OUTCOMES_MAX
 from google.protobuf.message import DecodeError
 
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.byte_budget import Reservation
 from gavel_server.fairness.turns import take_turn
+from gavel_server.intake.formats import is_dotted_name
 from gavel_server.log import EventLog, LogCorruptError, Record
 from gavel_server.log.protocol import CHUNK_BYTES
 from gavel_server.services.reads.partial_envelope import PartialEnvelope
@@ -51,6 +53,8 @@ class Filter(NamedTuple):
     subject: str = ""
     subject_prefix: str = ""
     trace_id: str = ""
+    action_types: frozenset[str] = frozenset()  # of proposals and decisions
+    outcomes: frozenset[int] = frozenset()  # of decisions
 
     @property
     def selects_all(self) -> bool:
@@ -76,6 +80,8 @@ class Filter(NamedTuple):
             and (not self.subject or envelope.subject == self.subject)
             and envelope.subject.startswith(self.subject_prefix)
             and (not self.trace_id or envelope.trace_id == self.trace_id)
+            and (not self.action_types or (envelope.proposal.action_type or envelope.decision.action_type) in self.action_types)
+            and (not self.outcomes or envelope.decision.outcome in self.outcomes)
         )
 
 
@@ -139,12 +145,29 @@ def record_of(completed: CommittedAnswer) -> Record:
 
 def category_violations(categories: Sequence[int]) -> list[tuple[str, str]]:
     """Return the violations of a request's categories."""
-    if len(categories) > CATEGORIES_MAX:
-        return [("categories", f"has more than {CATEGORIES_MAX} items")]
+    return enum_violations("categories", categories, EventCategory.values(), CATEGORIES_MAX, "a category of events")
+
+
+def outcome_violations(outcomes: Sequence[int]) -> list[tuple[str, str]]:
+    """Return the violations of a request's outcomes."""
+    return enum_violations("outcomes", outcomes, Outcome.values(), OUTCOMES_MAX, "an outcome of decisions")
+
+
+def enum_violations(field: str, values: Sequence[int], accepted: Collection[int], items_max: int, noun: str) -> list[tuple[str, str]]:
+    """Return the violations of a list of enum values: too many, unspecified or unknown ones."""
+    if len(values) > items_max:
+        return [(field, f"has more than {items_max} items")]
+    return [(f"{field}[{index}]", f"is not {noun}") for index, value in enumerate(values) if value == 0 or value not in accepted]
+
+
+def action_type_violations(action_types: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the violations of a request's action types."""
+    if len(action_types) > ACTION_TYPES_MAX:
+        return [("action_types", f"has more than {ACTION_TYPES_MAX} items")]
     return [
-        (f"categories[{index}]", "is not a category of events")
-        for index, category in enumerate(categories)
-        if category == 0 or category not in EventCategory.values()
+        (f"action_types[{index}]", 'is not an action type, e.g. "refund.create"')
+        for index, action_type in enumerate(action_types)
+        if len(action_type) > ACTION_TYPE_LENGTH_MAX or not is_dotted_name(action_type)
     ]
 
 

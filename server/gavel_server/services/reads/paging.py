@@ -60,15 +60,20 @@ def page_of(
     return Page(page_size or page_size_default, after, digest)
 
 
-async def fill(page: Page, items: Iterable[Item], position: Callable[[Item], Position], caller: str) -> tuple[list[Item], str]:
+async def fill(
+    page: Page, items: Iterable[Item], position: Callable[[Item], Position], caller: str, passes: Callable[[Item], bool] | None = None
+) -> tuple[list[Item], str]:
     """Return the first items that fit into the page, and the token of the next page, or "" if no items are left.
 
-    `items` come in order and start after the page's position. Other tasks may run between two of them.
+    `items` come in order and start after the page's position; those that do not pass are left out. Other tasks may run between two of them.
     """
     taken: list[Item] = []
     size_bytes = 0
     time_slice = call_slice(SLICE_ITEMS, caller)
     for item in items:
+        if passes is not None and not passes(item):
+            await time_slice.spend(1)
+            continue
         size_bytes += item.ByteSize()
         if taken and (len(taken) == page.size or size_bytes > PAGE_BYTES_MAX):
             return taken, page.token(position(taken[-1]))

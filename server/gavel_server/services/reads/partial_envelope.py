@@ -9,23 +9,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
+from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-_ENVELOPE_FIELDS: Final = ("sequence_number", "event_id", "event_category", "trace_id", "subject", "tool_call", "tool_result")
-_TOOL_FIELDS: Final = ("tool_name", "execution_id")
+_PAYLOADS: Final = ("proposal", "decision", "tool_call", "tool_result")
+_ENVELOPE_FIELDS: Final = (
+    "sequence_number",
+    "event_id",
+    "event_category",
+    "trace_id",
+    "subject",
+    "proposal",
+    "decision",
+    "tool_call",
+    "tool_result",
+)
+_PAYLOAD_FIELDS: Final = (
+    (Proposal.DESCRIPTOR, ("action_type",)),
+    (Decision.DESCRIPTOR, ("action_type", "outcome")),
+    (ToolCall.DESCRIPTOR, ("tool_name", "execution_id")),
+    (ToolResult.DESCRIPTOR, ("tool_name", "execution_id")),
+)
 _PACKAGE: Final = "gavel.partial"
 
 
 def _partial_class() -> type[Envelope]:
     file = FileDescriptorProto(name="gavel/partial.proto", package=_PACKAGE, syntax="proto3")
     _add(file, Envelope.DESCRIPTOR, _ENVELOPE_FIELDS).oneof_decl.add(name="payload")
-    for payload in (ToolCall.DESCRIPTOR, ToolResult.DESCRIPTOR):
-        _add(file, payload, _TOOL_FIELDS)
+    for payload, names in _PAYLOAD_FIELDS:
+        _add(file, payload, names)
     pool = DescriptorPool()
     pool.Add(file)
     # Its fields are fields of Envelope, so the type checker may take it for one.

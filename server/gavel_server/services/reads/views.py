@@ -7,7 +7,7 @@ from records that never change. A subject's own view is in `subject_projection`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gavel.v1 import fact_pb2, projection_service_pb2
 from gavel.v1.projection_service_pb2 import (
@@ -23,9 +23,10 @@ from gavel_rules.state.state import State
 from gavel_server.log.work.protocol import ConsumerGroup
 
 
-def pending_decisions(state: State, after: int) -> Iterator[PendingDecision]:
-    """Yield the live decisions after a sequence number, oldest first."""
-    return (pending_decision(live) for live in state.pending_decisions() if live.sequence_number > after)
+def pending_decisions(state: State, after: int, phases: Collection[int] = ()) -> Iterator[PendingDecision]:
+    """Yield the live decisions after a sequence number, oldest first; those of some phases, if any are given."""
+    decisions = state.pending_decisions()
+    return (pending_decision(live) for live in decisions if live.sequence_number > after and (not phases or live.phase in phases))
 
 
 def pending_decision(live: LiveDecision) -> PendingDecision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -199,6 +200,42 @@ async def test_pending_decisions_in_pages(world_with_rules: World) -> None:
                 break
         assert [one.decision_id for one in items] == [one.event_id for one in decisions]
         assert page.projection_version == await world_with_rules.head()
+
+
+async def test_pending_decisions_by_phase_and_action(world_with_rules: World) -> None:
+    """The filters select by phase and action type, hold over pages, and bind the token."""
+    world = world_with_rules
+    waiting = [await world.approve(f"order/{number}") for number in (1, 2, 3)]
+    running = await world.approve("order/4")
+    await world.begin(running)
+    action_type = running.decision.action_type
+    phases = [projection_service_pb2.PENDING_PHASE_APPROVED]
+    ids = [decision.event_id for decision in waiting]
+    cases: tuple[tuple[list[Any], dict[str, Any]], ...] = (
+        (ids, {"phases": phases}),
+        ([running.event_id], {"phases": [projection_service_pb2.PENDING_PHASE_EXECUTING]}),
+        ([*ids, running.event_id], {"action_types": [action_type]}),
+        ([], {"action_types": ["order.nothing"]}),
+    )
+    for expected, filters in cases:
+        answer = await world.projections.ListPendingDecisions(ListPendingDecisionsRequest(**filters))
+        assert expected == [one.decision_id for one in answer.decisions], filters
+        assert "" == answer.next_page_token
+    request = ListPendingDecisionsRequest(phases=phases, action_types=[action_type], page_size=2)
+    first = await world.projections.ListPendingDecisions(request)
+    request.page_token = first.next_page_token
+    second = await world.projections.ListPendingDecisions(request)
+    assert ids == [one.decision_id for page in (first, second) for one in page.decisions]
+    request.phases[:] = []
+    assert ["page_token"] == (await refusal(world.projections.ListPendingDecisions(request))).fields
+    bad: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("phases[0]", {"phases": [77]}),
+        ("action_types[0]", {"action_types": [""]}),
+        ("phases", {"phases": [1] * 17}),
+    )
+    for field, filters in bad:
+        problem = await refusal(world.projections.ListPendingDecisions(ListPendingDecisionsRequest(**filters)))
+        assert [field] == problem.fields
 
 
 async def test_pending_reviews(world_with_rules: World) -> None:
