@@ -43,6 +43,7 @@ type call struct {
 type transportStream interface {
 	WriteStatus(*status.Status) error // ends the call, whatever its handler does
 	SetSendCompress(string) error
+	SetTrailer(metadata.MD) error
 }
 
 // callKey is the key of a call in its context.

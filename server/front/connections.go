@@ -59,6 +59,7 @@ func (connections *connections) unlock() {
 	connections.ended = nil
 	connections.mutex.Unlock()
 	for _, call := range ended {
+		call.stream.SetTrailer(refusals.Advice(call.refusal))
 		call.stream.WriteStatus(call.refusal)
 	}
 }

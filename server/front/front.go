@@ -5,6 +5,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"gavel/front/internal/refusals"
 )
 
 // How many bytes of a stream and of a connection may arrive before they are read. Fixed, since probing for the best size costs pings.
@@ -31,6 +34,7 @@ func newServer(calls *calls, inner *grpc.ClientConn, limits *limits, stopping <-
 	server := grpc.NewServer(
 		grpc.ForceServerCodecV2(bytesCodec{}),
 		grpc.UnknownServiceHandler(forwarding(inner)),
+		grpc.StreamInterceptor(adviseRetry),
 		grpc.InTapHandle(tapCall),
 		grpc.MaxRecvMsgSize(math.MaxInt32), // each method has its own limit
 		grpc.MaxSendMsgSize(limits.SendBytes),
@@ -61,4 +65,13 @@ func newServer(calls *calls, inner *grpc.ClientConn, limits *limits, stopping <-
 	})
 	server.RegisterService(&hot, struct{}{})
 	return server
+}
+
+// adviseRetry sends the delay after which a failed call may be tried again in the trailing metadata too, where gRPC's own retries look for it.
+func adviseRetry(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	err := handler(server, stream)
+	if err != nil {
+		stream.SetTrailer(refusals.Advice(status.Convert(err)))
+	}
+	return err
 }

@@ -67,6 +67,8 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
     error_pb2.ERROR_REASON_NOT_IMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
 }
+# The key of trailing metadata that tells gRPC's own retries how long to wait (gRFC A6).
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 _RETRIABLE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 
@@ -181,13 +183,27 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
-    """End a call with a status."""
+    """End a call with a status. The delay of its RetryInfo is in the trailing metadata too, where gRPC's own retries look for it."""
+    converted = rpc_status.to_status(status)
+    trailing_metadata = tuple(converted.trailing_metadata or ())
+    delay_ms = _retry_delay_ms(status)
+    if delay_ms is not None:
+        trailing_metadata = (*trailing_metadata, (PUSHBACK_KEY, str(delay_ms)))
     try:
-        await context.abort_with_status(rpc_status.to_status(status))
+        await context.abort(converted.code, converted.details, trailing_metadata)
     except grpc.aio.AbortError as aborted:
         asyncio.get_running_loop().call_soon(_forget_frames, aborted)
         raise
-    raise AssertionError("abort_with_status returned")
+    raise AssertionError("abort returned")
+
+
+def _retry_delay_ms(status: Status) -> int | None:
+    """Return the delay of a status's RetryInfo, or None without one."""
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details:
+        if detail.Unpack(retry):
+            return retry.retry_delay.ToMilliseconds()
+    return None
 
 
 def _forget_frames(aborted: BaseException) -> None:

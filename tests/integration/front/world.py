@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 from gavel.v1 import error_pb2
-from gavel_server.errors import ServiceError
+from gavel_server.errors import ServiceError, abort
 from gavel_server.front.frames import METHODS
 from gavel_server.front.programs import FrontSetting, native_program
 from gavel_server.front.supervisor import FrontSupervisor
@@ -29,6 +29,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 HOT: Final = f"/gavel.v1.ArbitrationService/{METHODS[0]}"
 PROPOSALS: Final = "/gavel.v1.ArbitrationService/StreamProposals"
 UNARY: Final = "/gavel.v1.EventService/PublishEvent"
+ACTIVATE: Final = "/gavel.v1.RuleSetService/ActivateRuleSet"
 STREAM: Final = "/gavel.v1.EventService/SubscribeEvents"
 LARGE_ERROR: Final = fit(ServiceError(error_pb2.ERROR_REASON_WRONG_STATE, "ä" * 1000, [("field", "x" * 1000)] * 20))
 TRAILERS: Final = (("kept", "as it is"), ("kept-bin", b"\x00\xff"))
@@ -46,13 +47,15 @@ class Scripted(grpc.GenericRpcHandler):
         self.entered: asyncio.Queue[None] = asyncio.Queue()
         self.ended: asyncio.Queue[None] = asyncio.Queue()
         self.seen: set[str] = set()  # methods that were called
+        self.refusals = 0  # calls of `busy`
         self.flooded = 0  # messages that `flood` has started to send
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of UNARY or STREAM; there are no others."""
+        """Return the handler of UNARY, ACTIVATE or STREAM; there are no others."""
         self.seen.add(handler_call_details.method)
         handlers: dict[str, Any] = {
             UNARY: grpc.unary_unary_rpc_method_handler(self._unary),
+            ACTIVATE: grpc.unary_unary_rpc_method_handler(self._unary),
             STREAM: grpc.unary_stream_rpc_method_handler(self._behave),
         }
         return handlers.get(handler_call_details.method)
@@ -76,6 +79,9 @@ class Scripted(grpc.GenericRpcHandler):
                 if rest:
                     yield rest
                 await context.abort_with_status(rpc_status.to_status(LARGE_ERROR.status()))
+            case b"busy":
+                self.refusals += 1
+                await abort(context, ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after_ms=int(rest)))
             case b"tell":
                 own = ("user-agent", "grpc-accept-encoding", "gavel-peer")
                 yield repr(sorted(pair for pair in map(tuple, context.invocation_metadata() or ()) if pair[0] not in own)).encode()

@@ -3,11 +3,13 @@ package refusals
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/protoadapt"
@@ -26,6 +28,19 @@ func Decode(content []byte) error {
 		return status.Errorf(codes.Internal, "the server's error status cannot be decoded: %v", err)
 	}
 	return status.ErrorProto(&refusal)
+}
+
+// PushbackKey is the key of trailing metadata that tells gRPC's own retries how long to wait.
+const PushbackKey = "grpc-retry-pushback-ms"
+
+// Advice returns the trailing metadata of an error: the delay of its RetryInfo in milliseconds, or nothing. gavel_server/errors.py does the same.
+func Advice(refusal *status.Status) metadata.MD {
+	for _, detail := range refusal.Details() {
+		if retry, ok := detail.(*errdetails.RetryInfo); ok {
+			return metadata.Pairs(PushbackKey, strconv.FormatInt(retry.GetRetryDelay().AsDuration().Milliseconds(), 10))
+		}
+	}
+	return nil
 }
 
 // Exhausted returns the refusal of a call that exceeds a limit. The caller may try again.
