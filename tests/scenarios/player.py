@@ -31,6 +31,7 @@ from tests.scenarios.comparison import NamedLog, compare_appended, compare_decis
 from tests.scenarios.layers import CallError, Layer
 from tests.scenarios.reader import Scenario, patch_step
 from tests.support.driver import START_MS
+from tests.support.hashes import sha256_of
 
 NAMESPACE: Final = uuid.UUID("6f1b2c9e-7a44-4a53-9f43-0d6d5c1f7a10")
 # Limit for an answer, which comes at once unless something is broken.
@@ -223,7 +224,7 @@ class Player:
         call = ToolCall(tool_name=step.calls, execution_id=execution_id)
         result = ToolResult(tool_name=step.calls, execution_id=execution_id, is_error=bool(step.error_code), error_code=step.error_code)
         if not step.error_code:
-            result.content_hash = f"sha256:{step.answer or step.tool}"
+            result.content_hash = sha256_of(step.answer or step.tool)
         shared = {"subject": step.subject, "trace_id": step.trace, "producer": _producer("AGENT", step.by)}
         call_name = f"{step.tool}.call"
         await self._publish(call_name, step, Envelope(event_id=self._event_id(call_name), tool_call=call, **shared))  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from tests.scenarios.player import play_steps
 from tests.scenarios.reader import Scenario, load_scenarios
 from tests.scenarios.steps import ProposeStep
 from tests.support.driver import AGENT
+from tests.support.hashes import sha256_of
 
 # A value of each declared type, for facts that an agent fetches.
 VALUES: dict[str, object] = {"string": "text", "number": 0.5, "integer": 1, "boolean": True}
@@ -61,7 +62,7 @@ class Agent:
         shared = {"subject": row.subject, "trace_id": self.proposal.trace_id, "producer": AGENT}
         execution_id = f"exec_{len(self.core.events):012x}"
         self.core.publish(Envelope(tool_call=ToolCall(tool_name=source, execution_id=execution_id), **shared))  # type: ignore[arg-type]
-        answer = ToolResult(tool_name=source, execution_id=execution_id, content_hash=f"sha256:{execution_id}")
+        answer = ToolResult(tool_name=source, execution_id=execution_id, content_hash=sha256_of(execution_id))
         result = self.core.publish(Envelope(tool_result=answer, **shared))  # type: ignore[arg-type]
         seen = Observation(source_tool=source, evidence_ref=result.event_id, evidence_hash=answer.content_hash, confidence=0.9)
         seen.extracted_fields[row.key].CopyFrom(value)

@@ -58,6 +58,7 @@ from tests.support.driver import (
     observation_envelope,
     proposal_envelope,
 )
+from tests.support.hashes import sha256_of
 from tests.support.plays import FACTS
 
 SUBJECTS: Final = 12
@@ -276,7 +277,7 @@ async def tool_user(world: World, randomness: random.Random, rounds: int) -> Non
         call = Envelope(subject=_subject(randomness), trace_id=trace_id, producer=AGENT)
         call.tool_call.CopyFrom(ToolCall(tool_name="fraud-tool", execution_id=execution_id))
         result = Envelope(subject=call.subject, trace_id=trace_id, producer=AGENT)
-        result.tool_result.CopyFrom(ToolResult(tool_name="fraud-tool", execution_id=execution_id, content_hash=f"sha256:{number}"))
+        result.tool_result.CopyFrom(ToolResult(tool_name="fraud-tool", execution_id=execution_id, content_hash=sha256_of(str(number))))
         for envelope in (call, result):
             await world.send(PublishEvent(world.admitted(envelope)), randomness)
         observation = observation_envelope(

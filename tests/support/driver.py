@@ -62,6 +62,7 @@ from gavel_server.intake.human_commands import resolution, revocation
 from gavel_server.log import Record, chain, genesis_hash
 
 from tests.support.citations import references_for
+from tests.support.hashes import sha256_of
 
 START_MS = 1_700_000_000_000
 WEEK_MS = 7 * 24 * 60 * 60 * 1000
@@ -230,7 +231,7 @@ class Core:
         producer = changes.pop("producer", AGENT)
         call = ToolCall(tool_name="fraud-tool", execution_id=execution_id)
         self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=producer, tool_call=call))
-        result = ToolResult(**{"tool_name": "fraud-tool", "execution_id": execution_id, "content_hash": "sha256:1", **changes})
+        result = ToolResult(**{"tool_name": "fraud-tool", "execution_id": execution_id, "content_hash": sha256_of("1"), **changes})
         return self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=producer, tool_result=result))
 
     def observe(self, key: str, value: object, **changes: Any) -> Envelope:

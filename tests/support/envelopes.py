@@ -20,6 +20,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit
 
 from tests.support.driver import AGENT, ALL_PAYLOADS, EXECUTOR, SUBJECT, event_id
+from tests.support.hashes import sha256_of
 
 Change = Callable[[Any], object]
 API = Producer(type=common_pb2.PRODUCER_TYPE_API, id="orders-db")
@@ -50,7 +51,7 @@ def valid_tool_call() -> Envelope:
 
 def valid_tool_result() -> Envelope:
     """Return the smallest valid tool result."""
-    return Envelope(subject=SUBJECT, producer=AGENT, tool_result=ToolResult(tool_name="fs.read_text", content_hash="sha256:1"))
+    return Envelope(subject=SUBJECT, producer=AGENT, tool_result=ToolResult(tool_name="fs.read_text", content_hash=sha256_of("1")))
 
 
 def valid_diagnostic() -> Envelope:

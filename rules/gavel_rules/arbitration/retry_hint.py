@@ -32,6 +32,9 @@ NOT_RETRYABLE: Final = encode_retryable(False)
 # The states of requirements, by precedence of their stages.
 _PRECEDENCE: Final = (MISSING, SOURCE_NOT_ACCEPTED, WRONG_TYPE, TIER_TOO_LOW, STALE, SUPERSEDED)
 
+# The field is int32. An approval may hold its key for longer: up to ten years.
+_RETRY_AFTER_MS_MAX: Final = 2**31 - 1
+
 _FETCH: Final = decision_pb2.REMEDY_FETCH_EVIDENCE
 _REFRESH: Final = decision_pb2.REMEDY_REFRESH_EVIDENCE
 _ASK_PERSON: Final = decision_pb2.REMEDY_ASK_PERSON
@@ -49,7 +52,7 @@ _REMEDY_OF_STATE: Final[Mapping[FactRequirementState.ValueType, Remedy.ValueType
 
 def of_reason_code(reason_code: str, retry_after_ms: int = 0) -> RetryHint:
     """Return the hint of a refusal that lacks no evidence."""
-    return RetryHint(retryable=is_retryable(reason_code), retry_after_ms=retry_after_ms)
+    return RetryHint(retryable=is_retryable(reason_code), retry_after_ms=min(retry_after_ms, _RETRY_AFTER_MS_MAX))
 
 
 def of_evidence(reason_code: str, unmet: Sequence[EvidenceSelection], selections: Iterable[EvidenceSelection]) -> RetryHint:
@@ -107,7 +110,7 @@ def of_released_trace(*, is_closed: bool) -> RetryHint:
 
 def delay_retry(decision: Decision, retry_after_ms: int) -> None:
     """Delay the retry of a refusal."""
-    decision.retry_hint.retry_after_ms = retry_after_ms
+    decision.retry_hint.retry_after_ms = min(retry_after_ms, _RETRY_AFTER_MS_MAX)
 
 
 def forbid_retry(decision: Decision) -> None:

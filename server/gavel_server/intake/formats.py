@@ -12,6 +12,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 BUS: Final = re.compile(limits.BUS + r"\Z")
 SUBJECT: Final = re.compile(limits.SUBJECT + r"\Z")
 EXECUTION_ID: Final = re.compile(r"exec_[0-9a-f]{12}\Z")
+SHA256: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
+SCHEMA_SHA256: Final = re.compile(r"sha256:[0-9a-f]{32}(?:[0-9a-f]{32})?\Z")
 EVENT_NAME: Final = re.compile(r"[A-Z][A-Za-z0-9]{0,127}\Z")
 NAME: Final = re.compile(r"[\x21-\x7e]{1,128}\Z")
 REASON_CODE: Final = re.compile(r"([A-Z][A-Z0-9_]{0,127})?\Z")

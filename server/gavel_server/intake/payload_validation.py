@@ -19,8 +19,9 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gavel_server.intake.envelope_validation import SET_BY_SERVER, Violations
-from gavel_server.intake.formats import EVENT_NAME, EXECUTION_ID, NAME, REASON_CODE, is_dotted_name, is_time
+from gavel_server.intake.formats import EVENT_NAME, EXECUTION_ID, NAME, REASON_CODE, SCHEMA_SHA256, SHA256, is_dotted_name, is_time
 
+_NO_HASH: Final = 'is not "sha256:" and 64 lower-case hexadecimal digits'
 _REPORTABLE: Final = frozenset(ExecutionStatus.values()) - {
     execution_pb2.EXECUTION_STATUS_UNSPECIFIED,
     execution_pb2.EXECUTION_STATUS_STARTED,
@@ -118,6 +119,7 @@ def _check_observation(envelope: Envelope, found: Violations) -> None:
     for field, sent in (("trust_tier", observation.trust_tier), ("evidence_recorded_at", observation.HasField("evidence_recorded_at"))):
         if sent:
             found.append((f"{path}.{field}", SET_BY_SERVER))
+    _check_hashes(path, found, evidence_hash=observation.evidence_hash)
     _check_texts(observation, path, found, skip=("extracted_fields",))
 
 
@@ -125,6 +127,8 @@ def _check_tool_call(envelope: Envelope, found: Violations) -> None:
     call = envelope.tool_call
     path = "envelope.tool_call"
     _check_tool(call, path, found)
+    _check_hashes(path, found, arguments_hash=call.arguments_hash)
+    _check_schema_hash(f"{path}.request_schema_hash", call.request_schema_hash, found)
     _check_texts(call, path, found)
 
 
@@ -134,6 +138,8 @@ def _check_tool_result(envelope: Envelope, found: Violations) -> None:
     _check_tool(result, path, found)
     if not result.is_error and not result.content_hash:
         found.append((f"{path}.content_hash", "is required unless is_error"))
+    _check_hashes(path, found, content_hash=result.content_hash)
+    _check_schema_hash(f"{path}.response_schema_hash", result.response_schema_hash, found)
     if result.reproducible:
         for field, value in (("query_ref", result.query_ref), ("snapshot_ref", result.snapshot_ref)):
             if not value:
@@ -160,6 +166,11 @@ def _check_diagnostic(envelope: Envelope, found: Violations) -> None:
     detail = diagnostic.WhichOneof("detail")
     if detail is not None:
         _check_texts(getattr(diagnostic, detail), f"{path}.{detail}", found)
+    if detail == "llm_invocation":
+        invocation = diagnostic.llm_invocation
+        _check_hashes(f"{path}.{detail}", found, prompt_hash=invocation.prompt_hash, output_hash=invocation.output_hash)
+        if invocation.duration_ms < 0:
+            found.append((f"{path}.{detail}.duration_ms", "is negative"))
 
 
 def _check_execution(envelope: Envelope, found: Violations) -> None:
@@ -181,7 +192,11 @@ def _check_execution(envelope: Envelope, found: Violations) -> None:
         skip: tuple[str, ...] = ("result", "completed_steps")
     else:
         skip = ("result",)
-    for field, sent in (("will_retry", execution.will_retry), ("lease_until", execution.HasField("lease_until"))):
+    for field, sent in (
+        ("will_retry", execution.will_retry),
+        ("lease_until", execution.HasField("lease_until")),
+        ("request_id", execution.request_id),
+    ):
         if sent:
             found.append((f"{path}.{field}", SET_BY_SERVER))
     _check_texts(execution, path, found, skip=skip)
@@ -191,6 +206,19 @@ def _check_execution(envelope: Envelope, found: Violations) -> None:
 def _check_key(key: str, field: str, found: Violations) -> None:
     if len(key) > limits.FACT_KEY_LENGTH_MAX or not is_dotted_name(key):
         found.append((field, 'is not a dotted fact key of at most 256 characters, e.g. "order.status"'))
+
+
+def _check_hashes(path: str, found: Violations, **hashes: str) -> None:
+    """Check hashes by field name; each may be empty."""
+    for field, value in hashes.items():
+        if value and not SHA256.match(value):
+            found.append((f"{path}.{field}", _NO_HASH))
+
+
+def _check_schema_hash(field: str, value: str, found: Violations) -> None:
+    """Check the hash of a schema, which may be empty, or have half its digits (constitution 000)."""
+    if value and not SCHEMA_SHA256.match(value):
+        found.append((field, f"{_NO_HASH}; half of the digits are accepted too"))
 
 
 def _check_texts(message: Message, path: str, found: Violations, skip: Sequence[str] = ()) -> None:

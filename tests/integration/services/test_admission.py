@@ -129,6 +129,27 @@ NOTE = raw(subject="order/1", producer=AGENT, agent_diagnostic={"kind": "Noted"}
         (change(CALL, tool_call__execution_id="exec_1"), ["envelope.tool_call.execution_id"]),
         (change(CALL, tool_call__arguments_summary="\0"), ["envelope.tool_call.arguments_summary"]),
         (change(RESULT, tool_result__content_hash=""), ["envelope.tool_result.content_hash"]),
+        *(
+            (change(envelope, **{f"{payload}__{field}": text}), [f"envelope.{payload}.{field}"])
+            for envelope, payload, field in (
+                (RESULT, "tool_result", "content_hash"),
+                (RESULT, "tool_result", "response_schema_hash"),
+                (CALL, "tool_call", "arguments_hash"),
+                (CALL, "tool_call", "request_schema_hash"),
+                (OBSERVATION, "observation", "evidence_hash"),
+            )
+            for text in ("sha256:1", "sha256:" + "A" * 64, "a" * 64, "sha256:" + "a" * 65, "sha512:" + "a" * 64)
+        ),
+        # only the hash of a schema may have half of the digits
+        (change(CALL, tool_call__arguments_hash="sha256:" + "a" * 32), ["envelope.tool_call.arguments_hash"]),
+        (
+            raw(
+                subject="order/1",
+                producer=AGENT,
+                agent_diagnostic={"kind": "Noted", "llm_invocation": {"prompt_hash": "x", "output_hash": "sha256:y", "duration_ms": -1}},
+            ),
+            [f"envelope.agent_diagnostic.llm_invocation.{field}" for field in ("prompt_hash", "output_hash", "duration_ms")],
+        ),
         (change(RESULT, tool_result__reproducible=True), ["envelope.tool_result.query_ref", "envelope.tool_result.snapshot_ref"]),
         (change(RESULT, tool_result__duration_ms=-1), ["envelope.tool_result.duration_ms"]),
         # diagnostics
@@ -293,3 +314,11 @@ async def test_unknown_reference_is_rejected_by_a_decision(world_with_rules: Wor
     decision = (await world_with_rules.propose(proposal("order/1", cites=[event, unknown]))).decision
 
     assert decision.reason_code == "UNKNOWN_EVENT"
+
+
+async def test_hashes_of_schemas_may_be_short(world: World) -> None:
+    """Hashes of 64 digits are recorded as sent, and hashes of schemas of 32 digits too (constitution 000)."""
+    full, short = "sha256:" + "0a" * 32, "sha256:" + "0a" * 16
+    for digest in (full, short):
+        event = await world.publish(change(CALL, tool_call__request_schema_hash=digest, tool_call__arguments_hash=full))
+        assert (digest, full) == (event.tool_call.request_schema_hash, event.tool_call.arguments_hash)

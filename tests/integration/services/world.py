@@ -50,6 +50,8 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from tests.support.hashes import sha256_of
+
 START_MS: Final = 1_700_000_000_000
 AGENT: Final = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent-1", version="1")
 ORDERS: Final = Producer(type=common_pb2.PRODUCER_TYPE_DATABASE_SNAPSHOT, id="orders-db", version="1")
@@ -270,7 +272,7 @@ def tool_call(trace_id: str, tool: str = "fraud-mcp", execution_id: str = "", **
 
 def tool_result(trace_id: str, tool: str = "fraud-mcp", execution_id: str = "", **fields: Any) -> Envelope:
     """Return a tool result."""
-    result = ToolResult(tool_name=tool, execution_id=execution_id, content_hash="sha256:1")
+    result = ToolResult(tool_name=tool, execution_id=execution_id, content_hash=sha256_of("1"))
     return Envelope(**{"subject": "order/1", "trace_id": trace_id, "tool_result": result, **fields})
 
 

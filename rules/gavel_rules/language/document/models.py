@@ -32,6 +32,8 @@ SOURCES_PER_FACT_MAX: Final = 32
 CONDITION_LENGTH_MAX: Final = 8 * 1024
 DESCRIPTION_LENGTH_MAX: Final = 4 * 1024
 DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
+# Pauses between attempts are int32 in the contract: almost 25 days.
+BACKOFF_MS_MAX: Final = 2**31 - 1
 ATTEMPTS_MAX: Final = 100
 VERSIONS_MAX: Final = 32
 COMPENSATION_PARAMS_MAX: Final = 64
@@ -98,11 +100,11 @@ class RetryPart(Part):
 
     max_attempts: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] = 1
     """The total number of attempts."""
-    backoff_initial_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 500
+    backoff_initial_ms: Annotated[int, Field(ge=0, le=BACKOFF_MS_MAX)] = 500
     """Pause before the second attempt, in milliseconds."""
     backoff_multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
     """The factor by which the pause grows."""
-    backoff_max_ms: Annotated[int, Field(ge=0, le=DURATION_MS_MAX)] = 30_000
+    backoff_max_ms: Annotated[int, Field(ge=0, le=BACKOFF_MS_MAX)] = 30_000
     """The longest pause, in milliseconds."""
     human_takeover_after_ms: Milliseconds = 600_000
     """If attempts are left, how long after the lapse of a lease a person is called, in milliseconds."""

@@ -9,11 +9,13 @@ from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.interceptor import Interceptor
 
+from tests.support.hashes import sha256_of
+
 _KEY: Final = "test-principal"
 
 ADMIN: Final = Principal("ada", "token", credential_id="ada-1")
 AGENT: Final = Principal("agents-7", "jwt", "https://issuer.example", ("refund-agents",), credential_id="jti-1")
-DATABASE: Final = Principal("spiffe://acme/orders-db", "mtls", "CN=acme", credential_id="sha256:1")
+DATABASE: Final = Principal("spiffe://acme/orders-db", "mtls", "CN=acme", credential_id=sha256_of("1"))
 PAYMENTS: Final = Principal("service:payments", "token", credential_id="payments-1")
 REVIEWER: Final = Principal("rita", "jwt", "https://issuer.example", ("risk",))
 STRANGER: Final = Principal("mallory", "token")

@@ -24,6 +24,7 @@ from gavel_rules.identity.rights import RIGHTS
 
 from tests.integration.services.identity.callers import ADMIN, AGENT, DATABASE, GRANTS, STRANGER, KnowingInterceptor, by
 from tests.integration.services.world import World, fact, proposal, refusal, running_world
+from tests.support.hashes import sha256_of
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ async def test_events_are_attested_and_replay_proves_them(granted: World) -> Non
     recorded = await _publish(granted, fact("order/1", "order.status", "delivered"))
     in_force = (await granted.administration.GetGrants(GetGrantsRequest(), metadata=by(ADMIN))).grants
     attestation = recorded.attestation
-    assert ("spiffe://acme/orders-db", "mtls", "CN=acme", "sha256:1", in_force.digest) == (
+    assert ("spiffe://acme/orders-db", "mtls", "CN=acme", sha256_of("1"), in_force.digest) == (
         attestation.principal,
         attestation.method,
         attestation.issuer,

@@ -22,6 +22,7 @@ from gavel_rules.derivation import derive
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 
 from tests.integration.services.world import START_MS, World, fact, observation, proposal, refusal, report, tool_call, tool_result
+from tests.support.hashes import sha256_of
 
 NONSENSE = "nonsense"
 
@@ -73,7 +74,7 @@ async def test_observations_with_their_tier_and_evidence(world: World) -> None:
     world.clock.now_ms += 1_000
     envelope = observation("order/1", "order.score", 0.25, trace_id="t")
     envelope.observation.evidence_ref = result.event_id
-    envelope.observation.evidence_hash = "sha256:1"
+    envelope.observation.evidence_hash = sha256_of("1")
     event = await world.publish(envelope)
     await world.publish(observation("order/1", "order.score", 0.5))
 
@@ -82,7 +83,7 @@ async def test_observations_with_their_tier_and_evidence(world: World) -> None:
     assert inference.trust_tier == common_pb2.TRUST_TIER_3_AGENT_INFERENCE
     assert backed.trust_tier == common_pb2.TRUST_TIER_2_TOOL_OBSERVATION
     assert (backed.value.number_value, backed.source_tool, backed.confidence) == (0.25, "fraud-mcp", 0.5)
-    assert (backed.evidence_ref, backed.evidence_hash) == (result.event_id, "sha256:1")
+    assert (backed.evidence_ref, backed.evidence_hash) == (result.event_id, sha256_of("1"))
     assert backed.source_event.event_id == event.event_id
     assert backed.observed_at.ToMilliseconds() == START_MS
 

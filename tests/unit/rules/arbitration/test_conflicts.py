@@ -222,3 +222,14 @@ def test_a_deactivated_rule_set_leaves_its_approvals_alive() -> None:
     core.derive(core.report(core.start(approval), SUCCESS))
     assert {} == core.state.conflict_keys
     core.prove()
+
+
+def test_the_longest_delays_fit_the_contract() -> None:
+    """The delay until a key that is held for years is free is the longest that the field holds, and pauses may be as long as theirs."""
+    pause_ms = 2**31 - 1
+    core = Core(document(decision_ttl_ms=10 * 365 * 24 * 3_600_000, retry={"backoff_initial_ms": pause_ms, "backoff_max_ms": pause_ms}))
+    approval = core.approve()
+    policy = approval.decision.retry_policy
+    assert (pause_ms, pause_ms) == (policy.backoff_initial_ms, policy.backoff_max_ms)
+    assert 2**31 - 1 == rival(core).retry_hint.retry_after_ms
+    core.prove()

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.driver import SUBJECT, Core, document
+from tests.support.hashes import sha256_of
 
 VALUES: Final[dict[str, object]] = {"string": "x", "number": 0.5, "integer": 3, "boolean": True}
 NAMES: Final = ("a", "b", "c", "d")
@@ -46,7 +47,7 @@ def say(core: Core, key: str, value: object, tier: int, source: str, subject: st
     at_ms = core.now_ms - age_ms
     if tier == 1:
         return core.fact(key, value, subject=subject, source=source, occurred_at_ms=at_ms)
-    evidence = core.tool_result(tool_name=source, content_hash=f"sha256:{len(core.events)}") if tier == 2 else None
+    evidence = core.tool_result(tool_name=source, content_hash=sha256_of(str(len(core.events)))) if tier == 2 else None
     return core.observe(key, value, evidence=evidence, tool=source, subject=subject, observed_at_ms=at_ms)
 
 

@@ -25,6 +25,7 @@ from gavel_rules.limits import (
 from gavel_rules.values import python_to_value
 
 from tests.support.driver import AGENT, SUBJECT, SUCCESS, Core, compile_cached, document, fact_envelope, observation_envelope
+from tests.support.hashes import sha256_of
 
 INFERENCE = common_pb2.TRUST_TIER_3_AGENT_INFERENCE
 TOOL = common_pb2.TRUST_TIER_2_TOOL_OBSERVATION
@@ -39,7 +40,7 @@ def call(core: Core, number: int) -> None:
 
 def result_of(number: int, trace_id: str = TRACE) -> Envelope:
     """Return the result of a tool call."""
-    tool_result = ToolResult(tool_name="fraud-tool", execution_id=f"exec_{number:012x}", content_hash="sha256:1")
+    tool_result = ToolResult(tool_name="fraud-tool", execution_id=f"exec_{number:012x}", content_hash=sha256_of("1"))
     return Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_result=tool_result)
 
 
@@ -117,12 +118,12 @@ def test_the_readings_of_a_result_are_bounded() -> None:
     core = Core(document())
     (evidence,) = results(core, 1)
     for first in range(0, READINGS_PER_RESULT_MAX, EXTRACTED_FIELDS_MAX):
-        observation = observation_envelope(f"k.n{first}", 1, evidence=evidence, evidence_hash="sha256:1")
+        observation = observation_envelope(f"k.n{first}", 1, evidence=evidence, evidence_hash=sha256_of("1"))
         for number in range(first, first + EXTRACTED_FIELDS_MAX):
             observation.observation.extracted_fields[f"k.n{number}"].CopyFrom(python_to_value(1))
         core.publish(observation)
     assert READINGS_PER_RESULT_MAX == len(core.state.readings[evidence.event_id])
-    one_more = observation_envelope("k.more", 1, evidence=evidence, evidence_hash="sha256:1")
+    one_more = observation_envelope("k.more", 1, evidence=evidence, evidence_hash=sha256_of("1"))
     fault = core.fault(publishing(core, one_more))
     assert (error_pb2.ERROR_REASON_WRONG_STATE, True) == (fault.reason, evidence.event_id in fault.message)
     assert TOOL == read(core, evidence, "k.n0", 1)

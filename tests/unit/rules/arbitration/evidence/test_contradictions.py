@@ -11,6 +11,7 @@ from gavel_rules import reason_codes
 from gavel_rules.limits import TRACE_LAPSE_MS
 
 from tests.support.driver import SUBJECT, Core, document
+from tests.support.hashes import sha256_of
 
 REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 APPROVED = decision_pb2.OUTCOME_APPROVED
@@ -87,7 +88,7 @@ def test_other_subjects_and_other_results_do_not_contradict(core: Core) -> None:
     evidence = core.tool_result()
     core.observe("order.score", 0.1, evidence=evidence)
     core.observe("order.score", 0.9, evidence=evidence, subject="order/2")
-    core.observe("order.score", 0.3, evidence=core.tool_result(content_hash="sha256:2"))
+    core.observe("order.score", 0.3, evidence=core.tool_result(content_hash=sha256_of("2")))
     core.observe("order.score", 0.4)
     assert APPROVED == core.decide([core.fact("order.status", "delivered")]).outcome
     core.prove()
@@ -109,7 +110,7 @@ def test_new_evidence_resolves_a_contradiction(core: Core) -> None:
         core.observe("order.score", value, evidence=evidence)
     assert REVIEW == core.decide([status]).outcome
     core.pass_time(1)
-    core.observe("order.score", 0.3, evidence=core.tool_result("trace-2", content_hash="sha256:2"), trace_id="trace-2")
+    core.observe("order.score", 0.3, evidence=core.tool_result("trace-2", content_hash=sha256_of("2")), trace_id="trace-2")
     assert APPROVED == core.decide([status], trace_id="trace-2").outcome
     core.prove()
 

@@ -15,6 +15,7 @@ from gavel_rules import reason_codes
 from google.protobuf.json_format import MessageToDict
 
 from tests.support.driver import START_MS, SUBJECT, Core, document
+from tests.support.hashes import sha256_of
 
 APPROVE: list[dict[str, Any]] = [{"id": "fine", "when": '!has(facts.value) || facts.value != ""', "effect": "approve"}]
 MISSING = decision_pb2.FACT_REQUIREMENT_STATE_MISSING
@@ -96,7 +97,7 @@ def test_a_bare_observation_does_not_displace_one_with_evidence() -> None:
     core.observe("k.value", "guess")
     decision = decide(core)
     assert observation.event_id == selected_event(decision)
-    assert (common_pb2.TRUST_TIER_2_TOOL_OBSERVATION, "sha256:1") == (
+    assert (common_pb2.TRUST_TIER_2_TOOL_OBSERVATION, sha256_of("1")) == (
         decision.pinned_facts[0].trust_tier,
         decision.pinned_facts[0].evidence_hash,
     )

@@ -19,6 +19,7 @@ from gavel_rules.events.timestamps import timestamp
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX, TRACE_LAPSE_MS
 
 from tests.support.driver import AGENT, START_MS, SUBJECT, Core, document, fact_envelope, observation_envelope
+from tests.support.hashes import sha256_of
 
 TIER_2 = common_pb2.TRUST_TIER_2_TOOL_OBSERVATION
 TIER_3 = common_pb2.TRUST_TIER_3_AGENT_INFERENCE
@@ -33,7 +34,7 @@ def call(core: Core, trace_id: str = "trace-1", **changes: Any) -> Envelope:
 
 def result(core: Core, trace_id: str = "trace-1", **changes: Any) -> Envelope:
     """Publish a tool result."""
-    content = {"tool_name": "fraud-tool", "execution_id": "exec_00000000000a", "content_hash": "sha256:1", **changes}
+    content = {"tool_name": "fraud-tool", "execution_id": "exec_00000000000a", "content_hash": sha256_of("1"), **changes}
     return core.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=AGENT, tool_result=ToolResult(**content)))
 
 
@@ -68,7 +69,7 @@ def test_evidence_may_be_about_another_subject() -> None:
         pytest.param({}, {"is_error": True, "error_code": "E_TIMEOUT"}, {}, id="failed-call"),
         pytest.param({}, {"tool_name": "other-tool"}, {}, id="result-of-another-tool"),
         pytest.param({}, {}, {"tool": "other-tool"}, id="observation-names-another-tool"),
-        pytest.param({}, {}, {"evidence_hash": "sha256:2"}, id="another-hash"),
+        pytest.param({}, {}, {"evidence_hash": sha256_of("2")}, id="another-hash"),
         pytest.param({}, {}, {"evidence_hash": ""}, id="no-hash"),
         pytest.param({}, {}, {"evidence": None}, id="no-evidence"),
     ],
@@ -87,7 +88,7 @@ def test_mismatched_evidence_is_inference(of_call: dict[str, Any], of_result: di
 def test_evidence_must_be_a_tool_result() -> None:
     """An observation whose `evidence_ref` names another kind of event is tier 3."""
     core = Core()
-    envelope = observation_envelope("k.value", 1, evidence=result(core), evidence_hash="sha256:1")
+    envelope = observation_envelope("k.value", 1, evidence=result(core), evidence_hash=sha256_of("1"))
     envelope.observation.evidence_ref = call(core).event_id
     assert TIER_3 == core.publish(envelope).observation.trust_tier
 

@@ -124,6 +124,8 @@ def test_suggestions_for_common_mistakes(old: str, new: str, expected: str) -> N
         ("    facts:\n", "    contest_window_ms: 0\n    facts:\n", []),
         ("    facts:\n", "    contest_window_ms: 86400000\n    facts:\n", []),
         ("    facts:\n", "    contest_window_ms: 86400001\n    facts:\n", [(7, 24, "out-of-range")]),
+        ("    facts:\n", "    retry: {backoff_initial_ms: 2147483648}\n    facts:\n", [(7, 33, "out-of-range")]),
+        ("    facts:\n", "    retry: {backoff_max_ms: 2147483648}\n    facts:\n", [(7, 29, "out-of-range")]),
         ("    facts:\n", "    contest_window_ms: -1\n    facts:\n", [(7, 24, "out-of-range")]),
         ("    facts:\n", "    score: 1.0 - proposal.risk\n    facts:\n", []),
         ("    facts:\n", "    score: proposal.priority\n    facts:\n", [(7, 12, "not-double")]),

@@ -32,6 +32,7 @@ from tests.support.driver import (
     observation_envelope,
     proposal_envelope,
 )
+from tests.support.hashes import sha256_of
 
 Make = Callable[[Core], Envelope]
 
@@ -53,7 +54,7 @@ def _tool_call(core: Core) -> Envelope:
 
 
 def _tool_result(core: Core) -> Envelope:
-    return Envelope(subject=SUBJECT, producer=AGENT, tool_result=ToolResult(tool_name="fraud-tool", content_hash="sha256:1"))
+    return Envelope(subject=SUBJECT, producer=AGENT, tool_result=ToolResult(tool_name="fraud-tool", content_hash=sha256_of("1")))
 
 
 def _diagnostic(core: Core) -> Envelope:
