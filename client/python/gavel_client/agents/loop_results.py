@@ -53,7 +53,7 @@ class Round:
     proposal: Envelope
     """The proposal as sent."""
     decision: Envelope | None = None
-    """The recorded decision; None if the deadline came first. Submitting the same envelope again returns it."""
+    """The recorded decision; after a review, the one that followed from the verdict. None if the deadline came first."""
     published: list[Envelope] = field(default_factory=list)
     """Events that the loop or its providers recorded after the rejection: tool calls, results, observations, facts."""
     failures: list[ProviderFailure] = field(default_factory=list)

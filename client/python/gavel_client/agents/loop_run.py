@@ -8,8 +8,8 @@ from typing import Final
 from gavel.v1.decision_pb2 import (
     FACT_REQUIREMENT_STATE_SUPERSEDED,
     OUTCOME_APPROVED,
+    OUTCOME_NEEDS_HUMAN_REVIEW,
     OUTCOME_REJECTED,
-    REMEDY_ASK_PERSON,
     REMEDY_CITE_AGAIN,
     REMEDY_REVISE_PARAMS,
     REMEDY_WAIT,
@@ -25,7 +25,7 @@ from gavel_client.agents.evidence_collection import EvidenceCollector
 from gavel_client.agents.loop_results import LoopResult, LoopStoppedError, Round, StopReason
 from gavel_client.agents.providers import FactProviders
 from gavel_client.agents.recorded_steps import EVENT_ID_REUSED, WORK, RecordedSteps, work
-from gavel_client.agents.remedies import EVIDENCE_REMEDIES, first_remedy, remedies_of
+from gavel_client.agents.remedies import EVIDENCE_REMEDIES, first_remedy, is_under_review, remedies_of
 from gavel_client.agents.run_ids import next_event_id
 from gavel_client.agents.threaded_client import LoopClient
 from gavel_client.rpc.calls import READ_TIMEOUT_MS
@@ -72,6 +72,8 @@ class LoopRun:
         current = Round(proposal)
         self._rounds.append(current)
         recorded = current.decision = await self._submit(current)
+        if recorded.decision.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
+            recorded = current.decision = await self._steps.verdict(recorded)
         decision = recorded.decision
         _stop_if_final(decision)
         next_proposal = Envelope()
@@ -133,20 +135,24 @@ class LoopRun:
         remedies = remedies_of(decision)
         if remedies[0] == REMEDY_WAIT:
             return await self._wait_until_free(current, decision.retry_hint.retry_after_ms, next_proposal)
-        if remedies[0] in EVIDENCE_REMEDIES and REMEDY_REVISE_PARAMS in remedies and await self._cite_anew(decision, next_proposal):
-            return None
-        # An agent that named a version of the projection wants to read the newer one before it proposes again.
-        needs_revision = REMEDY_REVISE_PARAMS in remedies or (REMEDY_CITE_AGAIN in remedies and _names_projection(next_proposal))
+        needs_evidence = not EVIDENCE_REMEDIES.isdisjoint(remedies)
+        needs_revision = REMEDY_REVISE_PARAMS in remedies
+        if not needs_evidence and not needs_revision:
+            raise LoopStoppedError(StopReason.NOT_RETRYABLE, f"the producer cannot help: {decision.reason_code}")
+        if needs_evidence and not decision.retry_hint.fact_requirements:
+            # Nothing in particular is missing: what has come into the projection since may help.
+            if await self._cite_anew(decision, next_proposal):
+                return None
+            needs_revision = True
         if needs_revision and self._revise is None:
             raise LoopStoppedError(StopReason.NEEDS_REVISION, f"refused with {decision.reason_code}, and the loop has no revise function")
         progress = await self._collect(current, decision, next_proposal)
         if needs_revision:
             progress = await self._apply_revision(current, next_proposal)
         self._citations.cite_in(next_proposal.proposal)
-        # A proposal with the same fingerprint would be refused as a duplicate, unless only the projection was outdated.
-        is_same = is_repetition(next_proposal, current.proposal)
+        # A repetition would be refused as a duplicate, unless only the projection was outdated.
         is_later = next_proposal.proposal.projection_version > current.proposal.proposal.projection_version
-        if (is_same and not is_later) or not progress:
+        if (is_repetition(next_proposal, current.proposal) and not is_later) or not progress:
             raise LoopStoppedError(StopReason.NO_PROGRESS, f"refused with {decision.reason_code}, and there is no new evidence or revision")
         return None
 
@@ -177,11 +183,18 @@ class LoopRun:
 
     async def _cite_anew(self, decision: Decision, next_proposal: Envelope) -> bool:
         """Cite evidence of the projection that `next_proposal` lacks; return whether that can help."""
-        if _names_projection(next_proposal) or not await self._cite_projection(decision, next_proposal):
+        if decision.previous_decision_id:
+            # A person has opened the trace again, which may accept even the same proposal.
+            await self._cite_projection(decision, next_proposal)
+            self._citations.cite_in(next_proposal.proposal)
+            return True
+        # An agent that named a version of the projection wants to read the newer one before it proposes again.
+        if next_proposal.proposal.HasField("projection_version") or not await self._cite_projection(decision, next_proposal):
             return False
         self._citations.cite_in(next_proposal.proposal)
         preflight = await self._preflight(next_proposal)
-        return preflight.outcome == OUTCOME_APPROVED or REMEDY_REVISE_PARAMS not in remedies_of(preflight)
+        is_same = preflight.outcome == OUTCOME_REJECTED and preflight.reason_code == decision.reason_code
+        return preflight.outcome == OUTCOME_APPROVED or not (is_same or REMEDY_REVISE_PARAMS in remedies_of(preflight))
 
     async def _apply_revision(self, current: Round, next_proposal: Envelope) -> bool:
         """Let the agent revise its proposal; return whether it changed."""
@@ -200,10 +213,11 @@ class LoopRun:
 
     async def _cite_projection(self, decision: Decision, next_proposal: Envelope) -> bool:
         """Cite the projection's newer versions of outdated or missing citations; return whether any is new."""
-        rows = [row for row in decision.retry_hint.fact_requirements if row.state == FACT_REQUIREMENT_STATE_SUPERSEDED]
+        requirements = decision.retry_hint.fact_requirements
+        rows = [row for row in requirements if row.state == FACT_REQUIREMENT_STATE_SUPERSEDED]
         required = {(row.subject, row.key) for row in rows}
         subjects = [row.subject for row in rows]
-        cites_subject = not rows and REMEDY_CITE_AGAIN in remedies_of(decision) and not _names_projection(next_proposal)
+        cites_subject = not requirements or (not rows and REMEDY_CITE_AGAIN in remedies_of(decision))
         if cites_subject:
             subjects.append(next_proposal.subject)
         progress = False
@@ -252,18 +266,13 @@ class LoopRun:
         return response.decision
 
 
-def _names_projection(proposal: Envelope) -> bool:
-    """Return whether a proposal holds only for one version of the projection."""
-    return proposal.proposal.HasField("projection_version")
-
-
 def _stop_if_final(decision: Decision) -> None:
     """Raise LoopStoppedError unless the decision is a retryable refusal."""
     if decision.outcome == OUTCOME_APPROVED:
         raise LoopStoppedError(StopReason.APPROVED, "approved")
     if decision.terminal:
         raise LoopStoppedError(StopReason.TERMINAL, f"no proposal can succeed in the present state: {decision.reason_code}")
-    if first_remedy(decision) == REMEDY_ASK_PERSON:
+    if is_under_review(decision):
         raise LoopStoppedError(StopReason.REVIEW, f"a person has to decide: {decision.reason_code}")
     if decision.outcome != OUTCOME_REJECTED or not decision.retry_hint.retryable:
         raise LoopStoppedError(StopReason.NOT_RETRYABLE, f"another try cannot help: {decision.reason_code}")

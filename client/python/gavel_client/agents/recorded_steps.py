@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import grpc
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_UNSPECIFIED
 from gavel.v1.envelope_pb2 import Envelope
 from google.protobuf.struct_pb2 import Struct
 
@@ -77,6 +78,18 @@ class RecordedSteps:
                 raise
             return False
         return True
+
+    async def verdict(self, decision: Envelope) -> Envelope:
+        """Return the decision that followed from the verdict on a review, or the review's own while it is open."""
+        response = await self._deadline.call(lambda: self._client.wait_decision(decision.event_id, timeout_ms=0))
+        if response.phase == DECISION_PHASE_UNSPECIFIED:
+            return decision
+        # An approval may have expired since, or been reviewed again.
+        latest: Envelope | None = response.decision
+        while latest is not None and latest.decision.previous_decision_id != decision.event_id:
+            previous_id = latest.decision.previous_decision_id
+            latest = await self._event(previous_id) if previous_id else None
+        return decision if latest is None else latest
 
     async def _event(self, event_id: str) -> Envelope | None:
         """Return an event; None if the bus does not know its id, or no longer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gavel.v1.arbitration_service_pb2 import PreflightResponse, SubmitProposalResponse
+from gavel.v1.arbitration_service_pb2 import PreflightResponse, SubmitProposalResponse, WaitDecisionResponse
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventResponse, PublishEventResponse
 from gavel.v1.projection_service_pb2 import GetProjectionResponse
@@ -34,6 +34,10 @@ class ThreadedClient:
     async def get_event(self, *, event_id: str, timeout_ms: int) -> GetEventResponse:
         """Read one event."""
         return await asyncio.to_thread(self._client.get_event, event_id=event_id, timeout_ms=timeout_ms)
+
+    async def wait_decision(self, decision_id: str, *, timeout_ms: int) -> WaitDecisionResponse:
+        """Wait until a decision is no longer under review."""
+        return await asyncio.to_thread(self._client.wait_decision, decision_id, timeout_ms=timeout_ms)
 
     async def get_projection(self, subject: str, *, page_token: str = "", timeout_ms: int) -> GetProjectionResponse:
         """Read a page of the state of a subject."""

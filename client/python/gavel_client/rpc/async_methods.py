@@ -109,10 +109,9 @@ class AsyncMethods(ABC):
         bus: str = "",
         timeout_ms: int = WAIT_TIMEOUT_MS,
     ) -> arbitration.WaitDecisionResponse:
-        """Wait at most 60 s until a decision has reached a phase: DECIDED, EXECUTED or CLOSED.
+        """Wait until a decision has reached a phase: DECIDED, EXECUTED or CLOSED. Return after `timeout_ms` (at most 60 s) in any case.
 
-        `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase reached,
-        which is lower than the requested one if the time was too short; then call again. The server answers shortly before `timeout_ms`.
+        `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase reached.
         """
         return await self._call(calls.wait_decision(decision_id, phase=phase, bus=bus, timeout_ms=timeout_ms))
 

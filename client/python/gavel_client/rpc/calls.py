@@ -7,6 +7,7 @@ the whole call, including retries and pauses; for a stream None means no deadlin
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel.v1.tool_service_pb2_grpc import ToolServiceStub
 from gavel.v1.work_service_pb2 import WorkQueue
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
+from google.protobuf.duration_pb2 import Duration
 
 from gavel_client.envelopes import new_event_id
 
@@ -43,9 +45,8 @@ READ_TIMEOUT_MS: Final = 10_000
 WRITE_TIMEOUT_MS: Final = 30_000
 # The server compiles a rule set before it responds.
 COMPILE_TIMEOUT_MS: Final = 60_000
-# One WaitDecision lasts so long at most, and is not worth while for less.
+# One WaitDecision waits so long at most.
 WAIT_TIMEOUT_MS: Final = 60_000
-POLL_MS_MIN: Final = 1_000
 
 # Responses may be larger than requests: a page of 1,000 events, 500 decisions with their evidence.
 RESPONSE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -189,13 +190,15 @@ def wait_decision(
     bus: str = "",
     timeout_ms: int = WAIT_TIMEOUT_MS,
 ) -> UnaryCall[arbitration.WaitDecisionResponse]:
-    """Wait at most 60 s until a decision has reached a phase: DECIDED, EXECUTED or CLOSED.
+    """Wait until a decision has reached a phase: DECIDED, EXECUTED or CLOSED. Return after `timeout_ms` (at most 60 s) in any case.
 
-    `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase reached,
-    which is lower than the requested one if the time was too short; then call again. The server answers shortly before `timeout_ms`.
+    `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase reached.
     """
-    request = arbitration.WaitDecisionRequest(bus=bus, decision_id=decision_id, phase=phase)
-    return _unary(ArbitrationServiceStub, lambda stub: stub.WaitDecision, request, timeout_ms)
+    timeout = Duration()
+    timeout.FromMilliseconds(timeout_ms)
+    request = arbitration.WaitDecisionRequest(bus=bus, decision_id=decision_id, phase=phase, timeout=timeout)
+    # The server answers when the time is over; the call lasts longer only if the server is slow or restarts.
+    return _unary(ArbitrationServiceStub, lambda stub: stub.WaitDecision, request, timeout_ms + READ_TIMEOUT_MS)
 
 
 def accept_clock(
@@ -548,13 +551,8 @@ def list_consumers(*, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> Unary
 
 
 def poll_ms(ends_at: float) -> int:
-    """Return the deadline of one WaitDecision, for a wait that ends at `ends_at` of the monotonic clock, in seconds."""
-    return max(1, min(WAIT_TIMEOUT_MS, int((ends_at - time.monotonic()) * 1000)))
-
-
-def is_last_poll(ends_at: float) -> bool:
-    """Return whether no time is left for another WaitDecision. The server answers up to half a second before the deadline."""
-    return ends_at - time.monotonic() < POLL_MS_MIN / 1000
+    """Return the timeout of one WaitDecision, for a wait that ends at `ends_at` of the monotonic clock, in seconds."""
+    return max(0, min(WAIT_TIMEOUT_MS, math.ceil((ends_at - time.monotonic()) * 1000)))
 
 
 def with_event_id(envelope: Envelope) -> Envelope:

@@ -54,13 +54,14 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
         """Wait until a decision has reached a phase: DECIDED, EXECUTED or CLOSED.
 
         `decision_id` may also be the event_id of a proposal. The response holds the latest decision, the last report and the phase
-        reached, which is lower than the requested one if `timeout_ms` was too short. One call of the server waits at most 60 s; this
-        method calls it repeatedly.
+        reached, which is lower than the requested one if `timeout_ms` has passed; 0 returns at once. One call of the server waits at most
+        60 s, so this method may make several.
         """
         ends_at = time.monotonic() + timeout_ms / 1000
         while True:
-            response = await super().wait_decision(decision_id, phase=phase, bus=bus, timeout_ms=calls.poll_ms(ends_at))
-            if response.phase >= phase or calls.is_last_poll(ends_at):
+            wait_ms = calls.poll_ms(ends_at)
+            response = await super().wait_decision(decision_id, phase=phase, bus=bus, timeout_ms=wait_ms)
+            if response.phase >= phase or wait_ms == 0:
                 return response
 
     async def stream_proposals(

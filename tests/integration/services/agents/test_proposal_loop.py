@@ -15,6 +15,7 @@ import pytest
 from gavel.v1 import common_pb2
 from gavel.v1.common_pb2 import EventCategory
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT, ReviewVerdict
 from gavel.v1.proposal_pb2 import Proposal
 from gavel_client import (
     FactNeed,
@@ -60,6 +61,7 @@ rules:
   - {id: small, action: refund.create, priority: 1, when: params.amount <= 100, effect: approve}
 """
 
+REVOCATION_ID = "7b7a1a52-8d0c-4d8e-9d75-0f3d0e6f1f55"
 TOOL_EVENTS = {EventCategory.Value("EVENT_CATEGORY_TOOL_CALL_EVENT"), EventCategory.Value("EVENT_CATEGORY_TOOL_RESULT_EVENT")}
 
 
@@ -321,6 +323,39 @@ async def test_review_ends_the_loop(client: GavelClient) -> None:
     assert result.decision is not None
     second = await ProposalLoop(client, Sources(client).providers).run(draft(trace_id=result.decision.trace_id))
     assert (StopReason.REVIEW, ["UNDER_REVIEW"]) == (second.reason, codes(second))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason"), [(REVIEW_VERDICT_APPROVE, StopReason.APPROVED), (REVIEW_VERDICT_REJECT, StopReason.TERMINAL)]
+)
+async def test_repeated_run_gets_the_verdict(client: GavelClient, verdict: ReviewVerdict.ValueType, reason: StopReason) -> None:
+    """A run that ended with a review, repeated after the verdict, ends with the decision that followed, also if that has expired since."""
+    loop = ProposalLoop(client, Sources(client).providers)
+    first = await loop.run(draft(amount=5000), run_key="task-1")
+    assert first.reason is StopReason.REVIEW
+    assert first.decision is not None
+    assert first.decision == (await loop.run(draft(amount=5000), run_key="task-1")).decision
+    followed = (await client.resolve_review(first.decision.event_id, verdict, reviewer="ann", reason="seen")).decision
+    for _ in range(2):
+        result = await loop.run(draft(amount=5000), run_key="task-1")
+        assert (reason, followed) == (result.reason, result.decision), result.detail
+        if verdict == REVIEW_VERDICT_APPROVE:
+            await client.revoke_decision(followed.event_id, revoked_by="ann", reason="no", event_id=REVOCATION_ID)
+
+
+async def test_released_trace_goes_on(client: GavelClient) -> None:
+    """After a person has released the trace of a run, the repeated run proposes once more, caused by the release."""
+    loop = ProposalLoop(client, Sources(client).providers, proposals_max=20)
+    run: dict[str, Any] = {"trace_id": "refund-1"}
+    for number in range(8):
+        refused = (await client.submit_proposal(draft(amount=500 + number, **run))).decision
+        assert "NO_FACT_INPUT" == refused.decision.reason_code
+    limited = await loop.run(draft(**run), run_key="task-1")
+    assert (StopReason.REVIEW, "REJECTION_LIMIT") == (limited.reason, codes(limited)[-1])
+    assert limited.decision is not None
+    await client.resolve_review(limited.decision.event_id, REVIEW_VERDICT_APPROVE, reviewer="ann", reason="go on")
+    result = await loop.run(draft(**run), run_key="task-1")
+    assert (StopReason.APPROVED, "REVIEW_RELEASED") == (result.reason, codes(result)[0]), result.detail
 
 
 async def test_terminal_refusal_ends_the_loop(client: GavelClient) -> None:
