@@ -12,6 +12,7 @@ from gavel_client.agents.providers import FactNeed, FactProviders, ToolReading
 from gavel_client.agents.trigger_file import load_triggers
 from gavel_client.agents.trigger_subscription import PositionFile, TriggerSubscription
 from gavel_client.agents.triggers import Firing, Trigger
+from gavel_client.decisions import explain, to_dict
 from gavel_client.envelopes import (
     content_hash,
     diagnostic_envelope,
@@ -62,12 +63,14 @@ __all__ = [
     "content_hash",
     "diagnostic_envelope",
     "execution_envelope",
+    "explain",
     "fact_envelope",
     "load_triggers",
     "new_event_id",
     "observation_envelope",
     "proposal_envelope",
     "reference",
+    "to_dict",
     "tool_call_envelope",
     "tool_result_envelope",
 ]

@@ -1,7 +1,8 @@
 """Builders of envelopes from plain Python values. They leave the fields of the server empty.
 
 Each builder assigns an event_id, which is the idempotency key: sending the same envelope again, even after a crash or a timeout,
-adds nothing to the log. Build one envelope for each event, not one for each try.
+adds nothing to the log. Build one envelope for each event, not one for each try. `EnvelopeFields` describes the arguments that all
+builders take.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from gavel_client.values import to_struct, to_value
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    pass
 
 
 class EnvelopeFields(TypedDict, total=False):
-    """Optional fields of any envelope, in addition to subject, producer and payload.
+    """The optional fields that every builder takes, as a type for dicts of them.
 
     `event_id`: a UUID of any version but 8; default: a new UUIDv7. `event_name`: PascalCase, past tense. `occurred_at`: an aware
     datetime; default: the time at which the server records the event. `trace_id`: 1..128 printable ASCII characters.
@@ -74,7 +75,12 @@ def proposal_envelope(
     confidence: float = 0.0,
     priority: int = 0,
     projection_version: int | None = None,
-    **fields: Unpack[EnvelopeFields],
+    event_id: str = "",
+    event_name: str = "",
+    occurred_at: datetime | None = None,
+    trace_id: str = "",
+    causation_id: str = "",
+    version_binding: VersionBinding | None = None,
 ) -> Envelope:
     """Return a PROPOSAL of an agent: one action on `subject` (constitution §5.5).
 
@@ -94,7 +100,15 @@ def proposal_envelope(
         max_fact_age_ms=max_fact_age_ms,
         projection_version=projection_version,
     )
-    return _envelope(Envelope(subject=subject, producer=producer, proposal=proposal), fields)
+    return _envelope(
+        Envelope(subject=subject, producer=producer, proposal=proposal),
+        event_id,
+        event_name,
+        occurred_at,
+        trace_id,
+        causation_id,
+        version_binding,
+    )
 
 
 def fact_envelope(
@@ -105,14 +119,21 @@ def fact_envelope(
     value: object,
     observed_from: ObservedFrom.ValueType = OBSERVED_FROM_UNSPECIFIED,
     max_age_ms: int = 0,
-    **fields: Unpack[EnvelopeFields],
+    event_id: str = "",
+    event_name: str = "",
+    occurred_at: datetime | None = None,
+    trace_id: str = "",
+    causation_id: str = "",
+    version_binding: VersionBinding | None = None,
 ) -> Envelope:
     """Return a FACT of a controlled channel: `key` of `subject` has `value`; None retracts it (constitution §4.7).
 
     `max_age_ms` 0: the fact sets no limit on its age.
     """
     fact = Fact(key=key, value=to_value(value), observed_from=observed_from, max_age_ms=max_age_ms)
-    return _envelope(Envelope(subject=subject, producer=producer, fact=fact), fields)
+    return _envelope(
+        Envelope(subject=subject, producer=producer, fact=fact), event_id, event_name, occurred_at, trace_id, causation_id, version_binding
+    )
 
 
 def observation_envelope(
@@ -125,7 +146,12 @@ def observation_envelope(
     evidence: Envelope | None = None,
     observed_at: datetime | None = None,
     confidence: float = 1.0,
-    **fields: Unpack[EnvelopeFields],
+    event_id: str = "",
+    event_name: str = "",
+    occurred_at: datetime | None = None,
+    trace_id: str = "",
+    causation_id: str = "",
+    version_binding: VersionBinding | None = None,
 ) -> Envelope:
     """Return an OBSERVATION of an agent: values by fact key, read through a tool (constitution §4.6).
 
@@ -141,7 +167,15 @@ def observation_envelope(
     )
     for key, value in extracted_fields.items():
         observation.extracted_fields[key].CopyFrom(to_value(value, f"extracted_fields[{key!r}]"))
-    return _envelope(Envelope(subject=subject, producer=producer, observation=observation), fields)
+    return _envelope(
+        Envelope(subject=subject, producer=producer, observation=observation),
+        event_id,
+        event_name,
+        occurred_at,
+        trace_id,
+        causation_id,
+        version_binding,
+    )
 
 
 def tool_call_envelope(
@@ -157,7 +191,12 @@ def tool_call_envelope(
     caller_role: str = "",
     arguments_summary: str = "",
     started_at: datetime | None = None,
-    **fields: Unpack[EnvelopeFields],
+    event_id: str = "",
+    event_name: str = "",
+    occurred_at: datetime | None = None,
+    trace_id: str = "",
+    causation_id: str = "",
+    version_binding: VersionBinding | None = None,
 ) -> Envelope:
     """Return a TOOL_CALL of an agent, with a new execution_id (constitution 001).
 
@@ -175,7 +214,15 @@ def tool_call_envelope(
         arguments_summary=arguments_summary,
         started_at=_timestamp(started_at),
     )
-    return _envelope(Envelope(subject=subject, producer=producer, tool_call=tool_call), fields)
+    return _envelope(
+        Envelope(subject=subject, producer=producer, tool_call=tool_call),
+        event_id,
+        event_name,
+        occurred_at,
+        trace_id,
+        causation_id,
+        version_binding,
+    )
 
 
 def tool_result_envelope(
@@ -190,7 +237,12 @@ def tool_result_envelope(
     evidence_uri: str = "",
     duration_ms: int = 0,
     finished_at: datetime | None = None,
-    **fields: Unpack[EnvelopeFields],
+    event_id: str = "",
+    event_name: str = "",
+    occurred_at: datetime | None = None,
+    trace_id: str = "",
+    causation_id: str = "",
+    version_binding: VersionBinding | None = None,
 ) -> Envelope:
     """Return the TOOL_RESULT of the recorded TOOL_CALL `call`, with its subject, producer, trace and execution_id.
 
@@ -215,8 +267,8 @@ def tool_result_envelope(
         finished_at=_timestamp(finished_at),
     )
     envelope = Envelope(subject=call.subject, producer=call.producer, tool_result=tool_result)
-    inherited: EnvelopeFields = {"trace_id": call.trace_id, "causation_id": call.event_id}
-    return _envelope(envelope, {**inherited, **fields})
+    trace_id, causation_id = trace_id or call.trace_id, causation_id or call.event_id
+    return _envelope(envelope, event_id, event_name, occurred_at, trace_id, causation_id, version_binding)
 
 
 def content_hash(value: Any) -> str:
@@ -235,7 +287,12 @@ def diagnostic_envelope(
     attributes: Mapping[str, object] | None = None,
     graph_transition: GraphTransition | None = None,
     llm_invocation: LlmInvocation | None = None,
-    **fields: Unpack[EnvelopeFields],
+    event_id: str = "",
+    event_name: str = "",
+    occurred_at: datetime | None = None,
+    trace_id: str = "",
+    causation_id: str = "",
+    version_binding: VersionBinding | None = None,
 ) -> Envelope:
     """Return an AGENT_DIAGNOSTIC: metadata of a run, never a chain of thought (constitution §8)."""
     diagnostic = AgentDiagnostic(
@@ -244,24 +301,59 @@ def diagnostic_envelope(
         graph_transition=graph_transition,
         llm_invocation=llm_invocation,
     )
-    return _envelope(Envelope(subject=subject, producer=producer, agent_diagnostic=diagnostic), fields)
+    return _envelope(
+        Envelope(subject=subject, producer=producer, agent_diagnostic=diagnostic),
+        event_id,
+        event_name,
+        occurred_at,
+        trace_id,
+        causation_id,
+        version_binding,
+    )
 
 
-def execution_envelope(subject: str, producer: Producer, execution: Execution, **fields: Unpack[EnvelopeFields]) -> Envelope:
+def execution_envelope(
+    subject: str,
+    producer: Producer,
+    execution: Execution,
+    *,
+    event_id: str = "",
+    event_name: str = "",
+    occurred_at: datetime | None = None,
+    trace_id: str = "",
+    causation_id: str = "",
+    version_binding: VersionBinding | None = None,
+) -> Envelope:
     """Return an EXECUTION, an executor's report of an attempt (constitution §7)."""
-    return _envelope(Envelope(subject=subject, producer=producer, execution=execution), fields)
+    return _envelope(
+        Envelope(subject=subject, producer=producer, execution=execution),
+        event_id,
+        event_name,
+        occurred_at,
+        trace_id,
+        causation_id,
+        version_binding,
+    )
 
 
-def _envelope(envelope: Envelope, fields: EnvelopeFields) -> Envelope:
-    envelope.event_id = fields.get("event_id") or new_event_id()
-    envelope.event_name = fields.get("event_name", "")
-    envelope.trace_id = fields.get("trace_id", "")
-    envelope.causation_id = fields.get("causation_id", "")
-    occurred_at = _timestamp(fields.get("occurred_at"))
-    if occurred_at is not None:
-        envelope.occurred_at.CopyFrom(occurred_at)
-    if "version_binding" in fields:
-        envelope.version_binding.CopyFrom(fields["version_binding"])
+def _envelope(
+    envelope: Envelope,
+    event_id: str,
+    event_name: str,
+    occurred_at: datetime | None,
+    trace_id: str,
+    causation_id: str,
+    version_binding: VersionBinding | None,
+) -> Envelope:
+    envelope.event_id = event_id or new_event_id()
+    envelope.event_name = event_name
+    envelope.trace_id = trace_id
+    envelope.causation_id = causation_id
+    occurrence = _timestamp(occurred_at)
+    if occurrence is not None:
+        envelope.occurred_at.CopyFrom(occurrence)
+    if version_binding is not None:
+        envelope.version_binding.CopyFrom(version_binding)
     return envelope
 
 

@@ -1,8 +1,11 @@
 """Handlers: the functions of an application that carry out actions, their context and their result.
 
-A handler is a coroutine function that acts on the outside world. The executor may call it again for the same decision (after a
-crash, a lost lease, a retry). The handler must therefore pass `context.idempotency_key` on, or check before it acts. The executor
-cancels a handler that exceeds its timeout or loses its lease; the handler must then stop everything it started.
+A handler is a function that acts on the outside world. The executor may call it again for the same decision (after a crash, a lost
+lease, a retry). The handler must therefore pass `context.idempotency_key` on, or check before it acts. The executor cancels a handler
+that exceeds its timeout or loses its lease; the handler must then stop everything it started.
+
+A coroutine function runs in the executor's event loop and must not block it. A plain function runs in a thread. A thread cannot be
+cancelled: a plain function looks at `context.cancelled` between its steps, and returns or raises once it is true.
 
     handlers = Handlers()
 
@@ -15,9 +18,10 @@ cancels a handler that exceeds its timeout or loses its lease; the handler must 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import (
@@ -44,6 +48,13 @@ class ExecutionContext:
     """Number of the attempt, from 1."""
     execution_id: str
     """Id of the attempt, "exec_" and 12 hex digits."""
+    cancellation: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+    """Set by the executor when the handler must stop."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler must stop: its time is over, its lease is lost, or the executor stops."""
+        return self.cancellation.is_set()
 
     @property
     def idempotency_key(self) -> str:
@@ -96,7 +107,8 @@ class HandlerResult:
         return cls(EXECUTION_STATUS_ABORTED, reason_code=reason_code)
 
 
-Handler = Callable[[ExecutionContext], Awaitable[HandlerResult]]
+Handler = Callable[[ExecutionContext], Awaitable[HandlerResult] | HandlerResult]
+_Handler = TypeVar("_Handler", bound=Handler)
 
 
 class ActionHandler(NamedTuple):
@@ -105,6 +117,11 @@ class ActionHandler(NamedTuple):
     handle: Handler
     timeout_ms: int
 
+    @property
+    def is_coroutine_function(self) -> bool:
+        """Whether the handler runs in the event loop; otherwise it runs in a thread."""
+        return inspect.iscoroutinefunction(self.handle) or inspect.iscoroutinefunction(type(self.handle).__call__)
+
 
 class Handlers(Mapping[str, ActionHandler]):
     """Handlers by action type."""
@@ -112,18 +129,12 @@ class Handlers(Mapping[str, ActionHandler]):
     def __init__(self) -> None:
         self._handlers: dict[str, ActionHandler] = {}
 
-    def action(self, action_type: str, *, timeout_ms: int = HANDLER_TIMEOUT_MS_DEFAULT) -> Callable[[Handler], Handler]:
-        """Register the decorated coroutine function for `action_type`.
+    def action(self, action_type: str, *, timeout_ms: int = HANDLER_TIMEOUT_MS_DEFAULT) -> Callable[[_Handler], _Handler]:
+        """Register the decorated function for `action_type`. Raises ValueError if the action already has a handler."""
 
-        Raises TypeError for a plain function, which would block all other attempts and the renewal of its own lease, and
-        ValueError if the action already has a handler.
-        """
-
-        def register(handler: Handler) -> Handler:
-            if not (inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)):
-                raise TypeError(
-                    f"the handler of {action_type} is not a coroutine function; use `async def`, and asyncio.to_thread for blocking calls"
-                )
+        def register(handler: _Handler) -> _Handler:
+            if not callable(handler):
+                raise TypeError(f"the handler of {action_type} is {type(handler).__name__}, not a function")
             if action_type in self._handlers:
                 raise ValueError(f"the action {action_type} already has a handler; register one handler for each action")
             self._handlers[action_type] = ActionHandler(handler, timeout_ms)

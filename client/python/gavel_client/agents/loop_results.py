@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_client.agents.providers import FactNeed
+from gavel_client.decisions import explain, to_dict
 from gavel_client.rpc.errors import GavelClientError
 
 
@@ -61,6 +63,19 @@ class Round:
     paused_ms: float = 0.0
     """Total of the loop's pauses in this round, in milliseconds."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the round as JSON values."""
+        return {
+            "proposal": to_dict(self.proposal),
+            "decision": None if self.decision is None else to_dict(self.decision),
+            "published": [to_dict(event) for event in self.published],
+            "failures": [
+                {"subject": one.need.subject, "keys": list(one.need.keys), "code": one.code, "message": one.message}
+                for one in self.failures
+            ],
+            "paused_ms": self.paused_ms,
+        }
+
 
 @dataclass(frozen=True)
 class LoopResult:
@@ -80,6 +95,16 @@ class LoopResult:
     def decision(self) -> Envelope | None:
         """The last decision, or None."""
         return next((one.decision for one in reversed(self.rounds) if one.decision is not None), None)
+
+    def explain(self) -> str:
+        """Return why the loop ended and what its last decision says, for people or for a language model."""
+        decision = self.decision
+        end = f"The loop ended: {self.detail}."
+        return end if decision is None else f"{explain(decision)}\n{end}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON values (see `gavel_client.to_dict`), e.g. for the state of a graph."""
+        return {"reason": self.reason.name, "detail": self.detail, "rounds": [one.to_dict() for one in self.rounds]}
 
 
 class LoopStoppedError(GavelClientError):

@@ -20,11 +20,13 @@ the decision's retry policy, or after a lease has lapsed.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import inspect
 import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -98,6 +100,7 @@ class Executor:
         )
         # Whether the server has recognised a decision from this queue, which proves that both belong to one log.
         self._log_confirmed = False
+        self._threads = ThreadPoolExecutor(concurrency, "gavel-handler")  # of plain functions; it starts none by itself
         self._in_progress: set[str] = set()  # decision_ids
         self._unhandled_actions: set[str] = set()  # action types, each logged once
 
@@ -113,7 +116,10 @@ class Executor:
 
     async def run(self) -> None:
         """Carry out decisions until `stop`. Raises WorkQueueError if the settings of the work queue are wrong."""
-        await self._consumer.run()
+        try:
+            await self._consumer.run()
+        finally:
+            self._threads.shutdown(wait=False)
 
     def stop(self) -> None:
         """Begin no further attempt. Handlers that do not end within `stop_grace_ms` are cancelled and reported as TIMEOUT."""
@@ -214,13 +220,13 @@ class Executor:
         context = ExecutionContext(started.decision, from_struct(decision.params), started.attempt, started.execution_id)
         _logger.info("decision=%s execution=%s attempt=%d begins", decision.decision_id, started.execution_id, started.attempt)
         began_at = now()
-        handling = asyncio.create_task(_run_handler(handler, context))
+        handling = asyncio.create_task(_run_handler(handler, context, self._threads))
         renewal = asyncio.create_task(keep_alive(self._client, started, self._producer, self._lease_ms, requested_at))
         report: Envelope | None = None
         try:
             await asyncio.wait({handling, renewal}, timeout=handler.timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             overdue = HandlerResult.timeout("HANDLER_TIMEOUT", f"took longer than {handler.timeout_ms} ms")
-            result = await _finish(handling, None if renewal.done() else overdue)
+            result = await _finish(handling, context, None if renewal.done() else overdue)
             recorded = None
             if result is not None:
                 report = report_envelope(started, self._producer, result, began_at, now())
@@ -232,7 +238,7 @@ class Executor:
         except asyncio.CancelledError:
             if report is None:
                 interrupted = HandlerResult.timeout("EXECUTOR_STOPPED", "the executor was stopped")
-                result = await _finish(handling, None if renewal.done() else interrupted)
+                result = await _finish(handling, context, None if renewal.done() else interrupted)
                 if result is not None:
                     report = report_envelope(started, self._producer, result, began_at, now())
             if report is not None and not await try_for(LAST_REPORT_MS, self._report(report)):
@@ -299,23 +305,39 @@ def retry_pause_ms(policy: RetryPolicy, attempts: int, decision_id: str) -> floa
     return min(pause, policy.backoff_max_ms) * (1 - int.from_bytes(jitter, "big") / 2**65)
 
 
-async def _run_handler(handler: ActionHandler, context: ExecutionContext) -> HandlerResult:
-    """Call a handler, in a task of its own, so that its exceptions are its outcome and not the executor's.
-
-    A plain function has already acted when it returns, so its return value counts like that of a coroutine function.
-    """
+async def _run_handler(handler: ActionHandler, context: ExecutionContext, threads: ThreadPoolExecutor) -> HandlerResult:
+    """Call a handler, in a task of its own, so that its exceptions are its outcome and not the executor's."""
     try:
-        answer: Any = handler.handle(context)
+        if handler.is_coroutine_function:
+            answer: Any = handler.handle(context)
+        else:
+            answer = await _run_in_thread(handler, context, threads)
         return await answer if inspect.isawaitable(answer) else answer  # type: ignore[no-any-return]  # handler_result checks it
     except SystemExit as error:
         # asyncio would end the process, and all other attempts with it. An exit of a handler ends its own attempt only.
         raise HandlerError(HANDLER_EXCEPTION, describe_error(error)) from error
 
 
-async def _finish(handling: asyncio.Future[HandlerResult], default: HandlerResult | None) -> HandlerResult | None:
+async def _run_in_thread(handler: ActionHandler, context: ExecutionContext, threads: ThreadPoolExecutor) -> Any:
+    """Call a plain function in a thread. The task ends only with the thread, which may act until then, even if the task is cancelled."""
+    running = threads.submit(contextvars.copy_context().run, handler.handle, context)
+    waiting = asyncio.wrap_future(running)
+    while True:
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            if waiting.done() or running.cancel():
+                raise
+            _logger.info("execution=%s must stop; its thread is asked to", context.execution_id)
+
+
+async def _finish(
+    handling: asyncio.Future[HandlerResult], context: ExecutionContext, default: HandlerResult | None
+) -> HandlerResult | None:
     """Return the handler's result. Cancel a handler that still runs; if it then returns no HandlerResult, return `default`."""
     if handling.done():
         return handler_result(handling)
+    context.cancellation.set()
     handling.cancel()
     await asyncio.wait({handling}, timeout=CANCEL_GRACE_MS / 1000)
     if not handling.done():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable
 
 from gavel.v1 import decision_pb2
 from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import Decision, FactRequirementState, Remedy, RetryHint
+from gavel_client.meanings import REASON_CODE_MEANINGS, REMEDY_MEANINGS
 from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.events.kinds import GAVEL
 from gavel_rules.text import printable
@@ -15,17 +15,6 @@ from gavel_rules.text import printable
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_NEEDS_HUMAN_REVIEW, EXIT_REJECTED
 from gavel_server.cli.rendering import output
 from gavel_server.cli.rendering.events import enum_name, format_duration, format_struct, format_time, outcome_words
-from gavel_server.cli.rendering.reason_codes import MEANINGS
-
-_REMEDY_TEXTS: Final[Mapping[Remedy.ValueType, str]] = {
-    decision_pb2.REMEDY_FETCH_EVIDENCE: "get the evidence that is missing",
-    decision_pb2.REMEDY_REFRESH_EVIDENCE: "get newer or more trusted evidence",
-    decision_pb2.REMEDY_CITE_AGAIN: "read the projection again and cite the present versions",
-    decision_pb2.REMEDY_WAIT: "propose again when the conflicting work has ended",
-    decision_pb2.REMEDY_REVISE_PARAMS: "propose other params or another action",
-    decision_pb2.REMEDY_ASK_PERSON: "a person has to decide or to act",
-    decision_pb2.REMEDY_NONE: "nothing that the producer can do",
-}
 
 
 def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
@@ -86,8 +75,8 @@ def contest_text(decision: Decision) -> str:
 
 def _outcome_rows(decision: Decision) -> list[tuple[str, str]]:
     rows = [("outcome", " ".join(outcome_words(decision)))]
-    if decision.reason_code in MEANINGS:
-        rows.append(("means", MEANINGS[decision.reason_code]))
+    if decision.reason_code in REASON_CODE_MEANINGS:
+        rows.append(("means", REASON_CODE_MEANINGS[decision.reason_code]))
     return rows
 
 
@@ -133,4 +122,4 @@ def _retry_text(hint: RetryHint) -> str:
 def _remedy_text(remedy: Remedy.ValueType, hint: RetryHint) -> str:
     if remedy == decision_pb2.REMEDY_WAIT and hint.retry_after_ms:
         return f"propose again after {format_duration(hint.retry_after_ms)} or more"
-    return _REMEDY_TEXTS.get(remedy, f"remedy {remedy}, which this version of gavel does not know")
+    return REMEDY_MEANINGS.get(remedy, f"remedy {remedy}, which this version of gavel does not know")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import threading
 import time
 import uuid
 from functools import partial
@@ -31,7 +32,7 @@ from gavel_client.values import from_struct
 
 from tests.unit.client.executor_helpers import ACTION, GROUP, Make, carry_out, outcomes, running, succeed
 from tests.unit.client.fake_server import FakeExecutions, FakeServer, approved_decision, refusal
-from tests.unit.client.work_queues import SHORT_MS, Queue, until, until_equal
+from tests.unit.client.work_queues import SHORT_MS, WAIT_S, Queue, until, until_equal
 
 
 async def test_success(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
@@ -260,19 +261,60 @@ async def test_plain_function_counts(client: GavelClient, redis_url: str, execut
     assert ([1], [(1, EXECUTION_STATUS_SUCCESS)]) == (acted, outcomes(executions))
 
 
-def test_plain_function_is_refused() -> None:
-    """Registering a plain function is an error; any coroutine callable is accepted."""
+def test_kinds_of_handlers() -> None:
+    """Any callable is a handler: coroutine functions and objects run in the event loop, plain functions in threads."""
 
     class Refunds:
         async def __call__(self, _: ExecutionContext) -> HandlerResult:
             return HandlerResult.success()
 
-    with pytest.raises(TypeError, match=r"handler of refund.create is not a coroutine function; use `async def`"):
-        Handlers().action(ACTION)(lambda _: HandlerResult.success())  # type: ignore[arg-type,return-value]  # the mistake
     handlers = Handlers()
     handlers.action("as.object")(Refunds())
     handlers.action("as.partial")(partial(succeed))
-    assert ["as.object", "as.partial"] == list(handlers)
+    handlers.action("as.function")(lambda _: HandlerResult.success())
+    in_event_loop = {name: handler.is_coroutine_function for name, handler in handlers.items()}
+    assert {"as.object": True, "as.partial": True, "as.function": False} == in_event_loop
+    with pytest.raises(TypeError, match=r"handler of refund.create is HandlerResult, not a function"):
+        handlers.action(ACTION)(HandlerResult.success())  # type: ignore[type-var]  # the mistake
+
+
+async def test_plain_function_runs_beside_the_event_loop(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """A plain function blocks neither the event loop nor another one: two wait for each other, and a coroutine releases both."""
+    for number in (7, 8):
+        executions.add(approved_decision(number, bus))
+        await queue.add(approved_decision(number, bus))
+    both = threading.Barrier(3)
+
+    def refund(_: ExecutionContext) -> HandlerResult:
+        both.wait(WAIT_S)
+        return HandlerResult.success()
+
+    async with running(make(refund)):
+        await asyncio.to_thread(both.wait, WAIT_S)
+        await until_equal(queue.ids, [])
+    assert [(1, EXECUTION_STATUS_SUCCESS)] * 2 == outcomes(executions)
+
+
+async def test_plain_function_is_told_to_stop(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
+    """At its timeout a plain function sees `context.cancelled`. What it returns then counts; if it raises, the attempt is a TIMEOUT."""
+    results: dict[int, HandlerResult | Exception] = {7: HandlerResult.partial(["charged"], "STOPPED"), 8: ValueError("stopped")}
+    for number in results:
+        decision = approved_decision(number, bus, max_attempts=1)
+        executions.add(decision)
+        await queue.add(decision)
+    remaining = dict(results)
+
+    def refund(context: ExecutionContext) -> HandlerResult:
+        assert context.cancellation.wait(WAIT_S)
+        assert context.cancelled
+        result = remaining.pop(min(remaining))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    await carry_out(make(refund, timeout_ms=20), queue)
+    reports = sorted((report.execution.status, report.execution.error.code) for report in executions.reports.values())
+    assert sorted([(EXECUTION_STATUS_PARTIAL, "STOPPED"), (EXECUTION_STATUS_TIMEOUT, "HANDLER_TIMEOUT")]) == reports
 
 
 async def test_handler_timeout(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:

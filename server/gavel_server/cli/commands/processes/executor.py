@@ -101,7 +101,7 @@ def load_handlers(name: str) -> Handlers:
         raise InvalidInputError(f"{module_name} must have one gavel_client.handlers.Handlers; it {problem}")
     handlers = found[chosen] if chosen else next(iter(found.values()))
     if not handlers:
-        raise InvalidInputError(f"{module_name} registers no action; decorate a coroutine function with @handlers.action(…)")
+        raise InvalidInputError(f"{module_name} registers no action; decorate a function with @handlers.action(…)")
     return handlers
 
 
