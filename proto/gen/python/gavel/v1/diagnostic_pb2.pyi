@@ -160,9 +160,9 @@ class LlmInvocation(_message.Message):
     llm_temperature: _builtins.float
     """Sampling temperature."""
     prompt_hash: _builtins.str
-    """Hash of the prompt."""
+    """"sha256:" and 64 lower-case hex digits: SHA-256 over the UTF-8 text of the prompt."""
     output_hash: _builtins.str
-    """Hash of the output."""
+    """The same of the output."""
     token_count: _builtins.int
     """Number of tokens in total."""
     duration_ms: _builtins.int

@@ -52,11 +52,11 @@ class ToolCall(_message.Message):
     caller_role: _builtins.str
     """Role of the calling agent."""
     arguments_hash: _builtins.str
-    """"sha256:" and the hex digits of SHA-256 over the canonical JSON of the arguments."""
+    """"sha256:" and 64 lower-case hex digits: SHA-256 over the canonical JSON (RFC 8785) of the arguments. docs/hashing.md."""
     arguments_summary: _builtins.str
     """Summary for people, without secrets."""
     request_schema_hash: _builtins.str
-    """Hash of the argument schema."""
+    """Hash of the argument schema, like arguments_hash; 32 digits are accepted too."""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp:
         """When the call started."""
@@ -123,7 +123,9 @@ class ToolResult(_message.Message):
     result_summary: _builtins.str
     """Summary for people, without secrets."""
     content_hash: _builtins.str
-    """Hash of the raw result. Required unless is_error is set."""
+    """"sha256:" and 64 lower-case hex digits: SHA-256 over the canonical JSON of the result, or over its bytes if it is not
+    JSON. Required unless is_error is set.
+    """
     reproducible: _builtins.bool
     """Whether repeating the query gives the same result. If set, query_ref and snapshot_ref are required (constitution
     §5.3).
@@ -135,7 +137,7 @@ class ToolResult(_message.Message):
     snapshot_ref: _builtins.str
     """The snapshot that the query read."""
     response_schema_hash: _builtins.str
-    """Hash of the result schema."""
+    """Hash of the result schema, like content_hash; 32 digits are accepted too."""
     duration_ms: _builtins.int
     """Duration of the call, in milliseconds."""
     @_builtins.property
