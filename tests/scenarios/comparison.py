@@ -86,6 +86,7 @@ _READ: Final[Mapping[str, Callable[[Decision, NamedLog], object]]] = {
     "valid_until": lambda decision, log: log.expiry_ms(decision),
     "conflict_key": lambda decision, log: decision.conflict_key,
     "previous": lambda decision, log: log.name(decision.previous_decision_id),
+    "quorum": lambda decision, log: decision.review_policy.quorum,
     "compensates": lambda decision, log: log.name(decision.compensates_decision_id),
     "params": lambda decision, log: value_to_python(Value(struct_value=decision.params)),
 }

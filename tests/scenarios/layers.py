@@ -102,7 +102,7 @@ class Layer(Protocol):
         """Report how an attempt ended."""
 
     async def resolve(self, request: ResolveReviewRequest) -> Envelope:
-        """Resolve a review; return the decision that follows."""
+        """Resolve a review, or vote in it; return the decision that follows, else the vote."""
 
     async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
         """Revoke an approval; return the decision that follows."""
@@ -251,6 +251,8 @@ class CoreLayer:
     def _record_human(self, command: ResolveReview | RevokeDecision) -> Envelope:
         if self._is_known(command.envelope):
             human_fact = self.core.by_id[command.envelope.event_id]
+            if human_fact.fact.HasField("review_voted"):
+                return human_fact
             return self.core.events[human_fact.sequence_number]  # the decision is the next event
         answer = self._run(command)
         assert isinstance(answer, EventAnswer), answer

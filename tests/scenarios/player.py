@@ -169,6 +169,8 @@ class Player:
             case steps.ResolveStep() | steps.RevokeStep():
                 self._human_steps[str(getattr(step, step.verb))] = step
                 await self._resolve_or_revoke(step)
+            case steps.VoteStep():
+                await self._vote(step)
             case steps.ActivateStep():
                 await self._activate(step)
             case steps.DeactivateStep():
@@ -392,6 +394,22 @@ class Player:
             self.log.set_name(name, decided.event_id)
             self._own += [word, decided.event_id]
         self._expect(step.expect, decided)
+
+    async def _vote(self, step: steps.VoteStep) -> None:
+        """Vote or comment in a review; the answer is the FACT, and no decision follows."""
+        verdict = fact_pb2.ReviewVerdict.Value(f"REVIEW_VERDICT_{step.verdict}")
+        details = {"decision_id": self._decision(step.of), "reason": step.reason, "event_id": self._event_id(step.vote)}
+        recorded = await self._layer.resolve(ResolveReviewRequest(verdict=verdict, reviewer=step.by, **details))
+        self.log.set_name(step.vote, recorded.event_id)
+        self._own.append(recorded.event_id)
+        voted = recorded.fact.review_voted
+        self._compare(
+            "vote", (step.verdict, step.by), (fact_pb2.ReviewVerdict.Name(voted.verdict).removeprefix("REVIEW_VERDICT_"), voted.reviewer)
+        )
+        for field in ("votes", "quorum"):
+            expected = getattr(step.expect, field)
+            if expected is not None:
+                self._compare(field, expected, getattr(voted, field))
 
     async def _activate(self, step: steps.ActivateStep) -> None:
         for rule_set in self._scenario.rule_sets:

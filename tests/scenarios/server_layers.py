@@ -24,7 +24,7 @@ from gavel.v1 import (
     rule_set_service_pb2,
     rule_set_service_pb2_grpc,
 )
-from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, ResolveReviewResponse, RevokeDecisionRequest
 from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
@@ -139,7 +139,7 @@ class ServerLayer(_Remote):
     async def resolve(self, request: ResolveReviewRequest) -> Envelope:
         """See Layer."""
         request.bus = self.bus
-        return (await _call(self._arbitration.ResolveReview(request))).decision  # type: ignore[no-any-return]
+        return _answer(await _call(self._arbitration.ResolveReview(request)))
 
     async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
         """See Layer."""
@@ -235,7 +235,7 @@ class ClientLayer(_Remote):
     async def resolve(self, request: ResolveReviewRequest) -> Envelope:
         """See Layer."""
         details = {"reviewer": request.reviewer, "reason": request.reason, "event_id": request.event_id}
-        return (await self._request("resolve_review", request.decision_id, request.verdict, **details)).decision  # type: ignore[no-any-return]
+        return _answer(await self._request("resolve_review", request.decision_id, request.verdict, **details))
 
     async def revoke(self, request: RevokeDecisionRequest) -> Envelope:
         """See Layer."""
@@ -296,3 +296,8 @@ class StreamLayer(ClientLayer):
     async def _pending_requests(self) -> AsyncIterator[tuple[str, Envelope]]:
         while (request := await self._requests.get()) is not None:
             yield request
+
+
+def _answer(response: ResolveReviewResponse) -> Envelope:
+    """Return the decision that follows from a verdict, else the vote."""
+    return response.decision if response.HasField("decision") else response.vote

@@ -86,6 +86,7 @@ class DecisionExpectation(Part):
     conflict_key: str | None = None
     previous: Name | None = None
     compensates: Name | None = None
+    quorum: int | None = None
     params: dict[str, Any] | None = None
     candidates: list[Candidate] | None = None
     error: str | None = None
@@ -104,6 +105,14 @@ class ReportExpectation(Part):
     """The expected answer to a report."""
 
     will_retry: bool | None = None
+    error: str | None = None
+
+
+class VoteExpectation(Part):
+    """The expected answer to a vote that does not end its review: votes to approve so far, and how many it takes."""
+
+    votes: int | None = None
+    quorum: int | None = None
     error: str | None = None
 
 
@@ -301,6 +310,18 @@ class ResolveStep(Step):
     expect: DecisionExpectation = DecisionExpectation()
 
 
+class VoteStep(Step):
+    """A person votes or comments in the open review of `of`, without ending it. NAME is the person's FACT."""
+
+    verb: ClassVar[str] = "vote"
+    vote: Name
+    of: Name
+    verdict: Literal["APPROVE", "COMMENT"] = "APPROVE"
+    by: str = "person-1"
+    reason: str = "as seen"
+    expect: VoteExpectation = VoteExpectation()
+
+
 class RevokeStep(Step):
     """A person revokes the approval of `of`. Names are as for `resolve`."""
 
@@ -343,6 +364,7 @@ AnyStep = (
     | ReportStep
     | DeriveStep
     | ResolveStep
+    | VoteStep
     | RevokeStep
     | ActivateStep
     | DeactivateStep
@@ -362,6 +384,7 @@ STEPS: Final[dict[str, type[Step]]] = {
         ReportStep,
         DeriveStep,
         ResolveStep,
+        VoteStep,
         RevokeStep,
         ActivateStep,
         DeactivateStep,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gavel_server.cli.documents import invalid_rule_set
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, InvalidInputError
+from gavel_server.cli.options import person
 
 if TYPE_CHECKING:
     from gavel_client import GavelError, SyncGavelClient
+
+_Response = TypeVar("_Response")
 
 # Tries of one call: a person at a terminal learns soon that no server answers.
 TRIES_MAX: Final = 5
@@ -32,6 +35,24 @@ def connect(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClie
             yield client
         except GavelError as error:
             raise command_error(error, server, bus, document) from error
+
+
+def as_person(by: str | None, call: Callable[[str], _Response]) -> _Response:
+    """Return the response to a call of a person; the argument of `call` is the name that the request gives.
+
+    With authentication the server takes the name from the caller's credentials, and the request gives none. A server without
+    authentication refuses that before anything is recorded, and gets --by or the login name. Raises GavelError and InvalidInputError.
+    """
+    from gavel_client import GavelError
+
+    if by is not None:
+        return call(person(by))
+    try:
+        return call("")
+    except GavelError as error:
+        if [violation.field for violation in error.violations] not in (["reviewer"], ["revoked_by"]):
+            raise
+    return call(person(None))
 
 
 @contextmanager

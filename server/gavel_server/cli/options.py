@@ -109,7 +109,15 @@ RulePaths = Annotated[
     list[str], typer.Argument(metavar="PATH…", help="Rule sets and suites (*_test.yaml), or folders of them; - is standard input.")
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, for the log.")]
-By = Annotated[str | None, typer.Option("--by", metavar="WHO", help="The person who decides, for the log. Default: your login name.")]
+By = Annotated[
+    str | None,
+    typer.Option(
+        "--by",
+        metavar="WHO",
+        help="The person who decides, for the log, on a server without authentication. Default: your login name. With authentication it is "
+        "the caller.",
+    ),
+]
 
 
 def person(by: str | None) -> str:

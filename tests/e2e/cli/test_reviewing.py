@@ -111,3 +111,22 @@ def test_wrong_usage(shop: Server, arguments: list[str], part: str) -> None:
     """Missing and empty values are exit status 2."""
     result = gavel(*arguments, server=shop)
     assert (2, "", True) == (result.returncode, result.stdout, part in result.stderr), result.stderr
+
+
+def test_votes(shop: Server, bus: str, reviewing: SyncGavelClient, tmp_path: Path) -> None:
+    """`gavel reviews` shows who has voted and who may; votes and comments are lines of the log; --by names the person."""
+    file = tmp_path / "votes.yaml"
+    look = f"{LOOK.rstrip().removesuffix('}')}, review: {{quorum: 2, escalate_after_ms: 3600000}}}}\n"
+    file.write_text(rule_set().replace("version: 1", "version: 2", 1).rstrip("\n") + "\n" + look)
+    assert 0 == gavel("rules", "deploy", file, "--activate", "--bus", bus, server=shop).returncode
+    review = decide(reviewing, "parcel/1", 50)
+    first = gavel("review", "approve", review.event_id, "--reason", "weighed", "--by", "ada", "--bus", bus, server=shop)
+    assert (0, f"ada said APPROVE on {review.event_id}, 1 of 2 votes: weighed") == (first.returncode, first.stdout.partition(" (event")[0])
+    again = gavel("review", "approve", review.event_id, "--reason", "weighed", "--by", "ada", "--bus", bus, server=shop)
+    assert (True, True) == (again.returncode != 0, "has voted to approve already" in again.stderr)
+    assert 0 == gavel("review", "comment", review.event_id, "how heavy?", "--bus", bus, server=shop).returncode
+    listing = gavel("reviews", "--bus", bus, server=shop).stdout
+    assert all(text in listing for text in ("1 of 2: ada", "everybody", "how heavy?", getpass.getuser()))
+    assert "1 of 2 votes" in gavel("trace", review.trace_id, "--bus", bus, server=shop).stdout
+    last = gavel("review", "approve", review.event_id, "--reason", "weighed", "--by", "ben", "--bus", bus, server=shop)
+    assert ["outcome", "APPROVED"] == last.stdout.splitlines()[0].split()

@@ -13,13 +13,14 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import GetEventRequest
 from gavel.v1.projection_service_pb2 import ListPendingDecisionsRequest, ListPendingReviewsRequest
 
-from tests.integration.services.world import World, fact, proposal, refusal, some_uuid
+from tests.integration.services.world import RULE_SET, World, fact, proposal, refusal, some_uuid
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REVIEW = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 REVOKED = decision_pb2.OUTCOME_REVOKED
 APPROVE = fact_pb2.REVIEW_VERDICT_APPROVE
 REJECT = fact_pb2.REVIEW_VERDICT_REJECT
+COMMENT = fact_pb2.REVIEW_VERDICT_COMMENT
 
 
 async def under_review(world: World, subject: str = "order/1") -> Envelope:
@@ -195,3 +196,45 @@ async def test_verdicts_cannot_be_published(world_with_rules: World) -> None:
     assert (await refusal(world_with_rules.publish(forged))).reason == "FIELD_RESERVED"
     envelope = fact("order/1", "order.note", "x", event_name="ReviewResolved")
     assert (await refusal(world_with_rules.publish(envelope))).reason == "FIELD_RESERVED"
+
+
+POLICY = "    retry: {max_attempts: 2}\n    review: {quorum: 2}\n"
+
+
+async def test_votes(world: World) -> None:
+    """A vote that is not the last one is answered with its FACT, is listed, and may be repeated; after the last one comes the decision."""
+    await world.activate(RULE_SET.replace("    retry: {max_attempts: 2}\n", POLICY))
+    review = await under_review(world)
+    first = verdict(review, event_id=some_uuid())
+    answer = await world.arbitration.ResolveReview(first)
+    assert not answer.HasField("decision")
+    assert ("ReviewVoted", first.event_id, 1, 2) == (
+        answer.vote.event_name,
+        answer.vote.event_id,
+        answer.vote.fact.review_voted.votes,
+        answer.vote.fact.review_voted.quorum,
+    )
+    assert answer.vote == (await world.events.GetEvent(GetEventRequest(event_id=first.event_id))).envelope
+    head = await world.head()
+    assert answer == await world.arbitration.ResolveReview(first)
+    assert head == await world.head()
+    assert (
+        "EVENT_ID_REUSED"
+        == (await refusal(world.arbitration.ResolveReview(verdict(review, event_id=first.event_id, reason="other")))).reason
+    )
+    assert "WRONG_STATE" == (await refusal(world.arbitration.ResolveReview(verdict(review)))).reason
+    await world.arbitration.ResolveReview(verdict(review, COMMENT, reviewer="eve", reason="why?"))
+    (pending,) = (await world.projections.ListPendingReviews(ListPendingReviewsRequest())).reviews
+    assert (2, False) == (pending.review_policy.quorum, pending.escalated)
+    assert [("ada", APPROVE, "seen"), ("eve", COMMENT, "why?")] == [(one.reviewer, one.verdict, one.reason) for one in pending.votes]
+    assert [answer.vote.recorded_at, True] == [pending.votes[0].voted_at, pending.votes[1].HasField("voted_at")]
+    last = await world.arbitration.ResolveReview(verdict(review, reviewer="ben"))
+    assert (APPROVED, False) == (last.decision.decision.outcome, last.HasField("vote"))
+    assert [] == await open_reviews(world)
+
+
+async def test_an_empty_comment(world_with_rules: World) -> None:
+    """A comment needs a text."""
+    review = await under_review(world_with_rules)
+    problem = await refusal(world_with_rules.arbitration.ResolveReview(verdict(review, COMMENT, reason=" ")))
+    assert "INVALID_REQUEST" == problem.reason

@@ -146,13 +146,17 @@ def resolve_review(
     decision_id: str,
     verdict: ReviewVerdict.ValueType,
     *,
-    reviewer: str,
+    reviewer: str = "",
     reason: str,
     event_id: str = "",
     bus: str = "",
     timeout_ms: int = WRITE_TIMEOUT_MS,
 ) -> UnaryCall[arbitration.ResolveReviewResponse]:
-    """Record the verdict of `reviewer` on the open review of `decision_id`. `event_id` is the idempotency key."""
+    """Record a verdict or a comment on the open review of `decision_id`. `event_id` is the idempotency key.
+
+    `reviewer` is the person; leave it empty on a server with authentication, where it is the caller. The response holds the decision that
+    followed or, if the review needs more votes, the vote.
+    """
     request = arbitration.ResolveReviewRequest(
         bus=bus, decision_id=decision_id, verdict=verdict, reviewer=reviewer, reason=reason, event_id=event_id or new_event_id()
     )
@@ -160,9 +164,12 @@ def resolve_review(
 
 
 def revoke_decision(
-    decision_id: str, *, revoked_by: str, reason: str, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    decision_id: str, *, revoked_by: str = "", reason: str, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[arbitration.RevokeDecisionResponse]:
-    """Revoke an approved decision whose execution has not started. `event_id` is the idempotency key."""
+    """Revoke an approved decision whose execution has not started. `event_id` is the idempotency key.
+
+    `revoked_by` is the person; leave it empty on a server with authentication, where it is the caller.
+    """
     request = arbitration.RevokeDecisionRequest(
         bus=bus, decision_id=decision_id, revoked_by=revoked_by, reason=reason, event_id=event_id or new_event_id()
     )

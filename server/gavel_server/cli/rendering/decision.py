@@ -14,7 +14,7 @@ from gavel_rules.text import printable
 
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_NEEDS_HUMAN_REVIEW, EXIT_REJECTED
 from gavel_server.cli.rendering import output
-from gavel_server.cli.rendering.events import enum_name, format_duration, format_struct, format_time, outcome_words
+from gavel_server.cli.rendering.events import enum_name, format_duration, format_struct, format_time, outcome_words, policy_line
 
 
 def print_decision(decision: Decision, rows: list[tuple[str, str]]) -> None:
@@ -96,6 +96,8 @@ def _detail_rows(decision: Decision) -> list[tuple[str, str]]:
         rows.append(("conflicts with", ", ".join(decision.conflict_with_proposal_ids)))
     if decision.HasField("contest"):
         rows.append(("contest", contest_text(decision)))
+    if decision.HasField("review_policy"):
+        rows.append(("review", policy_line(decision.review_policy)))
     if decision.HasField("valid_until"):
         rows.append(("valid until", format_time(decision.valid_until)))
     if decision.terminal:

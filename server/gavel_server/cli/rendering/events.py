@@ -10,11 +10,11 @@ from typing import Any, Final, Literal
 
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventCategory, ProducerType
-from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome
+from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome, ReviewPolicy
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic, ShadowVerdict
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
-from gavel.v1.fact_pb2 import Fact, ReviewVerdict
+from gavel.v1.fact_pb2 import Fact, ReviewVerdict, ReviewVoted
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview
 from gavel.v1.proposal_pb2 import Proposal
@@ -89,6 +89,41 @@ def pending_line(pending: PendingDecision | PendingReview) -> str:
     """Return the action of a pending decision or review, and the decision that it compensates."""
     compensates = f", compensates {pending.compensates_decision_id}" if pending.compensates_decision_id else ""
     return f"{pending.action_type} {format_struct(pending.params)}{compensates}"
+
+
+def voters_text(policy: ReviewPolicy, *, escalated: bool = False) -> str:
+    """Return who may vote in a review. An empty policy lets everybody vote who may review the action."""
+    groups = sorted({*policy.groups, *policy.escalate_to}) if escalated and policy.groups else list(policy.groups)
+    parts = [f"members of {' or '.join(groups)}" if groups else "everybody"]
+    if policy.separation:
+        parts.append("other than the proposer")
+    if escalated:
+        parts.append("(escalated)")
+    return printable(" ".join(parts))
+
+
+def policy_line(policy: ReviewPolicy) -> str:
+    """Return who has to resolve a review, and when it is escalated."""
+    parts = [f"{policy.quorum} of {voters_text(policy)}"]
+    if policy.escalate_after_ms:
+        groups = f" to {' and '.join(policy.escalate_to)}" if policy.escalate_to else ""
+        parts.append(f"escalated{groups} after {format_duration(policy.escalate_after_ms)}")
+    return printable(", ".join(parts))
+
+
+def votes_text(pending: PendingReview) -> str:
+    """Return how many have voted to approve, of how many that a review needs, and who, e.g. "1 of 2: ada"."""
+    approvers = [vote.reviewer for vote in pending.votes if vote.verdict == fact_pb2.REVIEW_VERDICT_APPROVE]
+    count = f"{len(approvers)} of {max(1, pending.review_policy.quorum)}"
+    return printable(f"{count}: {', '.join(approvers)}" if approvers else count)
+
+
+def vote_line(voted: ReviewVoted) -> str:
+    """Return one line on a vote or comment that did not end its review."""
+    what = f"{enum_name(ReviewVerdict, voted.verdict)} on {voted.decision_id}"
+    if voted.verdict == fact_pb2.REVIEW_VERDICT_APPROVE:
+        what += f", {voted.votes} of {voted.quorum} votes"
+    return _person_line(voted.reviewer, what, voted.reason)
 
 
 def shadow_verdict_line(verdict: ShadowVerdict) -> str:
@@ -216,6 +251,8 @@ def _system_fact(fact: Fact, system: str) -> str:
             return _person_line(
                 resolved.reviewer, f"{enum_name(ReviewVerdict, resolved.verdict)} on {resolved.decision_id}", resolved.reason
             )
+        case "review_voted":
+            return vote_line(fact.review_voted)
         case "revocation_requested":
             requested = fact.revocation_requested
             return _person_line(requested.revoked_by, f"REVOKE {requested.decision_id}", requested.reason)
@@ -279,6 +316,10 @@ def _diagnostic(diagnostic: AgentDiagnostic) -> str:
             difference = diagnostic.shadow_difference
             shadow = f"{difference.policy_id} {difference.policy_version}"
             detail = f"{shadow} would say {shadow_verdict_line(difference.shadowed)}; it was {shadow_verdict_line(difference.decided)}"
+        case "review_escalated":
+            escalated = diagnostic.review_escalated
+            groups = f"; {' and '.join(escalated.groups)} may vote too" if escalated.groups else ""
+            detail = f"{escalated.decision_id} was not resolved in time{groups}"
         case "llm_invocation":
             detail = f"{diagnostic.llm_invocation.llm_model}, {diagnostic.llm_invocation.token_count} tokens"
         case "graph_transition":

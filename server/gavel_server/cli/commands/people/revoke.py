@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gavel_server.cli.connection import connect
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Json, Reason, Server, check_reason, person
+from gavel_server.cli.connection import as_person, connect
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, By, Debug, Json, Reason, Server, check_reason
 
 
 def revoke(
@@ -22,8 +22,9 @@ def revoke(
     """Withdraw an approval before its execution begins."""
     from gavel_server.cli.rendering import output
 
+    checked_reason = check_reason(reason)
     with connect(server, bus) as client:
-        response = client.revoke_decision(decision_id, revoked_by=person(by), reason=check_reason(reason))
+        response = as_person(by, lambda revoked_by: client.revoke_decision(decision_id, revoked_by=revoked_by, reason=checked_reason))
     if as_json:
         output.print_json(response)
         return
