@@ -178,7 +178,7 @@ class CoreLayer:
 
     async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
         """See Layer."""
-        answer = self._run(BeginExecution(decision_id, _executor(producer), lease_ms))
+        answer = self._run(BeginExecution(decision_id, _executor(producer), lease_ms, request_id=self.core.new_id()))
         if isinstance(answer, AttemptRefusal):
             return BeginExecutionResponse(
                 refusal=execution_service_pb2.ExecutionRefusal(
@@ -193,7 +193,7 @@ class CoreLayer:
 
     async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:
         """See Layer."""
-        self._run(RenewExecution(decision_id, execution_id, _executor(producer), lease_ms))
+        self._run(RenewExecution(decision_id, execution_id, _executor(producer), lease_ms, request_id=self.core.new_id()))
 
     async def report(self, envelope: Envelope) -> Envelope:
         """See Layer."""

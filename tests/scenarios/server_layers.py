@@ -121,13 +121,20 @@ class ServerLayer(_Remote):
 
     async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
         """See Layer."""
-        request = execution_service_pb2.BeginExecutionRequest(bus=self.bus, decision_id=decision_id, producer=producer, lease_ms=lease_ms)
+        request = execution_service_pb2.BeginExecutionRequest(
+            bus=self.bus, decision_id=decision_id, producer=producer, lease_ms=lease_ms, request_id=new_event_id()
+        )
         return await _call(self._executions.BeginExecution(request))  # type: ignore[no-any-return]
 
     async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:
         """See Layer."""
         request = execution_service_pb2.RenewExecutionRequest(
-            bus=self.bus, decision_id=decision_id, execution_id=execution_id, producer=producer, lease_ms=lease_ms
+            bus=self.bus,
+            decision_id=decision_id,
+            execution_id=execution_id,
+            producer=producer,
+            lease_ms=lease_ms,
+            request_id=new_event_id(),
         )
         await _call(self._executions.RenewExecution(request))
 

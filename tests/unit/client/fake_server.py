@@ -240,6 +240,8 @@ class FakeExecutions:
     decisions: dict[str, FakeDecision] = field(default_factory=dict)
     reports: dict[str, Envelope] = field(default_factory=dict)
     """The recorded reports, by event_id."""
+    starts: dict[str, ExecutionStarted] = field(default_factory=dict)
+    """The attempts, by the request_id that started them."""
 
     def __post_init__(self) -> None:
         self.server.answers["BeginExecution"] = self.begin
@@ -254,8 +256,11 @@ class FakeExecutions:
         return self.decisions[decision.event_id]
 
     def begin(self, request: BeginExecutionRequest) -> BeginExecutionResponse | ScriptedError:
-        """Handle BeginExecution."""
+        """Handle BeginExecution. A repeated request_id gets the same attempt while it runs."""
         decision = self.decisions.get(request.decision_id)
+        started = self.starts.get(request.request_id)
+        if decision is not None and decision.running and started is not None and started.attempt == decision.attempt:
+            return BeginExecutionResponse(started=started)
         if decision is None:
             return refusal(grpc.StatusCode.NOT_FOUND, "DECISION_NOT_FOUND")
         if decision.refusal or decision.ended:
@@ -267,6 +272,7 @@ class FakeExecutions:
         decision.running = True
         decision.lease_until = time.monotonic() + request.lease_ms / 1000
         started = ExecutionStarted(execution_id=f"exec_{decision.attempt:012d}", attempt=decision.attempt, decision=decision.envelope)
+        self.starts[request.request_id] = started
         return BeginExecutionResponse(started=started)
 
     def renew(self, request: RenewExecutionRequest) -> RenewExecutionResponse | ScriptedError:

@@ -22,7 +22,7 @@ from gavel.v1.execution_pb2 import (
     EXECUTION_STATUS_SUCCESS,
     EXECUTION_STATUS_TIMEOUT,
 )
-from gavel.v1.execution_service_pb2 import ReportExecutionRequest
+from gavel.v1.execution_service_pb2 import BeginExecutionRequest, ReportExecutionRequest
 from gavel_client.executor import executor as runtime
 from gavel_client.executor.executor import Executor
 from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult, Handlers
@@ -65,6 +65,28 @@ async def test_success(executions: FakeExecutions, queue: Queue, make: Make, bus
     assert not execution.HasField("error")
     assert execution.started_at.ToNanoseconds() <= execution.finished_at.ToNanoseconds()
     assert 0 == await queue.pending(GROUP)
+
+
+async def test_a_lost_answer_costs_no_attempt(executions: FakeExecutions, queue: Queue, make: Make, bus: str, server: FakeServer) -> None:
+    """If the answer to BeginExecution is lost, the executor repeats the request with its request_id and carries out the first attempt."""
+    decision = approved_decision(7, bus, max_attempts=1)
+    executions.add(decision)
+    await queue.add(decision)
+    lost = 3
+
+    def begin(request: BeginExecutionRequest) -> Any:
+        nonlocal lost
+        response = executions.begin(request)
+        if lost:
+            lost -= 1
+            return refusal(grpc.StatusCode.UNAVAILABLE)
+        return response
+
+    server.answers["BeginExecution"] = begin
+    await carry_out(make(succeed), queue)
+    assert [(1, EXECUTION_STATUS_SUCCESS)] == outcomes(executions)
+    assert 1 == len({request.request_id for request in server.requests["BeginExecution"]})
+    assert 0 == lost
 
 
 async def test_forged_parameters_are_ignored(executions: FakeExecutions, queue: Queue, make: Make, bus: str) -> None:
