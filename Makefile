@@ -144,7 +144,7 @@ methods: $(STAMP)
 # Generates the JSON Schemas with which editors check rule sets and their tests, from the compiler's own models.
 schemas: $(STAMP)
 	mkdir -p rules/gavel_rules/schemas
-	for name in rule-set test; do \
+	for name in rule-set test grants grants-test; do \
 		$(BIN)/python -c "from gavel_rules.authoring.json_schemas import generate_schema; print(generate_schema('$$name'), end='')" \
 			> rules/gavel_rules/schemas/$$name.json || exit 1; done
 

@@ -14,13 +14,20 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
+from gavel_rules.authoring.grants.suite import GrantSuitePart
 from gavel_rules.authoring.suites.models import CasePart
+from gavel_rules.identity.models import GrantsPart
 from gavel_rules.language.document.models import RuleSetPart
 
-SchemaName = Literal["rule-set", "test"]
+SchemaName = Literal["rule-set", "test", "grants", "grants-test"]
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-_TITLES: Final[Mapping[SchemaName, str]] = {"rule-set": "Gavel rule set", "test": "Tests of a Gavel rule set"}
+_TITLES: Final[Mapping[SchemaName, str]] = {
+    "rule-set": "Gavel rule set",
+    "test": "Tests of a Gavel rule set",
+    "grants": "Gavel grants",
+    "grants-test": "Tests of Gavel grants",
+}
 # Items of lists, which are never patched: their required keys stay required.
 _UNPATCHED: Final = frozenset({"HintCase", "DerivedCase"})
 _SCALARS: Final[list[dict[str, Any]]] = [{"type": name} for name in ("string", "number", "boolean", "array", "null")]
@@ -33,7 +40,15 @@ def shipped_schema(name: SchemaName) -> str:
 
 def generate_schema(name: SchemaName) -> str:
     """Return the text of a schema, generated from the models."""
-    schema = _rule_set_schema() if name == "rule-set" else _suite_schema()
+    match name:
+        case "rule-set":
+            schema = _rule_set_schema()
+        case "test":
+            schema = _suite_schema()
+        case "grants":
+            schema = _model_schema(GrantsPart)
+        case "grants-test":
+            schema = _model_schema(GrantSuitePart)
     return json.dumps({"$schema": _DIALECT, "title": _TITLES[name], **schema}, ensure_ascii=False, indent=2) + "\n"
 
 

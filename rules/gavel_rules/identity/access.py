@@ -68,7 +68,15 @@ def execution_access(producer: Producer, bus: str, action_type: str, subject: st
 
 def permits(grants: CompiledGrants, principal: Principal, access: Access) -> bool:
     """Return whether one of the grants lets the principal do this."""
-    return any(access.right in grant.rights and not _lacking(grant, access) for grant in grants.of(principal))
+    return permitting_grant(grants, principal, access) is not None
+
+
+def permitting_grant(grants: CompiledGrants, principal: Principal, access: Access) -> Grant | None:
+    """Return the first grant that lets the principal do this."""
+    for grant in grants.of(principal):
+        if access.right in grant.rights and not _lacking(grant, access):
+            return grant
+    return None
 
 
 def may_join(grants: CompiledGrants, principal: Principal, owner: Principal) -> bool:

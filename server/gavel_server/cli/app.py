@@ -7,7 +7,17 @@ from typing import Annotated, Final
 import typer
 
 from gavel_server.cli.command import Command
+from gavel_server.cli.commands.buses.create import create_bus
+from gavel_server.cli.commands.buses.list import list_buses
+from gavel_server.cli.commands.buses.whoami import whoami
 from gavel_server.cli.commands.completion import completion
+from gavel_server.cli.commands.grants.deploy import deploy_grants
+from gavel_server.cli.commands.grants.diff import diff_grants_files
+from gavel_server.cli.commands.grants.explain import explain_access
+from gavel_server.cli.commands.grants.get import get_grants
+from gavel_server.cli.commands.grants.lint import lint_grants_files
+from gavel_server.cli.commands.grants.list import list_grants
+from gavel_server.cli.commands.grants.test import run_grant_suites
 from gavel_server.cli.commands.people.accept_clock import accept_clock
 from gavel_server.cli.commands.people.review import review, reviews
 from gavel_server.cli.commands.people.revoke import revoke
@@ -54,6 +64,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 rules = typer.Typer(help="Write, check, test, deploy, activate and read rule sets.", no_args_is_help=True)
+grants = typer.Typer(help="Check, test, deploy and read who may do what.", no_args_is_help=True)
+buses = typer.Typer(help="Open buses, and list them.", no_args_is_help=True)
 
 
 def _print_version(value: bool) -> None:
@@ -84,6 +96,7 @@ app.command("reviews")(reviews)
 app.command("revoke")(revoke)
 app.command("accept-clock")(accept_clock)
 app.command("status")(status)
+app.command("whoami")(whoami)
 app.command("projection")(projection)
 app.command("trace")(trace)
 app.command("replay")(replay)
@@ -93,6 +106,8 @@ app.command("completion")(completion)
 app.add_typer(review, name="review")
 app.add_typer(log, name="log")
 app.add_typer(rules, name="rules")
+app.add_typer(grants, name="grants")
+app.add_typer(buses, name="bus")
 
 # In the order of `gavel rules --help`: offline on files, then on a server.
 rules.command("lint")(lint)
@@ -112,6 +127,18 @@ rules.command("simulate")(simulate)
 rules.command("shadow")(shadow)
 rules.command("rollback")(rollback)
 
-for group in (app, review, log, rules):
+# In the order of `gavel grants --help`: offline on files, then on a server.
+grants.command("lint")(lint_grants_files)
+grants.command("test")(run_grant_suites)
+grants.command("explain")(explain_access)
+grants.command("diff")(diff_grants_files)
+grants.command("deploy")(deploy_grants)
+grants.command("list")(list_grants)
+grants.command("get")(get_grants)
+
+buses.command("create")(create_bus)
+buses.command("list")(list_buses)
+
+for group in (app, review, log, rules, grants, buses):
     for command in group.registered_commands:
         command.cls = Command

@@ -14,6 +14,7 @@ from gavel_server.cli.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
+    from gavel_rules.identity.grants import CompiledGrants
     from gavel_rules.language.rule_set import CompiledRuleSet
     from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
@@ -67,6 +68,19 @@ def compile_document(document: str, name: str) -> CompiledRuleSet:
 def read_compiled(name: str) -> CompiledRuleSet:
     """Return the compiled rule set of a file, or of stdin for "-". Raises InvalidInputError."""
     return compile_document(read_rule_set(name), name)
+
+
+def read_grants(name: str) -> tuple[str, CompiledGrants]:
+    """Return the text and the compiled grants of a file, or of stdin for "-". Raises InvalidInputError with the place of each mistake."""
+    from gavel_rules.identity.grants import compile_grants
+    from gavel_rules.language.document.diagnostics import DocumentError
+
+    document = read_document(name)
+    try:
+        return document, compile_grants(document)
+    except DocumentError as error:
+        lines = [f"{display_name(name)} is not a valid grants document; fix these mistakes and try again"]
+        raise InvalidInputError("\n".join([*lines, *(message.format(name) for message in error.messages)])) from error
 
 
 def invalid_rule_set(name: str, mistakes: Iterable[str]) -> InvalidInputError:

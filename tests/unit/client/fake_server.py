@@ -16,6 +16,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 from gavel.v1 import (
+    administration_service_pb2,
     arbitration_service_pb2,
     event_service_pb2,
     execution_service_pb2,
@@ -59,6 +60,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 FILES = (
+    administration_service_pb2,
     arbitration_service_pb2,
     event_service_pb2,
     execution_service_pb2,

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import TypeVar
 
+from gavel.v1 import administration_service_pb2 as administration
 from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import execution_service_pb2 as executions
@@ -72,21 +73,28 @@ class AsyncMethods(ABC):
         decision_id: str,
         verdict: ReviewVerdict.ValueType,
         *,
-        reviewer: str,
+        reviewer: str = "",
         reason: str,
         event_id: str = "",
         bus: str = "",
         timeout_ms: int = WRITE_TIMEOUT_MS,
     ) -> arbitration.ResolveReviewResponse:
-        """Record the verdict of `reviewer` on the open review of `decision_id`. `event_id` is the idempotency key."""
+        """Record a verdict or a comment on the open review of `decision_id`. `event_id` is the idempotency key.
+
+        `reviewer` is the person; leave it empty on a server with authentication, where it is the caller. The response holds the decision that
+        followed or, if the review needs more votes, the vote.
+        """
         return await self._call(
             calls.resolve_review(decision_id, verdict, reviewer=reviewer, reason=reason, event_id=event_id, bus=bus, timeout_ms=timeout_ms)
         )
 
     async def revoke_decision(
-        self, decision_id: str, *, revoked_by: str, reason: str, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+        self, decision_id: str, *, revoked_by: str = "", reason: str, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> arbitration.RevokeDecisionResponse:
-        """Revoke an approved decision whose execution has not started. `event_id` is the idempotency key."""
+        """Revoke an approved decision whose execution has not started. `event_id` is the idempotency key.
+
+        `revoked_by` is the person; leave it empty on a server with authentication, where it is the caller.
+        """
         return await self._call(
             calls.revoke_decision(decision_id, revoked_by=revoked_by, reason=reason, event_id=event_id, bus=bus, timeout_ms=timeout_ms)
         )
@@ -238,10 +246,10 @@ class AsyncMethods(ABC):
         return await self._call(calls.validate_rule_set(document, bus=bus, timeout_ms=timeout_ms))
 
     async def deploy_rule_set(
-        self, document: str, *, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+        self, document: str, *, reason: str = "", bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
     ) -> rule_sets.DeployRuleSetResponse:
         """Record a rule set version. The same digest again changes nothing; another digest under the version is ALREADY_EXISTS."""
-        return await self._call(calls.deploy_rule_set(document, bus=bus, timeout_ms=timeout_ms))
+        return await self._call(calls.deploy_rule_set(document, reason=reason, bus=bus, timeout_ms=timeout_ms))
 
     async def activate_rule_set(
         self,
@@ -250,6 +258,7 @@ class AsyncMethods(ABC):
         *,
         mode: ActivationMode.ValueType = ACTIVATION_MODE_ACTIVE,
         expected_active_version: int | None = None,
+        reason: str = "",
         bus: str = "",
         timeout_ms: int = COMPILE_TIMEOUT_MS,
     ) -> rule_sets.ActivateRuleSetResponse:
@@ -259,7 +268,13 @@ class AsyncMethods(ABC):
         """
         return await self._call(
             calls.activate_rule_set(
-                policy_id, version, mode=mode, expected_active_version=expected_active_version, bus=bus, timeout_ms=timeout_ms
+                policy_id,
+                version,
+                mode=mode,
+                expected_active_version=expected_active_version,
+                reason=reason,
+                bus=bus,
+                timeout_ms=timeout_ms,
             )
         )
 
@@ -269,6 +284,7 @@ class AsyncMethods(ABC):
         *,
         mode: ActivationMode.ValueType = ACTIVATION_MODE_ACTIVE,
         expected_active_version: int | None = None,
+        reason: str = "",
         bus: str = "",
         timeout_ms: int = WRITE_TIMEOUT_MS,
     ) -> rule_sets.DeactivateRuleSetResponse:
@@ -277,7 +293,9 @@ class AsyncMethods(ABC):
         If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED.
         """
         return await self._call(
-            calls.deactivate_rule_set(policy_id, mode=mode, expected_active_version=expected_active_version, bus=bus, timeout_ms=timeout_ms)
+            calls.deactivate_rule_set(
+                policy_id, mode=mode, expected_active_version=expected_active_version, reason=reason, bus=bus, timeout_ms=timeout_ms
+            )
         )
 
     async def get_rule_set(
@@ -427,3 +445,44 @@ class AsyncMethods(ABC):
     async def list_consumers(self, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> work.ListConsumersResponse:
         """Read the groups of a bus's work queues with their lags."""
         return await self._call(calls.list_consumers(bus=bus, timeout_ms=timeout_ms))
+
+    async def who_am_i(self, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> administration.WhoAmIResponse:
+        """Return the caller as the server has authenticated it, and its rights on the bus."""
+        return await self._call(calls.who_am_i(bus=bus, timeout_ms=timeout_ms))
+
+    async def validate_grants(
+        self, document: str, *, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+    ) -> administration.ValidateGrantsResponse:
+        """Compile a grants document and return all mistakes; deploy nothing."""
+        return await self._call(calls.validate_grants(document, bus=bus, timeout_ms=timeout_ms))
+
+    async def deploy_grants(
+        self, document: str, *, reason: str = "", expected_version: int | None = None, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+    ) -> administration.DeployGrantsResponse:
+        """Put grants in force. The digest in force again changes nothing; another digest under a known version is ALREADY_EXISTS.
+
+        If `expected_version` is set and not the version in force (0: none), the call fails with ABORTED.
+        """
+        return await self._call(
+            calls.deploy_grants(document, reason=reason, expected_version=expected_version, bus=bus, timeout_ms=timeout_ms)
+        )
+
+    async def get_grants(self, *, version: int = 0, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> administration.GetGrantsResponse:
+        """Read a deployed version of the grants; 0: the one in force."""
+        return await self._call(calls.get_grants(version=version, bus=bus, timeout_ms=timeout_ms))
+
+    async def list_grants(
+        self, *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    ) -> administration.ListGrantsResponse:
+        """Read a page of the deployed versions of the grants, newest first."""
+        return await self._call(calls.list_grants(page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
+
+    async def create_bus(self, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS) -> administration.CreateBusResponse:
+        """Open the bus. ALREADY_EXISTS if there is one of this name."""
+        return await self._call(calls.create_bus(bus=bus, timeout_ms=timeout_ms))
+
+    async def list_buses(
+        self, *, page_size: int = 0, page_token: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    ) -> administration.ListBusesResponse:
+        """Read a page of the buses that the caller may read, by name."""
+        return await self._call(calls.list_buses(page_size=page_size, page_token=page_token, timeout_ms=timeout_ms))

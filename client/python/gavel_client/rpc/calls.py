@@ -11,9 +11,10 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
+from gavel.v1 import administration_service_pb2 as administration
 from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import execution_service_pb2 as executions
@@ -22,6 +23,7 @@ from gavel.v1 import replay_service_pb2 as replays
 from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1 import tool_service_pb2 as tools
 from gavel.v1 import work_service_pb2 as work
+from gavel.v1.administration_service_pb2_grpc import AdministrationServiceStub
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.common_pb2 import EventCategory, Producer
 from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine, Outcome
@@ -37,6 +39,7 @@ from gavel.v1.tool_service_pb2_grpc import ToolServiceStub
 from gavel.v1.work_service_pb2 import WorkQueue
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
 from gavel_client.envelopes import new_event_id
 
@@ -64,14 +67,8 @@ CHANNEL_OPTIONS: Final = (
 )
 
 
-class BusRequest(Protocol):
-    """A request of the contract. Every request names its bus."""
-
-    bus: str
-
-
 Stub = TypeVar("Stub")
-Request = TypeVar("Request", bound=BusRequest)
+Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response")
 Response_co = TypeVar("Response_co", covariant=True)
 
@@ -82,9 +79,14 @@ class UnaryCall(Generic[Response_co]):
 
     stub: Callable[[Any], Any]
     rpc: Callable[[Any], Any]
-    request: BusRequest
+    request: Any
     timeout_ms: int
     repeatable: bool
+
+    @property
+    def bus(self) -> str:
+        """The bus that the request names, if it can name one."""
+        return str(getattr(self.request, "bus", ""))
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,13 @@ class StreamCall(Generic[Response_co]):
 
     stub: Callable[[Any], Any]
     rpc: Callable[[Any], Any]
-    request: BusRequest
+    request: Any
     timeout_ms: int | None
+
+    @property
+    def bus(self) -> str:
+        """The bus that the request names, if it can name one."""
+        return str(getattr(self.request, "bus", ""))
 
 
 def submit_proposal(
@@ -346,9 +353,11 @@ def validate_rule_set(
     return _unary(RuleSetServiceStub, lambda stub: stub.ValidateRuleSet, request, timeout_ms)
 
 
-def deploy_rule_set(document: str, *, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS) -> UnaryCall[rule_sets.DeployRuleSetResponse]:
+def deploy_rule_set(
+    document: str, *, reason: str = "", bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+) -> UnaryCall[rule_sets.DeployRuleSetResponse]:
     """Record a rule set version. The same digest again changes nothing; another digest under the version is ALREADY_EXISTS."""
-    request = rule_sets.DeployRuleSetRequest(bus=bus, document=document)
+    request = rule_sets.DeployRuleSetRequest(bus=bus, document=document, reason=reason)
     return _unary(RuleSetServiceStub, lambda stub: stub.DeployRuleSet, request, timeout_ms)
 
 
@@ -358,6 +367,7 @@ def activate_rule_set(
     *,
     mode: ActivationMode.ValueType = ACTIVATION_MODE_ACTIVE,
     expected_active_version: int | None = None,
+    reason: str = "",
     bus: str = "",
     timeout_ms: int = COMPILE_TIMEOUT_MS,
 ) -> UnaryCall[rule_sets.ActivateRuleSetResponse]:
@@ -366,7 +376,7 @@ def activate_rule_set(
     If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED.
     """
     request = rule_sets.ActivateRuleSetRequest(
-        bus=bus, policy_id=policy_id, version=version, mode=mode, expected_active_version=expected_active_version
+        bus=bus, policy_id=policy_id, version=version, mode=mode, expected_active_version=expected_active_version, reason=reason
     )
     return _unary(RuleSetServiceStub, lambda stub: stub.ActivateRuleSet, request, timeout_ms, repeatable=False)
 
@@ -376,6 +386,7 @@ def deactivate_rule_set(
     *,
     mode: ActivationMode.ValueType = ACTIVATION_MODE_ACTIVE,
     expected_active_version: int | None = None,
+    reason: str = "",
     bus: str = "",
     timeout_ms: int = WRITE_TIMEOUT_MS,
 ) -> UnaryCall[rule_sets.DeactivateRuleSetResponse]:
@@ -383,7 +394,9 @@ def deactivate_rule_set(
 
     If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED.
     """
-    request = rule_sets.DeactivateRuleSetRequest(bus=bus, policy_id=policy_id, expected_active_version=expected_active_version, mode=mode)
+    request = rule_sets.DeactivateRuleSetRequest(
+        bus=bus, policy_id=policy_id, expected_active_version=expected_active_version, mode=mode, reason=reason
+    )
     return _unary(RuleSetServiceStub, lambda stub: stub.DeactivateRuleSet, request, timeout_ms, repeatable=False)
 
 
@@ -555,6 +568,64 @@ def discard_parked(
 def list_consumers(*, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> UnaryCall[work.ListConsumersResponse]:
     """Read the groups of a bus's work queues with their lags."""
     return _unary(WorkServiceStub, lambda stub: stub.ListConsumers, work.ListConsumersRequest(bus=bus), timeout_ms)
+
+
+def who_am_i(*, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> UnaryCall[administration.WhoAmIResponse]:
+    """Return the caller as the server has authenticated it, and its rights on the bus."""
+    request = administration.WhoAmIRequest(bus=bus)
+    return _unary(AdministrationServiceStub, lambda stub: stub.WhoAmI, request, timeout_ms)
+
+
+def validate_grants(
+    document: str, *, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+) -> UnaryCall[administration.ValidateGrantsResponse]:
+    """Compile a grants document and return all mistakes; deploy nothing."""
+    request = administration.ValidateGrantsRequest(bus=bus, document=document)
+    return _unary(AdministrationServiceStub, lambda stub: stub.ValidateGrants, request, timeout_ms)
+
+
+def deploy_grants(
+    document: str,
+    *,
+    reason: str = "",
+    expected_version: int | None = None,
+    bus: str = "",
+    timeout_ms: int = COMPILE_TIMEOUT_MS,
+) -> UnaryCall[administration.DeployGrantsResponse]:
+    """Put grants in force. The digest in force again changes nothing; another digest under a known version is ALREADY_EXISTS.
+
+    If `expected_version` is set and not the version in force (0: none), the call fails with ABORTED.
+    """
+    request = administration.DeployGrantsRequest(bus=bus, document=document, reason=reason, expected_version=expected_version)
+    return _unary(AdministrationServiceStub, lambda stub: stub.DeployGrants, request, timeout_ms, repeatable=expected_version is None)
+
+
+def get_grants(*, version: int = 0, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> UnaryCall[administration.GetGrantsResponse]:
+    """Read a deployed version of the grants; 0: the one in force."""
+    request = administration.GetGrantsRequest(bus=bus, version=version)
+    return _unary(AdministrationServiceStub, lambda stub: stub.GetGrants, request, timeout_ms)
+
+
+def list_grants(
+    *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+) -> UnaryCall[administration.ListGrantsResponse]:
+    """Read a page of the deployed versions of the grants, newest first."""
+    request = administration.ListGrantsRequest(bus=bus, page_size=page_size, page_token=page_token)
+    return _unary(AdministrationServiceStub, lambda stub: stub.ListGrants, request, timeout_ms)
+
+
+def create_bus(*, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS) -> UnaryCall[administration.CreateBusResponse]:
+    """Open the bus. ALREADY_EXISTS if there is one of this name."""
+    request = administration.CreateBusRequest(bus=bus)
+    return _unary(AdministrationServiceStub, lambda stub: stub.CreateBus, request, timeout_ms, repeatable=False)
+
+
+def list_buses(
+    *, page_size: int = 0, page_token: str = "", timeout_ms: int = READ_TIMEOUT_MS
+) -> UnaryCall[administration.ListBusesResponse]:
+    """Read a page of the buses that the caller may read, by name."""
+    request = administration.ListBusesRequest(page_size=page_size, page_token=page_token)
+    return _unary(AdministrationServiceStub, lambda stub: stub.ListBuses, request, timeout_ms)
 
 
 def poll_ms(ends_at: float) -> int:

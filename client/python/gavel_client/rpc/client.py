@@ -112,7 +112,7 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
         return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
 
     async def _call(self, call: UnaryCall[Response]) -> Response:
-        rpc, bus = self._rpc(call), call.request.bus
+        rpc, bus = self._rpc(call), call.bus
         retries = RetryBudget(call.timeout_ms, call.repeatable, self._backoff, self._tries_max)
         while True:
             try:
@@ -136,7 +136,7 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
 
     def _iterate(self, call: StreamCall[Response]) -> AsyncGenerator[Response, None]:
         rpc = self._rpc(call)
-        return self._responses(self._open_stream(rpc, call.request, call.timeout_ms, call.request.bus))
+        return self._responses(self._open_stream(rpc, call.request, call.timeout_ms, call.bus))
 
     async def _responses(self, stream: Stream) -> AsyncGenerator[Any, None]:
         """Iterate over a stream's responses; leaving the iteration early cancels the call."""

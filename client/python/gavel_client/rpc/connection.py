@@ -69,7 +69,8 @@ class Connection(ABC, Generic[Channel]):
 
     def _rpc(self, call: UnaryCall[Any] | StreamCall[Any]) -> Any:
         """Return the stub's method for `call`; set the request's bus to this connection's unless the request names one."""
-        call.request.bus = call.request.bus or self.bus
+        if hasattr(call.request, "bus"):
+            call.request.bus = call.request.bus or self.bus
         return call.rpc(self._stub(call.stub))
 
     def _metadata(self, bus: str) -> tuple[tuple[str, str], ...]:

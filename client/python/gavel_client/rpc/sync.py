@@ -83,7 +83,7 @@ class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
         return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
 
     def _call(self, call: UnaryCall[Response]) -> Response:
-        rpc, bus = self._rpc(call), call.request.bus
+        rpc, bus = self._rpc(call), call.bus
         retries = RetryBudget(call.timeout_ms, call.repeatable, self._backoff, self._tries_max)
         while True:
             try:
@@ -107,7 +107,7 @@ class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
 
     def _iterate(self, call: StreamCall[Response]) -> Iterator[Response]:
         rpc = self._rpc(call)
-        return self._responses(self._open_stream(rpc, call.request, call.timeout_ms, call.request.bus))
+        return self._responses(self._open_stream(rpc, call.request, call.timeout_ms, call.bus))
 
     def _responses(self, stream: Stream) -> Iterator[Any]:
         """Iterate over a stream's responses; leaving the iteration early cancels the call."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from gavel.v1 import administration_service_pb2 as administration
 from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import execution_service_pb2 as executions
@@ -70,21 +71,28 @@ class SyncMethods(ABC):
         decision_id: str,
         verdict: ReviewVerdict.ValueType,
         *,
-        reviewer: str,
+        reviewer: str = "",
         reason: str,
         event_id: str = "",
         bus: str = "",
         timeout_ms: int = WRITE_TIMEOUT_MS,
     ) -> arbitration.ResolveReviewResponse:
-        """Record the verdict of `reviewer` on the open review of `decision_id`. `event_id` is the idempotency key."""
+        """Record a verdict or a comment on the open review of `decision_id`. `event_id` is the idempotency key.
+
+        `reviewer` is the person; leave it empty on a server with authentication, where it is the caller. The response holds the decision that
+        followed or, if the review needs more votes, the vote.
+        """
         return self._call(
             calls.resolve_review(decision_id, verdict, reviewer=reviewer, reason=reason, event_id=event_id, bus=bus, timeout_ms=timeout_ms)
         )
 
     def revoke_decision(
-        self, decision_id: str, *, revoked_by: str, reason: str, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+        self, decision_id: str, *, revoked_by: str = "", reason: str, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> arbitration.RevokeDecisionResponse:
-        """Revoke an approved decision whose execution has not started. `event_id` is the idempotency key."""
+        """Revoke an approved decision whose execution has not started. `event_id` is the idempotency key.
+
+        `revoked_by` is the person; leave it empty on a server with authentication, where it is the caller.
+        """
         return self._call(
             calls.revoke_decision(decision_id, revoked_by=revoked_by, reason=reason, event_id=event_id, bus=bus, timeout_ms=timeout_ms)
         )
@@ -233,9 +241,11 @@ class SyncMethods(ABC):
         """Compile a rule set document (YAML or JSON) and return every mistake. The server writes nothing."""
         return self._call(calls.validate_rule_set(document, bus=bus, timeout_ms=timeout_ms))
 
-    def deploy_rule_set(self, document: str, *, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS) -> rule_sets.DeployRuleSetResponse:
+    def deploy_rule_set(
+        self, document: str, *, reason: str = "", bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+    ) -> rule_sets.DeployRuleSetResponse:
         """Record a rule set version. The same digest again changes nothing; another digest under the version is ALREADY_EXISTS."""
-        return self._call(calls.deploy_rule_set(document, bus=bus, timeout_ms=timeout_ms))
+        return self._call(calls.deploy_rule_set(document, reason=reason, bus=bus, timeout_ms=timeout_ms))
 
     def activate_rule_set(
         self,
@@ -244,6 +254,7 @@ class SyncMethods(ABC):
         *,
         mode: ActivationMode.ValueType = ACTIVATION_MODE_ACTIVE,
         expected_active_version: int | None = None,
+        reason: str = "",
         bus: str = "",
         timeout_ms: int = COMPILE_TIMEOUT_MS,
     ) -> rule_sets.ActivateRuleSetResponse:
@@ -253,7 +264,13 @@ class SyncMethods(ABC):
         """
         return self._call(
             calls.activate_rule_set(
-                policy_id, version, mode=mode, expected_active_version=expected_active_version, bus=bus, timeout_ms=timeout_ms
+                policy_id,
+                version,
+                mode=mode,
+                expected_active_version=expected_active_version,
+                reason=reason,
+                bus=bus,
+                timeout_ms=timeout_ms,
             )
         )
 
@@ -263,6 +280,7 @@ class SyncMethods(ABC):
         *,
         mode: ActivationMode.ValueType = ACTIVATION_MODE_ACTIVE,
         expected_active_version: int | None = None,
+        reason: str = "",
         bus: str = "",
         timeout_ms: int = WRITE_TIMEOUT_MS,
     ) -> rule_sets.DeactivateRuleSetResponse:
@@ -271,7 +289,9 @@ class SyncMethods(ABC):
         If `expected_active_version` is set and not the version in force (0: none), the call fails with ABORTED.
         """
         return self._call(
-            calls.deactivate_rule_set(policy_id, mode=mode, expected_active_version=expected_active_version, bus=bus, timeout_ms=timeout_ms)
+            calls.deactivate_rule_set(
+                policy_id, mode=mode, expected_active_version=expected_active_version, reason=reason, bus=bus, timeout_ms=timeout_ms
+            )
         )
 
     def get_rule_set(
@@ -421,3 +441,42 @@ class SyncMethods(ABC):
     def list_consumers(self, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> work.ListConsumersResponse:
         """Read the groups of a bus's work queues with their lags."""
         return self._call(calls.list_consumers(bus=bus, timeout_ms=timeout_ms))
+
+    def who_am_i(self, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> administration.WhoAmIResponse:
+        """Return the caller as the server has authenticated it, and its rights on the bus."""
+        return self._call(calls.who_am_i(bus=bus, timeout_ms=timeout_ms))
+
+    def validate_grants(
+        self, document: str, *, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+    ) -> administration.ValidateGrantsResponse:
+        """Compile a grants document and return all mistakes; deploy nothing."""
+        return self._call(calls.validate_grants(document, bus=bus, timeout_ms=timeout_ms))
+
+    def deploy_grants(
+        self, document: str, *, reason: str = "", expected_version: int | None = None, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
+    ) -> administration.DeployGrantsResponse:
+        """Put grants in force. The digest in force again changes nothing; another digest under a known version is ALREADY_EXISTS.
+
+        If `expected_version` is set and not the version in force (0: none), the call fails with ABORTED.
+        """
+        return self._call(calls.deploy_grants(document, reason=reason, expected_version=expected_version, bus=bus, timeout_ms=timeout_ms))
+
+    def get_grants(self, *, version: int = 0, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> administration.GetGrantsResponse:
+        """Read a deployed version of the grants; 0: the one in force."""
+        return self._call(calls.get_grants(version=version, bus=bus, timeout_ms=timeout_ms))
+
+    def list_grants(
+        self, *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    ) -> administration.ListGrantsResponse:
+        """Read a page of the deployed versions of the grants, newest first."""
+        return self._call(calls.list_grants(page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
+
+    def create_bus(self, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS) -> administration.CreateBusResponse:
+        """Open the bus. ALREADY_EXISTS if there is one of this name."""
+        return self._call(calls.create_bus(bus=bus, timeout_ms=timeout_ms))
+
+    def list_buses(
+        self, *, page_size: int = 0, page_token: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    ) -> administration.ListBusesResponse:
+        """Read a page of the buses that the caller may read, by name."""
+        return self._call(calls.list_buses(page_size=page_size, page_token=page_token, timeout_ms=timeout_ms))

@@ -10,10 +10,13 @@ from gavel_server.cli.options import Debug
 
 
 def schema(
-    name: Annotated[Literal["rule-set", "test"], typer.Argument(metavar="rule-set|test", help="The kind of document.")],
+    name: Annotated[
+        Literal["rule-set", "test", "grants", "grants-test"],
+        typer.Argument(metavar="rule-set|test|grants|grants-test", help="The kind of document."),
+    ],
     debug: Debug = False,
 ) -> None:
-    """Print the JSON Schema of rule sets or suites.
+    """Print the JSON Schema of rule sets, of grants, or of the tests of either.
 
     Editors use it to check and complete the documents. Its dialect is 2020-12.
     """

@@ -1,0 +1,1 @@
+"""The commands of `gavel bus`, and who the caller is."""

@@ -1,0 +1,37 @@
+"""`gavel grants diff`: shows what two versions of the grants allow differently."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from gavel_server.cli.errors import EXIT_FAILURE
+from gavel_server.cli.options import Debug, JsonReport
+
+
+def diff_grants_files(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Grants in YAML or JSON.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Another version of them; - is standard input.")],
+    as_json: JsonReport = False,
+    debug: Debug = False,
+) -> None:
+    """Show what two versions of the grants allow differently. Exit status: 0 nothing, 1 something, 2 a document is not valid."""
+    from gavel_rules.authoring.grants.diff import diff_grants
+
+    from gavel_server.cli.documents import read_grants
+    from gavel_server.cli.rendering import output
+
+    changes = diff_grants(read_grants(old)[1], read_grants(new)[1])
+    if as_json:
+        output.print_line(json.dumps(changes._asdict(), ensure_ascii=False, indent=2))
+    else:
+        for sign, lines in (("-", changes.removed), ("+", changes.added)):
+            for line in lines:
+                output.print_line(f"{sign} {line}")
+        for verb, rights in (("loses", changes.lost), ("gains", changes.gained)):
+            for caller, right in rights:
+                output.print_line(f"{caller} {verb} {right}")
+    if changes:
+        raise typer.Exit(EXIT_FAILURE)
