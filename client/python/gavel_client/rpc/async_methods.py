@@ -459,7 +459,7 @@ class AsyncMethods(ABC):
     async def deploy_grants(
         self, document: str, *, reason: str = "", expected_version: int | None = None, bus: str = "", timeout_ms: int = COMPILE_TIMEOUT_MS
     ) -> administration.DeployGrantsResponse:
-        """Put grants in force. The digest in force again changes nothing; another digest under a known version is ALREADY_EXISTS.
+        """Put grants in force. The digest in force again changes nothing; another one under a known version is ALREADY_EXISTS.
 
         If `expected_version` is set and not the version in force (0: none), the call fails with ABORTED.
         """

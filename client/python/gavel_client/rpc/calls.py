@@ -592,7 +592,7 @@ def deploy_grants(
     bus: str = "",
     timeout_ms: int = COMPILE_TIMEOUT_MS,
 ) -> UnaryCall[administration.DeployGrantsResponse]:
-    """Put grants in force. The digest in force again changes nothing; another digest under a known version is ALREADY_EXISTS.
+    """Put grants in force. The digest in force again changes nothing; another one under a known version is ALREADY_EXISTS.
 
     If `expected_version` is set and not the version in force (0: none), the call fails with ABORTED.
     """
