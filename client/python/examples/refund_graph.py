@@ -141,7 +141,8 @@ def refund_graph(client: GavelClient) -> Graph:
             trace_id=state.complaint.trace_id,
             causation_id=state.complaint.event_id,
         )
-        result = await ProposalLoop(client, evidence_providers(client)).run(proposal)
+        # A trigger may fire again after a crash; the run of a complaint is made once.
+        result = await ProposalLoop(client, evidence_providers(client)).run(proposal, run_key=state.complaint.event_id)
         for item in result.rounds:
             state.written += [item.proposal.event_id, *(event.event_id for event in item.published)]
             state.read += [item.decision.event_id] if item.decision is not None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -11,15 +12,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_CLOSED, DECISION_PHASE_DECIDED, DECISION_PHASE_EXECUTED
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client import FactNeed, FactProviders, GavelClient, LoopResult, ProposalLoop, fact_envelope, proposal_envelope
+from gavel_client import (
+    FactNeed,
+    FactProviders,
+    GavelClient,
+    LoopResult,
+    ProposalLoop,
+    SyncGavelClient,
+    fact_envelope,
+    proposal_envelope,
+)
 
 from tests.e2e.agents import run_process
 from tests.e2e.couriers import run_executor, wait_until_idle
 from tests.e2e.ledger import Ledger
-from tests.e2e.world import ACTION, AGENT, DAY_MS, DEPOT, STOP_SECONDS_MAX, Server, open_bus, prove, run_servers, wait_for_events
+from tests.e2e.world import (
+    ACTION,
+    AGENT,
+    DAY_MS,
+    DEPOT,
+    PATIENT_MS,
+    STOP_SECONDS_MAX,
+    Server,
+    approve,
+    open_bus,
+    prove,
+    run_servers,
+    wait_for_events,
+)
+from tests.support.fronts import ANY_FRONT
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 Clients = tuple[GavelClient, GavelClient]
 
@@ -65,7 +91,7 @@ def answer_of(process: subprocess.Popen[str]) -> Any:
 
 
 async def count(redis_url: str, bus: str) -> dict[str, int]:
-    """Return the numbers of proposals, approvals, attempts and reports in the log."""
+    """Return the numbers of proposals, approvals and attempts in the log."""
     ledger = await Ledger.read(redis_url, bus)
     executions = [event.execution for event in ledger.of("execution")]
     return {
@@ -143,3 +169,22 @@ async def test_two_processes_with_one_run_key(
     # The fact of one process may supersede that of the other, which costs both the same further round.
     assert len(answers[0]["decisions"]) == counts["proposals"]
     assert (1, 1) == (counts["approvals"], counts["attempts"])
+
+
+async def test_wait_decision_across_a_restart(tmp_path: Path) -> None:
+    """A client of the native front that waits for the end of a decision gets it, although the server is killed and restarted meanwhile."""
+    server = Server(tmp_path / "data", listen=f"127.0.0.1:{free_port()}", options=["--front", ANY_FRONT])
+    with run_servers(server):
+        async with GavelClient(server.address) as client:
+            await open_bus(client)
+            decision = await approve(client, "parcel/1")
+            waiting = asyncio.create_task(client.wait_decision(decision.event_id, phase=DECISION_PHASE_CLOSED, timeout_ms=PATIENT_MS))
+            at_once = await client.wait_decision(decision.event_id, phase=DECISION_PHASE_EXECUTED, timeout_ms=0)
+            assert (DECISION_PHASE_DECIDED, decision) == (at_once.phase, at_once.decision)
+            server.kill()
+            server.start()
+            with run_executor("succeeds", server, server.redis_url, "default", "courier", tmp_path / "courier.log"):
+                closed = await waiting
+        assert (DECISION_PHASE_CLOSED, decision, "ExecutionSucceeded") == (closed.phase, closed.decision, closed.execution.event_name)
+        with SyncGavelClient(server.address) as blocking:
+            assert closed == blocking.wait_decision(decision.decision.proposal_id, phase=DECISION_PHASE_CLOSED)
