@@ -52,6 +52,7 @@ from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SER
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS, UNIX, bind
 from gavel_server.rpc.wakeups import read_all_wakeups
 from gavel_server.services.registration import register_services
+from gavel_server.work.trimming import trim_forever
 
 # A stopping gRPC server answers new calls CANCELLED. During this pause, callers that have just got their last answer still get
 # SHUTTING_DOWN. It is shorter than the retry delay that they get with it (RETRY_AFTER_MS_DEFAULT): when they retry, the server is gone.
@@ -188,6 +189,7 @@ async def _serve_on(
             supervisor.start("health reports", partial(report_forever, supervisor, states.set_background)),
             supervisor.start("gRPC listener", listener.watch_forever, problem=lambda: listener.problem),
             supervisor.start("idle buses", buses.close_idle_forever),
+            supervisor.start("work queues", partial(trim_forever, buses.all)),
             supervisor.start("free memory", return_free_pages_forever),
         ]
         if listening.front is not None:

@@ -68,7 +68,7 @@ class _Reactor:
         if self._stopping:
             return
         async with GavelClient(self._target, bus=self._bus) as client:
-            self._current = FactDerivationReactor(client, self._redis_url, wakeup=self.wakeup, connections=self._connections)
+            self._current = FactDerivationReactor(client, redis_url=self._redis_url, wakeup=self.wakeup, connections=self._connections)
             try:
                 await self._current.run()
             finally:

@@ -178,6 +178,7 @@ async def test_removed_entries_are_gone_for_all_groups(log: EventLog, work: Work
     assert [4] == await work.numbers("decisions", 0, 9)
     assert [] == await work.parked("decisions", GROUP, 0, 9)
     assert [] == await work.take_due("decisions", GROUP, "b", 9)
+    assert [4] == await work.renew("decisions", GROUP, "a", [3, 4])
     assert [(4, 2)] == numbers(await work.claim("decisions", GROUP, "b", [3, 4], 0))
     assert [(4, 1)] == numbers(await work.take_new("decisions", "other", "a", 9))
     assert [] == await work.idle("decisions", GROUP, LONG_MS, 0, 9)

@@ -40,3 +40,9 @@ async def clients(new_bus_clients: tuple[GavelClient, GavelClient]) -> tuple[Gav
     """A client of each server, on a bus with the tests' rule set."""
     await open_bus(new_bus_clients[0])
     return new_bus_clients
+
+
+@pytest.fixture(params=["grpc", "redis"])
+def queue_url(request: pytest.FixtureRequest, redis_url: str) -> str:
+    """Where an executor takes its work from: "" for the server's streams, and the URL of the Redis."""
+    return redis_url if request.param == "redis" else ""

@@ -21,8 +21,8 @@ async def main(handlers: str, server: str, redis_url: str, bus: str, name: str, 
         lease_ms, min_idle_ms, scan_interval_ms = map(int, milliseconds)
         executor = Executor(
             client,
-            redis_url,
             load_handlers(handlers),
+            redis_url=redis_url,
             producer_id=name,
             lease_ms=lease_ms,
             min_idle_ms=min_idle_ms,

@@ -18,6 +18,8 @@ from gavel_server.cli.commands.grants.get import get_grants
 from gavel_server.cli.commands.grants.lint import lint_grants_files
 from gavel_server.cli.commands.grants.list import list_grants
 from gavel_server.cli.commands.grants.test import run_grant_suites
+from gavel_server.cli.commands.operations.redis_acl import redis_acl
+from gavel_server.cli.commands.operations.work import work
 from gavel_server.cli.commands.people.accept_clock import accept_clock
 from gavel_server.cli.commands.people.review import review, reviews
 from gavel_server.cli.commands.people.revoke import revoke
@@ -102,8 +104,10 @@ app.command("trace")(trace)
 app.command("replay")(replay)
 app.command("executor")(executor)
 app.command("fdr")(fdr)
+app.command("redis-acl")(redis_acl)
 app.command("completion")(completion)
 app.add_typer(review, name="review")
+app.add_typer(work, name="work")
 app.add_typer(log, name="log")
 app.add_typer(rules, name="rules")
 app.add_typer(grants, name="grants")
@@ -139,6 +143,6 @@ grants.command("get")(get_grants)
 buses.command("create")(create_bus)
 buses.command("list")(list_buses)
 
-for group in (app, review, log, rules, grants, buses):
+for group in (app, review, work, log, rules, grants, buses):
     for command in group.registered_commands:
         command.cls = Command

@@ -13,37 +13,36 @@ from typing import Annotated, Any, Final
 import typer
 
 from gavel_server.cli.errors import EXIT_FAILURE, CommandError, InvalidInputError
-from gavel_server.cli.options import check_redis, log_location
+from gavel_server.cli.options import check_redis
 
 # How long a task or thread that a handler has left running may delay the end of the process.
 LEAVE_SECONDS_MAX: Final = 5.0
 
-Redis = Annotated[
-    str, typer.Option(metavar="URL", callback=check_redis, help="The server's Redis, which has the work queues. Default: GAVEL_REDIS.")
-]
+Redis = Annotated[str, typer.Option(metavar="URL", callback=check_redis, help="Take the work from this Redis instead of the server.")]
 Data = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The data directory of a server with an embedded Redis. Default: GAVEL_DATA, else .gavel."),
+    typer.Option(metavar="DIR", help="Take the work from the embedded Redis of this data directory instead of the server."),
 ]
 
 
-def work_queue_url(data: Path | None, redis: str, server: str) -> str:
-    """Return the URL of the Redis that has the work queues of `server`. Raises InvalidInputError, CommandError."""
+def work_queue_url(data: Path | None, redis: str) -> str:
+    """Return the URL of the Redis that the options name, "" if they name none: the work then comes over gRPC.
+
+    Raises InvalidInputError, CommandError.
+    """
     from gavel_server.log.redis.connection import check_url
     from gavel_server.log.redis.data_directory import noted_url
 
-    directory, url = log_location(data, redis)
-    if url:
+    if redis:
         try:
-            return check_url(url)
+            return check_url(redis)
         except ValueError as error:
-            raise InvalidInputError(f"{error} (--redis, GAVEL_REDIS)") from error
-    url = noted_url(directory) or ""
+            raise InvalidInputError(f"{error} (--redis)") from error
+    if data is None:
+        return ""
+    url = noted_url(data) or ""
     if not url:
-        raise CommandError(
-            f"the work queues of the server at {server} are in its Redis, and {directory} has none: give the server's data directory with "
-            "--data DIR (GAVEL_DATA), or its Redis with --redis URL (GAVEL_REDIS)"
-        )
+        raise CommandError(f"{data} has no embedded Redis with work queues; omit --data to take the work from the server over gRPC")
     return url
 
 

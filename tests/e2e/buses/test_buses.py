@@ -187,8 +187,8 @@ async def test_consumers_wait_for_a_bus(tmp_path: Path, caplog: pytest.LogCaptur
     with run_servers(server):
         async with server.client(BUS) as client:
             consumers: list[Executor | FactDerivationReactor | TriggerSubscription] = [
-                Executor(client, server.redis_url, handlers, producer_id="courier", scan_interval_ms=20),
-                FactDerivationReactor(client, server.redis_url, scan_interval_ms=20),
+                Executor(client, handlers, redis_url=server.redis_url, producer_id="courier", scan_interval_ms=20),
+                FactDerivationReactor(client, redis_url=server.redis_url, scan_interval_ms=20),
                 subscribe(client, 1),
                 subscribe(client, None),
             ]

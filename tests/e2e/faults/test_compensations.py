@@ -149,7 +149,7 @@ async def test_a_report_whose_entry_is_lost(tmp_path: Path) -> None:
             await client.report_execution(partial_report(approval, await start(client, approval)))
             async with redis.asyncio.Redis.from_url(server.redis_url) as store:
                 assert 2 == await store.delete("gavel:{default}:work:decisions", "gavel:{default}:work:executions")
-            reactor = FactDerivationReactor(client, server.redis_url, scan_interval_ms=100)
+            reactor = FactDerivationReactor(client, redis_url=server.redis_url, scan_interval_ms=100)
             running = asyncio.create_task(reactor.run())
             try:
                 log = tmp_path / "courier.log"

@@ -67,14 +67,14 @@ async def test_timers_due_while_the_server_was_down(tmp_path: Path) -> None:
 
 
 async def test_a_fact_that_changes_before_an_executor_comes(
-    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path
+    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, queue_url: str
 ) -> None:
     """An executor does not carry out an approval whose fact has been superseded, and the log has the reason."""
     first, second = clients
     approval = await approve(first, "parcel/1")
     (pin,) = approval.decision.pinned_facts
     later = (await publish_status(second, ["parcel/1"], "lost"))["parcel/1"]
-    with run_executor("succeeds", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
+    with run_executor("succeeds", pair[1], queue_url, bus, "courier", tmp_path / "courier.log"):
         await wait_for_events(first, lambda event: event.fact.decision_id == approval.event_id)
         await wait_until_idle(first)
     (execution,) = (await Ledger.read(redis_url, bus)).of("execution")

@@ -25,15 +25,15 @@ def status_of(event: Envelope) -> str:
 
 @pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "suspended"])
 async def test_another_executor_takes_over(
-    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, killed: signal.Signals
+    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, killed: signal.Signals, queue_url: str
 ) -> None:
     """When the lease has lapsed a second executor finishes: one last report, one derived fact, and the key is free."""
     first, second = clients
-    with run_executor("never_returns", pair[0], redis_url, bus, "courier-lost", tmp_path / "lost.log") as victim:
+    with run_executor("never_returns", pair[0], queue_url, bus, "courier-lost", tmp_path / "lost.log") as victim:
         approval = await approve(first, "parcel/1")
         await wait_for_events(first, lambda event: event.execution.decision_id == approval.event_id)
         victim.send_signal(killed)
-        with run_executor("succeeds", pair[1], redis_url, bus, "courier-found", tmp_path / "found.log"):
+        with run_executor("succeeds", pair[1], queue_url, bus, "courier-found", tmp_path / "found.log"):
             (fact,) = await wait_for_events(second, lambda event: event.fact.decision_id == approval.event_id)
             await wait_until_idle(second)
         if killed == signal.SIGSTOP:
@@ -71,17 +71,17 @@ def by(name: str) -> Callable[[Envelope], bool]:
 
 
 async def test_executors_that_are_killed_repeatedly(
-    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path
+    pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, queue_url: str
 ) -> None:
     """Although executors are killed again and again, every decision is carried out once and every fact derived once."""
     first, second = clients
     approvals = [await approve(first, f"parcel/{number}") for number in range(12)]
     for number in range(3):
-        with run_executor("never_returns", pair[number % 2], redis_url, bus, f"courier-{number}", tmp_path / "lost.log") as victim:
+        with run_executor("never_returns", pair[number % 2], queue_url, bus, f"courier-{number}", tmp_path / "lost.log") as victim:
             await wait_for_events(first, by(f"courier-{number}"))
             victim.kill()
             victim.wait()
-    with run_executor("succeeds", pair[0], redis_url, bus, "courier-found", tmp_path / "found.log"):
+    with run_executor("succeeds", pair[0], queue_url, bus, "courier-found", tmp_path / "found.log"):
         await wait_for_events(second, lambda event: bool(event.fact.derivation_rule_id), count=len(approvals))
         await wait_until_idle(second)
     ledger = await Ledger.read(redis_url, bus)

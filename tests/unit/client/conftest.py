@@ -73,6 +73,6 @@ def make(client: GavelClient, redis_url: str) -> Make:
     def make_one(behaviour: Behaviour, *, action: str = ACTION, timeout_ms: int = 60_000, **options: Any) -> Executor:
         handlers = Handlers()
         handlers.action(action, timeout_ms=timeout_ms)(behaviour)
-        return Executor(client, redis_url, handlers, producer_id="refunds", **{"min_idle_ms": LONG_MS, **options})
+        return Executor(client, handlers, redis_url=redis_url, producer_id="refunds", **{"min_idle_ms": LONG_MS, **options})
 
     return make_one

@@ -1,10 +1,10 @@
 """The consumer of a work queue, which the executor and the fact derivation reactor share.
 
-A Consumer takes entries from its WorkQueue, several at a time, and passes each to one function. The function returns the entry's
-Disposition and never accesses Redis; the consumer never reads the event. If the function raises, the entry is logged, counted and
+A Consumer takes entries from its WorkSource, several at a time, and passes each to one function. The function returns the entry's
+Disposition and never accesses the queue; the consumer never reads the event. If the function raises, the entry is logged, counted and
 left pending: it is delivered again after `min_idle_ms`, here or elsewhere. No entry is ever dropped.
 
-Its own tasks run under a supervisor: no outage of Redis or of the server, and no error, ends a consumer that has begun.
+Its own tasks run under a supervisor: no outage of the queue or of the server, and no error, ends a consumer that has begun.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_client.consumers.work_queue import BLOCK_MS, START, Entry, WorkQueue
+from gavel_client.consumers.work_queue import BLOCK_MS, START
+from gavel_client.consumers.work_source import WorkEntry, WorkSource
 from gavel_client.rpc.backoff import Backoff, retry
 from gavel_client.rpc.errors import GavelClientError, GavelError, WorkQueueError, describe_error
 from gavel_client.supervision import Supervisor
@@ -72,7 +73,7 @@ class Consumer:
 
     def __init__(
         self,
-        queue: WorkQueue,
+        queue: WorkSource,
         process: Callable[[Envelope], Awaitable[Disposition]],
         *,
         concurrency: int,
@@ -166,11 +167,13 @@ class Consumer:
             await self.pause(pause_ms)
             return
         self._pauses_without_slot += 1
+        self._queue.note_pauses(self._pauses_without_slot)
         self._slots.release()
         try:
             await self.pause(pause_ms)
         finally:
             self._pauses_without_slot -= 1
+            self._queue.note_pauses(self._pauses_without_slot)
             await self._slots.acquire()
 
     async def call(self, rpc: Callable[Arguments, Awaitable[Result]], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -241,14 +244,14 @@ class Consumer:
             await asyncio.sleep(self._queue.min_idle_ms / 3000)
             await self._queue.heartbeat(list(self._in_progress))
 
-    def _start(self, entry: Entry) -> None:
+    def _start(self, entry: WorkEntry) -> None:
         if entry.entry_id in self._in_progress:
             # This consumer was silent (a suspended process) and claimed the entry from itself.
             self._slots.release()
             return
         self._in_progress[entry.entry_id] = asyncio.create_task(self._handle(entry))
 
-    async def _handle(self, entry: Entry) -> None:
+    async def _handle(self, entry: WorkEntry) -> None:
         """Process one entry and apply its disposition. The caller has acquired the slot; this releases it."""
         try:
             disposition = await self._run(entry.entry_id, lambda: self._process(entry.envelope()))
@@ -258,6 +261,8 @@ class Consumer:
                 await self._queue.delete(entry.entry_id)
             elif disposition is Disposition.ACKNOWLEDGE:
                 await self._queue.acknowledge(entry.entry_id)
+            else:
+                await self._queue.postpone(entry.entry_id)
         except Exception as error:  # noqa: BLE001  the entry stays pending, for a later delivery
             self.statistics.failed += 1
             _logger.error(

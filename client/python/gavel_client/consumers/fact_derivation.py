@@ -32,6 +32,8 @@ from redis.asyncio import ConnectionPool
 from gavel_client.consumers.consumer import Consumer, Disposition, Statistics
 from gavel_client.consumers.pending_work import SCAN_INTERVAL_MS_DEFAULT, scan_pending
 from gavel_client.consumers.work_queue import EXECUTIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
+from gavel_client.consumers.work_source import WorkSource
+from gavel_client.consumers.work_stream import WorkStream
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError
 from gavel_client.rpc.paging import pages
@@ -44,16 +46,17 @@ _logger = logging.getLogger(__name__)
 
 
 class FactDerivationReactor:
-    """Derives the facts of `client.bus`, whose Redis is `redis_url`. Call `run` once; call `stop` in the same event loop.
+    """Derives the facts of `client.bus`. Call `run` once; call `stop` in the same event loop.
 
-    The owner of `wakeup`, if given, sets it whenever an execution has been recorded; the owner of `connections` closes them. See WorkQueue.
+    Reports come over gRPC, or with `redis_url` from the bus's Redis itself. The owner of `wakeup`, if given, sets it whenever an
+    execution has been recorded; the owner of `connections` closes them. Both are for Redis: see WorkQueue.
     """
 
     def __init__(
         self,
         client: GavelClient,
-        redis_url: str,
         *,
+        redis_url: str = "",
         concurrency: int = CONCURRENCY_DEFAULT,
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
         scan_interval_ms: int = SCAN_INTERVAL_MS_DEFAULT,
@@ -66,8 +69,12 @@ class FactDerivationReactor:
         self._submitted: set[tuple[str, int]] = set()  # lost decisions, by id and last sequence number
         self._rule_sets: dict[str, CompiledRuleSet] = {}  # by digest
         self._compiling = asyncio.Lock()
-        queue = WorkQueue(
-            redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms, wakeup=wakeup, connections=connections
+        queue: WorkSource = (
+            WorkQueue(
+                redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms, wakeup=wakeup, connections=connections
+            )
+            if redis_url
+            else WorkStream(client, queue=EXECUTIONS, group=GROUP, concurrency=concurrency, min_idle_ms=min_idle_ms)
         )
         self._consumer = Consumer(queue, self._process, concurrency=concurrency, maintenance=self._derive_lost)
 

@@ -165,6 +165,12 @@ class WorkQueue:
         """Give up an entry: it stays pending with an idle time at which another consumer may claim it at once."""
         await self._run("XCLAIM", self.key, self.group, self.consumer, 0, entry_id, "IDLE", self.min_idle_ms, "JUSTID")
 
+    async def postpone(self, entry_id: str) -> None:
+        """Do nothing: the entry stays pending and is claimed after `min_idle_ms`."""
+
+    def note_pauses(self, count: int) -> None:
+        """Do nothing: entries are read one by one, for free slots."""
+
     async def acknowledge(self, entry_id: str) -> None:
         """Acknowledge an entry for this group."""
         await self._run("XACK", self.key, self.group, entry_id)

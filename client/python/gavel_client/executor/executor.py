@@ -40,6 +40,8 @@ from gavel.v1.projection_service_pb2 import PENDING_PHASE_APPROVED
 from gavel_client.consumers.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Disposition, Statistics, try_for
 from gavel_client.consumers.pending_work import SCAN_INTERVAL_MS_DEFAULT, scan_pending
 from gavel_client.consumers.work_queue import DECISIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
+from gavel_client.consumers.work_source import WorkSource
+from gavel_client.consumers.work_stream import WorkStream
 from gavel_client.envelopes import new_event_id
 from gavel_client.executor.lease import RENEWAL_FRACTION, keep_alive
 from gavel_client.executor.reports import HANDLER_EXCEPTION, INVALID_RESULT, handler_result, now, report_envelope, strip_result
@@ -68,16 +70,17 @@ _logger = logging.getLogger(__name__)
 class Executor:
     """Carries out approved decisions of `client.bus` with `handlers`, at most `concurrency` at a time.
 
-    `redis_url` is the Redis of the bus. `producer_id` is the executor's stable name in the log; processes that carry out the
-    same actions may share it and the `group`. Call `run` once; call `stop` in the same event loop.
+    Decisions come over gRPC, or with `redis_url` from the bus's Redis itself. `producer_id` is the executor's stable name in the
+    log; processes that carry out the same actions may share it and the `group`. Call `run` once; call `stop` in the same event
+    loop.
     """
 
     def __init__(
         self,
         client: GavelClient,
-        redis_url: str,
         handlers: Mapping[str, ActionHandler],
         *,
+        redis_url: str = "",
         producer_id: str,
         producer_version: str = "",
         group: str = GROUP_DEFAULT,
@@ -94,7 +97,13 @@ class Executor:
         self._producer = Producer(type=PRODUCER_TYPE_EXECUTOR, id=producer_id, version=producer_version)
         self._lease_ms = lease_ms
         self._scan_interval_ms = scan_interval_ms
-        self._queue = WorkQueue(redis_url, queue=DECISIONS, group=group, bus=client.bus, min_idle_ms=min_idle_ms)
+        self._queue: WorkSource = (
+            WorkQueue(redis_url, queue=DECISIONS, group=group, bus=client.bus, min_idle_ms=min_idle_ms)
+            if redis_url
+            else WorkStream(
+                client, queue=DECISIONS, group=group, concurrency=concurrency, action_types=list(handlers), min_idle_ms=min_idle_ms
+            )
+        )
         self._consumer = Consumer(
             self._queue, self._process, concurrency=concurrency, stop_grace_ms=stop_grace_ms, maintenance=self._maintain_queue
         )

@@ -218,7 +218,7 @@ class Story:
         """Run an executor until the facts of the decision's execution are in the log."""
         handlers = Handlers()
         handlers.action(ACTION)(_create_refund)
-        executor = Executor(self._client, self._redis_url, handlers, producer_id="demo-executor", producer_version="demo")
+        executor = Executor(self._client, handlers, redis_url=self._redis_url, producer_id="demo-executor", producer_version="demo")
         running = asyncio.create_task(executor.run())
         watching = asyncio.create_task(self._show_until(lambda event: _is_last_fact(event, decision)))
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)

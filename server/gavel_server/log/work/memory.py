@@ -222,6 +222,7 @@ class MemoryWorkQueues:
             for (of_queue, _), one in self._groups.items():
                 if of_queue == queue:
                     one.parked.pop(number, None)
+                    one.pending.pop(number, None)
 
     def _group(self, queue: QueueName, group: str) -> _Group:
         return self._groups.setdefault((queue, group), _Group())

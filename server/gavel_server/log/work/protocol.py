@@ -129,7 +129,7 @@ class WorkQueues(Protocol):
         """Return up to `count` entries of a queue beyond the number `after`, ascending."""
 
     async def remove(self, queue: QueueName, numbers: Sequence[int]) -> None:
-        """Remove entries for all groups, parked ones included: their work has ended in the log."""
+        """Remove entries for all groups, pending and parked ones included: their work has ended in the log."""
 
 
 def as_queue(work: Work) -> QueueName | None:

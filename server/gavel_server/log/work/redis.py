@@ -171,10 +171,13 @@ class RedisWorkQueues:
 
     async def remove(self, queue: QueueName, numbers: Sequence[int]) -> None:
         """See WorkQueues."""
-        parked_keys = [work_parked_key(self._bus, queue, name) for name in await self._names(queue)]
+        key = work_key(self._bus, queue)
+        names = await self._names(queue)
         for part in chunks(numbers):
-            removals: list[Command] = [("HDEL", key, *part) for key in parked_keys]
-            self._check(await self._pool.read(("XDEL", work_key(self._bus, queue), *(f"{number}-0" for number in part)), *removals))
+            ids = [f"{number}-0" for number in part]
+            removals: list[Command] = [("HDEL", work_parked_key(self._bus, queue, name), *part) for name in names]
+            removals += [("XACK", key, name, *ids) for name in names]
+            self._check(await self._pool.read(("XDEL", key, *ids), *removals))
 
     async def ensure_groups(self) -> None:
         """Create the missing groups of Gavel's own clients. Nothing is written if all of them exist."""

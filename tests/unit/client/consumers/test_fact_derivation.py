@@ -42,13 +42,13 @@ async def queue(redis_url: str, bus: str) -> AsyncIterator[Queue]:
 @pytest.fixture
 def reactor(client: GavelClient, redis_url: str) -> FactDerivationReactor:
     """A reactor on the test's bus that does not get its pending entries again."""
-    return FactDerivationReactor(client, redis_url, min_idle_ms=LONG_MS)
+    return FactDerivationReactor(client, redis_url=redis_url, min_idle_ms=LONG_MS)
 
 
 @pytest.fixture
 def soon_again(client: GavelClient, redis_url: str) -> FactDerivationReactor:
     """A reactor that soon gets its pending entries again."""
-    return FactDerivationReactor(client, redis_url, min_idle_ms=SHORT_MS)
+    return FactDerivationReactor(client, redis_url=redis_url, min_idle_ms=SHORT_MS)
 
 
 @asynccontextmanager
@@ -110,7 +110,7 @@ async def test_lost_reports_are_derived(server: FakeServer, queue: Queue, client
     server.script(
         "ListEvents", *(ListEventsResponse(envelopes=page, next_page_token=token) for page, token in zip(pages, ("2", ""), strict=True))
     )
-    reactor = FactDerivationReactor(client, redis_url, scan_interval_ms=2)
+    reactor = FactDerivationReactor(client, redis_url=redis_url, scan_interval_ms=2)
     async with running(reactor):
         await until(lambda: reactor.statistics.processed == 1)
         looks = len(server.requests["ListPendingDecisions"])
@@ -199,7 +199,7 @@ async def test_many_reactors_many_executions(server: FakeServer, queue: Queue, c
     known = {decision.event_id: decision for decision in decisions}
     server.answers["GetEvent"] = lambda request: GetEventResponse(envelope=known[request.event_id])
     await queue.add(*(executed(decision, 100 + decision.sequence_number) for decision in decisions))
-    first, second = (FactDerivationReactor(client, redis_url, concurrency=4) for _ in range(2))
+    first, second = (FactDerivationReactor(client, redis_url=redis_url, concurrency=4) for _ in range(2))
     async with running(first), running(second):
         await until_equal(queue.ids, [])
     assert known.keys() == {request.envelope.fact.decision_id for request in server.requests["PublishEvent"]}

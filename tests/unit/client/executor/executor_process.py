@@ -27,7 +27,9 @@ async def main() -> None:
     """Run the executor until it is killed."""
     target, redis_url, bus, min_idle_ms, lease_ms = sys.argv[1:]
     async with GavelClient(target, bus=bus) as client:
-        executor = Executor(client, redis_url, handlers, producer_id="doomed", min_idle_ms=int(min_idle_ms), lease_ms=int(lease_ms))
+        executor = Executor(
+            client, handlers, redis_url=redis_url, producer_id="doomed", min_idle_ms=int(min_idle_ms), lease_ms=int(lease_ms)
+        )
         await executor.run()
 
 

@@ -279,7 +279,7 @@ async def test_plain_function_counts(client: GavelClient, redis_url: str, execut
         acted.append(context.attempt)
         return HandlerResult.success()
 
-    await carry_out(Executor(client, redis_url, {ACTION: ActionHandler(refund, 60_000)}, producer_id="refunds"), queue)
+    await carry_out(Executor(client, {ACTION: ActionHandler(refund, 60_000)}, redis_url=redis_url, producer_id="refunds"), queue)
     assert ([1], [(1, EXECUTION_STATUS_SUCCESS)]) == (acted, outcomes(executions))
 
 
@@ -464,7 +464,7 @@ async def test_reports_have_distinct_event_ids(executions: FakeExecutions, queue
 def test_executor_without_handlers(client: GavelClient, redis_url: str) -> None:
     """An executor without handlers is an error."""
     with pytest.raises(ValueError, match="at least one handler"):
-        Executor(client, redis_url, Handlers(), producer_id="x")
+        Executor(client, Handlers(), redis_url=redis_url, producer_id="x")
 
 
 def test_second_handler_of_an_action() -> None:

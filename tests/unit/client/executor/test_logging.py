@@ -36,7 +36,9 @@ async def record(server: FakeServer, result: HandlerResult, recorded: Envelope |
     report = report_envelope(STARTED, PRODUCER, result, now(), now())
     server.script("ReportExecution", ReportExecutionResponse(envelope=recorded or report))
     async with GavelClient(server.target) as client:
-        assert (recorded or report) == await Executor(client, "redis://127.0.0.1:1", handlers, producer_id="executor-1")._report(report)
+        assert (recorded or report) == await Executor(client, handlers, redis_url="redis://127.0.0.1:1", producer_id="executor-1")._report(
+            report
+        )
     return report
 
 

@@ -67,11 +67,11 @@ def executor(
 ) -> None:
     """Carry out approved decisions with a module's handlers.
 
-    The work queue is in the server's Redis: --redis or --data locates it, by default .gavel, as for `gavel serve`. SIGTERM, SIGINT
-    and SIGHUP end the executor after the decisions that are under way.
+    Decisions come from the server over gRPC; with --data or --redis they come from the server's Redis. SIGTERM, SIGINT and SIGHUP end the
+    executor after the decisions that are under way.
     """
     handlers = load_handlers(module)
-    url = work_queue_url(data, redis, server)
+    url = work_queue_url(data, redis)
 
     async def run() -> None:
         from gavel_client import GavelClient
@@ -80,7 +80,9 @@ def executor(
         from gavel_server.cli.rendering import output
 
         async with GavelClient(server, bus=bus) as client:
-            consumer = Executor(client, url, handlers, producer_id=producer_id, group=group, concurrency=concurrency, lease_ms=lease_ms)
+            consumer = Executor(
+                client, handlers, redis_url=url, producer_id=producer_id, group=group, concurrency=concurrency, lease_ms=lease_ms
+            )
             output.print_line(f"gavel: executor {producer_id} carries out {', '.join(sorted(handlers))} on bus {bus}")
             stop_on_signal(consumer.stop)
             await consumer.run()

@@ -11,7 +11,7 @@ def fdr(redis: Redis = "", data: Data = None, server: Server = SERVER_DEFAULT, b
 
     SIGTERM, SIGINT or SIGHUP stops the command.
     """
-    url = work_queue_url(data, redis, server)
+    url = work_queue_url(data, redis)
 
     async def run() -> None:
         from gavel_client import GavelClient
@@ -20,7 +20,7 @@ def fdr(redis: Redis = "", data: Data = None, server: Server = SERVER_DEFAULT, b
         from gavel_server.cli.rendering import output
 
         async with GavelClient(server, bus=bus) as client:
-            reactor = FactDerivationReactor(client, url)
+            reactor = FactDerivationReactor(client, redis_url=url)
             output.print_line(f"gavel: deriving facts on bus {bus}")
             stop_on_signal(reactor.stop)
             await reactor.run()

@@ -1,0 +1,289 @@
+"""Work queues over gRPC: a consumer's entries come over streams of WorkService, so that it needs no access to Redis.
+
+The server delivers each entry to one consumer of the group, keeps it for the consumer while the stream is open, and delivers it again when
+the stream breaks. It counts deliveries and parks an entry that was delivered too often (`gavel work`). It also removes entries whose
+decisions have ended, so nothing here trims.
+
+A stream holds as many entries as the consumer has slots. Entries that pause without a slot, for a retry or another executor's lease, would
+use up that number; further streams make up for them. A broken stream is opened again, for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+import grpc
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.work_service_pb2 import (
+    WORK_QUEUE_DECISIONS,
+    WORK_QUEUE_EXECUTIONS,
+    WORK_QUEUE_REQUESTS,
+    AcknowledgeWork,
+    ConsumeRequest,
+    OpenConsumer,
+    RejectWork,
+    WorkItem,
+    WorkQueue,
+)
+
+from gavel_client.consumers.work_queue import BLOCK_MS, BUS_DEFAULT, DECISIONS, EXECUTIONS, START
+from gavel_client.rpc.backoff import BUS_POLL_MS, Backoff, is_transient, is_unopened_bus
+from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelError, WorkQueueError, describe_error
+
+REQUESTS: Final = "requests"
+NUMBER_OF_QUEUE: Final[dict[str, WorkQueue.ValueType]] = {
+    DECISIONS: WORK_QUEUE_DECISIONS,
+    EXECUTIONS: WORK_QUEUE_EXECUTIONS,
+    REQUESTS: WORK_QUEUE_REQUESTS,
+}
+# The server's limits: entries of one stream, and action types of one stream.
+IN_FLIGHT_MAX: Final = 1_000
+ACTION_TYPES_MAX: Final = 64
+# An entry that could not be processed is delivered again after this time.
+POSTPONEMENT_MS_DEFAULT: Final = 30_000
+# How long a stream that ends may take to settle what was sent.
+CLOSE_SECONDS_MAX: Final = 2.0
+
+_logger = logging.getLogger(__name__)
+
+
+class StreamEntry(NamedTuple):
+    """An entry that a stream delivered."""
+
+    entry_id: str
+    item: WorkItem
+    stream: _Stream
+
+    def envelope(self) -> Envelope:
+        """Return the event with its chain hash."""
+        return self.item.envelope
+
+
+class WorkStream:
+    """One consumer of one work queue of `client.bus`, over gRPC. See WorkSource.
+
+    `queue` is DECISIONS, EXECUTIONS or REQUESTS. `concurrency` is the number of entries that the consumer processes at once.
+    `action_types` selects decisions, `kinds` selects requests; empty: all. After `deliveries_max` deliveries an entry is parked; 0: the
+    server's default.
+    """
+
+    def __init__(
+        self,
+        client: GavelClient,
+        *,
+        queue: str,
+        group: str,
+        concurrency: int,
+        action_types: Sequence[str] = (),
+        kinds: Sequence[str] = (),
+        deliveries_max: int = 0,
+        min_idle_ms: int = POSTPONEMENT_MS_DEFAULT,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.key = f"{client.bus or BUS_DEFAULT}:{queue}"
+        self.group = group
+        self.min_idle_ms = min_idle_ms
+        self._client = client
+        self._concurrency = min(concurrency, IN_FLIGHT_MAX)
+        self._backoff = backoff or Backoff()
+        self._opening = OpenConsumer(
+            bus=client.bus,
+            queue=NUMBER_OF_QUEUE[queue],
+            group=group,
+            # More actions than the server selects by: entries of others are postponed.
+            action_types=sorted(action_types) if len(action_types) <= ACTION_TYPES_MAX else (),
+            kinds=kinds,
+            in_flight_max=self._concurrency,
+            deliveries_max=deliveries_max,
+        )
+        self._entries: asyncio.Queue[StreamEntry] = asyncio.Queue()
+        self._holders: dict[str, _Stream] = {}  # by entry; the last stream that delivered it
+        self._streams: list[_Stream] = []
+
+    @property
+    def problem(self) -> str:
+        """The reason why no entry can be taken now, as a sentence, or ""."""
+        return next((stream.problem for stream in self._streams if stream.problem), "")
+
+    async def read(self) -> StreamEntry | None:
+        """See WorkSource. Raises WorkQueueError if the server refuses the consumer's settings."""
+        if not self._streams:
+            self._open()
+        for stream in self._streams:
+            stream.raise_fatal()
+        try:
+            async with asyncio.timeout(BLOCK_MS / 1000):
+                while True:
+                    entry = await self._entries.get()
+                    if entry.stream.holds(entry.entry_id):
+                        return entry
+        except TimeoutError:
+            return None
+
+    async def claim(self, cursor: str) -> tuple[str, StreamEntry | None]:
+        """Return nothing: the server delivers what others have left."""
+        return START, None
+
+    async def heartbeat(self, entry_ids: Sequence[str]) -> None:
+        """Do nothing: an open stream is enough."""
+
+    async def postpone(self, entry_id: str) -> None:
+        """See WorkSource."""
+        reject = RejectWork(item_id=entry_id, delay_ms=self.min_idle_ms, reason="could not be processed; the consumer's log has the reason")
+        self._settle(entry_id, ConsumeRequest(reject=reject))
+
+    async def release(self, entry_id: str) -> None:
+        """Do nothing: the server delivers the entry again when the stream ends."""
+
+    async def acknowledge(self, entry_id: str) -> None:
+        """See WorkSource."""
+        self._settle(entry_id, ConsumeRequest(acknowledge=AcknowledgeWork(item_id=entry_id)))
+
+    async def delete(self, entry_id: str) -> None:
+        """Acknowledge the entry; the server removes it."""
+        await self.acknowledge(entry_id)
+
+    async def trim(self, sequence_number: int) -> None:
+        """Do nothing: the server trims."""
+
+    def note_pauses(self, count: int) -> None:
+        """Open another stream if the streams have too little room for `concurrency` entries beside those that pause."""
+        wanted = min(self._concurrency + count, IN_FLIGHT_MAX)
+        if self._streams and len(self._streams) * self._concurrency < wanted:
+            self._open()
+        for stream in self._streams[1:]:
+            if stream.is_empty and (len(self._streams) - 1) * self._concurrency >= wanted:
+                self._streams.remove(stream)
+                stream.cancel()
+
+    async def leave(self) -> None:
+        """See WorkSource."""
+
+    async def close(self) -> None:
+        """End the streams, once the server has settled what was sent."""
+        await asyncio.gather(*(stream.close() for stream in self._streams))
+
+    def _open(self) -> None:
+        self._streams.append(_Stream(self._client, self._opening, self._entries, self._holders, self._backoff, self.key))
+
+    def _settle(self, entry_id: str, request: ConsumeRequest) -> None:
+        holder = self._holders.pop(entry_id, None)
+        if holder is not None:
+            holder.send(entry_id, request)
+
+
+class _Stream:
+    """One stream, opened again whenever it breaks."""
+
+    def __init__(
+        self,
+        client: GavelClient,
+        opening: OpenConsumer,
+        entries: asyncio.Queue[StreamEntry],
+        holders: dict[str, _Stream],
+        backoff: Backoff,
+        key: str,
+    ) -> None:
+        self.problem = ""
+        self._client = client
+        self._opening = opening
+        self._entries = entries
+        self._holders = holders
+        self._backoff = backoff
+        self._key = key
+        self._held: set[str] = set()
+        self._requests: asyncio.Queue[ConsumeRequest | None] = asyncio.Queue()
+        self._was_open = False
+        self._closing = False
+        self._running = asyncio.create_task(self._run(), name=f"work stream {key}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the stream holds no entry."""
+        return not self._held
+
+    def holds(self, entry_id: str) -> bool:
+        """Return whether the stream that delivered the entry is still open, and the entry not settled."""
+        return entry_id in self._held
+
+    def send(self, entry_id: str, request: ConsumeRequest) -> None:
+        """Settle an entry. Nothing is sent if the stream has broken since: the server delivers the entry again."""
+        if entry_id in self._held:
+            self._held.discard(entry_id)
+            self._requests.put_nowait(request)
+
+    def raise_fatal(self) -> None:
+        """Raise WorkQueueError if the server has refused the settings."""
+        if self._running.done() and not self._running.cancelled():
+            self._running.result()
+
+    def cancel(self) -> None:
+        """End the stream now."""
+        self._running.cancel()
+
+    async def close(self) -> None:
+        """End the stream; wait a moment until the server has settled what was sent."""
+        self._closing = True
+        self._requests.put_nowait(None)
+        await asyncio.wait([self._running], timeout=CLOSE_SECONDS_MAX)
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _run(self) -> None:
+        failures = 0
+        while not self._closing:
+            try:
+                await self._serve()
+                failures = 0
+            except GavelError as error:
+                failures = 1 if self._was_open and not self.problem else failures + 1
+                pause_ms = self._judge(error, failures)
+                if pause_ms is not None:
+                    await asyncio.sleep(pause_ms / 1000)
+            finally:
+                for entry_id in self._held:
+                    if self._holders.get(entry_id) is self:
+                        del self._holders[entry_id]
+                self._held = set()
+                self._requests = asyncio.Queue()
+
+    def _judge(self, error: GavelError, failures: int) -> float | None:
+        """Return the pause before the stream is opened again. Raises WorkQueueError if that would not help."""
+        if is_unopened_bus(error):
+            return BUS_POLL_MS
+        is_setting = error.code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+        is_refused = error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+        if is_setting or (is_refused and not self._was_open):
+            raise WorkQueueError(f"work queue {self._key} cannot be used: {describe_error(error)}") from error
+        pause_ms = self._backoff.pause_ms(failures, error.retry_after_ms)
+        self.problem = f"work queue {self._key}: the server does not serve it: {describe_error(error)}"
+        log = _logger.warning if is_transient(error) else _logger.error
+        log("queue=%s stream broken: %s, next try in %d ms", self._key, describe_error(error), pause_ms)
+        return pause_ms
+
+    async def _serve(self) -> None:
+        """Take entries until the server or `close` ends the stream. Raises GavelError."""
+        requests = self._requests
+
+        async def sent() -> AsyncIterator[ConsumeRequest]:
+            yield ConsumeRequest(open=self._opening)
+            while (request := await requests.get()) is not None:
+                yield request
+
+        async with aclosing(self._client.consume(sent())) as responses:
+            async for response in responses:
+                if response.WhichOneof("item") == "opened":
+                    self._was_open = True
+                    if self.problem:
+                        _logger.info("queue=%s stream open again", self._key)
+                    self.problem = ""
+                elif response.WhichOneof("item") == "work":
+                    entry_id = response.work.item_id
+                    self._held.add(entry_id)
+                    self._holders[entry_id] = self
+                    self._entries.put_nowait(StreamEntry(entry_id, response.work, self))

@@ -1,0 +1,25 @@
+"""The users of a Redis that holds logs, as rules of its access control lists (Redis 6.2 or Valkey).
+
+Only the server's user can write to logs and heads. Redis cannot allow a key for a command of a script alone, so the others get no scripts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_CONNECTION: Final = "+@connection"
+_READING: Final = "+xrange +xread +xlen +xinfo +hget +hmget +hexists +hlen +exists +type +time +info +config|get"
+
+USERS: Final = {
+    "gavel-server": (
+        f"~gavel:* -@all {_CONNECTION} +@read +@write +@scripting +@transaction -@dangerous -@blocking "
+        "+xread +xreadgroup +xinfo +time +wait +info +config|get"
+    ),
+    # Offline reads, `gavel replay --redis`. The script reads pages of a log (read.lua); a script can do no more than its user.
+    "gavel-reader": f"~gavel:* -@all {_CONNECTION} {_READING} +eval +evalsha",
+    # Consumers of work that read Redis themselves. XADD is not among the commands, and the keys are those of queues.
+    "gavel-work": (
+        f"~gavel:*:work:* -@all {_CONNECTION} +xreadgroup +xack +xclaim +xautoclaim +xpending +xrange +xdel +xtrim "
+        "+xgroup|create +xgroup|delconsumer"
+    ),
+}
