@@ -6,6 +6,7 @@ The policy is recorded in the decision that opens the review, and holds for it w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from gavel.v1.decision_pb2 import Decision, ReviewPolicy
 
@@ -44,7 +45,7 @@ def assign_policy_of_execution(decision: Decision, state: State, live: LiveDecis
 
 
 # A review policy, as canonical JSON has it. Elsewhere the same text is only a reason to look closer.
-_MENTION = '"review":{'
+_MENTION: Final = '"review":{'
 
 
 def _assign_declared(decision: Decision, policies: Iterable[ReviewPolicy | None]) -> None:

@@ -85,7 +85,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
     ERROR_REASON_RULE_SETS_DISAGREE: _ErrorReason.ValueType  # 27
     """FAILED_PRECONDITION. A rule set and an active one disagree about an action that both govern: about its conflict_key,
-    score, contest window, retry policy or compensation.
+    score, contest window, retry policy, compensation or review policy.
     """
     ERROR_REASON_BUS_REPLACED: _ErrorReason.ValueType  # 28
     """FAILED_PRECONDITION. The bus is not the one whose incarnation the caller sent in the metadata gavel-bus-incarnation: its
@@ -172,7 +172,7 @@ ERROR_REASON_COMPILE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 26
 """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
 ERROR_REASON_RULE_SETS_DISAGREE: ErrorReason.ValueType  # 27
 """FAILED_PRECONDITION. A rule set and an active one disagree about an action that both govern: about its conflict_key,
-score, contest window, retry policy or compensation.
+score, contest window, retry policy, compensation or review policy.
 """
 ERROR_REASON_BUS_REPLACED: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION. The bus is not the one whose incarnation the caller sent in the metadata gavel-bus-incarnation: its
