@@ -32,8 +32,12 @@ CONDITIONS_QUOTED_MAX: Final = 32 * 1024
 
 # Fact keys and action types: parts of lower-case letters, digits, _ and -, joined by dots, e.g. "order.status".
 DOTTED_NAME: Final = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
-# Subjects of facts and proposals: "type/id", e.g. "order/123".
-SUBJECT: Final = r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}"
+# Subjects of facts and proposals, "type/id", e.g. "order/123", as the core reads them. The server admits fewer (intake/formats.py): which
+# characters are letters depends on Python's version of Unicode, and a decision must not.
+SUBJECT: Final = r"[a-z][a-z0-9_-]{0,63}/[^\x00-\x1f\x7f]{1,256}"
+# The same in arbiter version 2.
+SUBJECT_IN_ASCII: Final = r"[a-z][a-z0-9_-]{0,63}/[\x21-\x7e]{1,256}"
+SUBJECT_BYTES_MAX: Final = 256
 # The name of a bus.
 BUS: Final = r"[a-z0-9-]{1,63}"
 # Producers, e.g. "orders-db".

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+import unicodedata
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -345,6 +346,8 @@ def _envelope(
     causation_id: str,
     version_binding: VersionBinding | None,
 ) -> Envelope:
+    # The form in which the server records it, so that the caller finds the same text in answers.
+    envelope.subject = unicodedata.normalize("NFC", envelope.subject)
     envelope.event_id = event_id or new_event_id()
     envelope.event_name = event_name
     envelope.trace_id = trace_id

@@ -115,7 +115,7 @@ def select_evidence(
             if not _are_resolved(template.dependencies, facts, selections):
                 unresolved += (declaration,)
                 continue
-            name = template.subject(params, facts, own_subject)
+            name = template.subject(params, facts, own_subject, in_ascii=not state.semantics.has_unicode_subjects)
             if name is None:
                 unnamed += (declaration,)
                 continue

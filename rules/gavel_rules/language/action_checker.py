@@ -208,7 +208,7 @@ class _ActionChecker:
             subjects[name] = subject
             invalid = find_invalid_subject(environment, subject)
             if invalid is not None:
-                hint = 'write "type/id" with a type of a-z 0-9 _ - and an id without spaces, e.g. "customer/7"'
+                hint = 'write "type/id" with a type of a-z 0-9 _ - and an id, e.g. "customer/7"'
                 message = f"{invalid!r} is not a valid subject, so no fact can have it"
                 self._messages.add(self._source.locate(path), "not-a-subject", message, hint)
         return subjects

@@ -17,9 +17,10 @@ from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, Nod
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.engines.case import Case, CaseReader, bare_case
 from gavel_rules.language.engines.cel import Program, condition_source
-from gavel_rules.limits import SUBJECT
+from gavel_rules.limits import SUBJECT, SUBJECT_IN_ASCII
 
 _SUBJECT: Final = re.compile(SUBJECT)
+_SUBJECT_IN_ASCII: Final = re.compile(SUBJECT_IN_ASCII)
 SUBJECT_LENGTH_MAX: Final = 64 + 1 + 256  # the longest match of SUBJECT
 SUBJECT_CACHE_MAX: Final = 4_096
 _FACTS: Final = "facts."
@@ -41,14 +42,16 @@ class SubjectTemplate:
         self._reader = CaseReader(variables, presences)
         self._program = Program(environment, [condition_source(expression.source)])
 
-    def subject(self, params: dict[str, object], facts: dict[str, object], subject: str) -> str | None:
+    def subject(self, params: dict[str, object], facts: dict[str, object], subject: str, *, in_ascii: bool = False) -> str | None:
         """Return the fact's subject for typed params, those of its `dependencies` that are available, and the proposal's subject.
 
-        None if the template errs, or does not give a valid "type/id".
+        None if the template errs, or does not give a valid "type/id". `in_ascii`: subjects are printable ASCII without spaces.
         """
         pieces = self._pieces
         value = _concatenate(pieces, params, facts, subject) if pieces is not None else self._evaluate(bare_case(params, facts, subject))
-        return value if isinstance(value, str) and _is_subject(value) else None
+        if not isinstance(value, str) or not _is_subject(value):
+            return None
+        return None if in_ascii and _SUBJECT_IN_ASCII.fullmatch(value) is None else value
 
     def _evaluate(self, case: Case) -> object:
         answers = self._program.evaluate_all(self._reader.read(case))

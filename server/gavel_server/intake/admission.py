@@ -23,8 +23,9 @@ from gavel_rules.events.proposal_view import ProposalView
 
 from gavel_server.errors import invalid
 from gavel_server.intake import permissions
-from gavel_server.intake.envelope_validation import producer_violations, shape_violations
+from gavel_server.intake.envelope_validation import Violations, producer_violations, shape_violations
 from gavel_server.intake.event_ids import new_event_id
+from gavel_server.intake.normalization import normalize
 from gavel_server.intake.payload_validation import payload_violations, proposal_violations
 
 PROPOSALS: Final = frozenset({"proposal"})
@@ -56,7 +57,9 @@ def admit(envelope: Envelope, bus: str, payloads: frozenset[str], sent_bytes: in
     event names its cause. Raises ServiceError.
     """
     header, payload = _checked_header(envelope, bus, payloads, sent_bytes)
-    found = proposal_violations(ProposalView(envelope)) if payload == "proposal" else payload_violations(envelope, payload)
+    found = _payload_violations(envelope, payload)
+    if found and normalize(envelope):
+        found = _payload_violations(envelope, payload)
     if found:
         raise invalid(found)
     _complete_header(envelope, header, payload, traceparent)
@@ -72,6 +75,9 @@ def admit_proposal(envelope: Envelope, bus: str, sent_bytes: int | None = None, 
     _complete_header(envelope, header, payload, traceparent)
     proposal = ProposalView(envelope, header)
     found = proposal_violations(proposal)
+    if found and normalize(envelope):
+        proposal = ProposalView(envelope, header)
+        found = proposal_violations(proposal)
     if found:
         raise invalid(found)
     return SubmitProposal(proposal), header.event_id
@@ -97,6 +103,9 @@ def _checked_header(envelope: Envelope, bus: str, payloads: frozenset[str], sent
     if payload is not None and _imply_producer(envelope, header, payload):
         header = EnvelopeHeader(envelope)
     found = shape_violations(envelope, header, bus, payload, payloads, sent_bytes)
+    if found and normalize(envelope):
+        header = EnvelopeHeader(envelope)
+        found = shape_violations(envelope, header, bus, payload, payloads, sent_bytes)
     if found or payload is None:
         raise invalid(found)
     if payload == "decision":
@@ -106,6 +115,10 @@ def _checked_header(envelope: Envelope, bus: str, payloads: frozenset[str], sent
         raise invalid(found)
     permissions.check(envelope, header, payload)
     return header, payload
+
+
+def _payload_violations(envelope: Envelope, payload: str) -> Violations:
+    return proposal_violations(ProposalView(envelope)) if payload == "proposal" else payload_violations(envelope, payload)
 
 
 def _imply_producer(envelope: Envelope, header: EnvelopeHeader, payload: str) -> bool:

@@ -11,7 +11,7 @@ from gavel_rules.events.envelope_header import EnvelopeHeader
 from gavel_rules.events.ids import is_uuid, uuid_problem
 from gavel_rules.events.kinds import CATEGORY_OF_PAYLOAD, SCHEMA_VERSION
 
-from gavel_server.intake.formats import EVENT_NAME, SUBJECT, is_plain, is_producer_id, is_time
+from gavel_server.intake.formats import EVENT_NAME, NOT_A_SUBJECT, is_plain, is_producer_id, is_subject, is_time
 
 # (field, description) of each fault of a request.
 Violations = list[tuple[str, str]]
@@ -111,8 +111,8 @@ def _check_header(envelope: Envelope, header: EnvelopeHeader, payload: str | Non
     subject = header.subject
     if payload == "execution" and not subject:
         pass  # the subject is the decision's
-    elif not SUBJECT.match(subject):
-        found.append(("envelope.subject", 'is not "type/id", e.g. "order/123"'))
+    elif not is_subject(subject):
+        found.append(("envelope.subject", NOT_A_SUBJECT))
 
 
 def _check_binding(binding: VersionBinding, found: Violations) -> None:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.fairness.turns import call_slice, take_turn
+from gavel_server.intake.normalization import text_forms
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.limits import UNCOUNTED_BYTES_MAX, RequestLimit, request_limit
 from gavel_server.rpc.wire import Layout, count_fields, count_items, layout_of, split_items
@@ -30,7 +31,7 @@ SLICE_ITEMS: Final = 64
 
 
 class RequestDecoder(Generic[_Request]):
-    """Decodes the requests of one method."""
+    """Decodes the requests of one method, and brings their ids and subjects into canonical form."""
 
     def __init__(self, method: str, request_class: type[_Request]) -> None:
         """`method` is "gavel.v1.EventService/GetEvent" or the like."""
@@ -40,6 +41,7 @@ class RequestDecoder(Generic[_Request]):
         self._discard_unknown: Final = request_class.DiscardUnknownFields
         self._layout: Final = layout_of(cast(Descriptor, request_class.DESCRIPTOR))
         self._items_number: Final = request_class.DESCRIPTOR.fields_by_name[_ITEMS].number if limit.items_max else 0
+        self._forms: Final = text_forms(cast(Descriptor, request_class.DESCRIPTOR))
         self._unchecked_bytes_max: Final = min(limit.bytes_max, UNCOUNTED_BYTES_MAX)
 
     def decode(self, data: bytes) -> _Request:
@@ -53,6 +55,11 @@ class RequestDecoder(Generic[_Request]):
         except DecodeError as error:
             raise _malformed(error) from error
         self._discard_unknown(request)
+        for name, form in self._forms:
+            text = getattr(request, name)
+            # Reading a field of an unset oneof gives an empty text, and setting it would set the oneof.
+            if text and form(text) != text:
+                setattr(request, name, form(text))
         return request
 
     async def decode_in_turns(self, data: bytes, context: CallContext) -> _Request:

@@ -29,7 +29,7 @@ from gavel_server.errors import invalid
 from gavel_server.fairness.quotas import Quotas, Throttled
 from gavel_server.fairness.turns import call_slice
 from gavel_server.fairness.work_slots import wide_subject_slots
-from gavel_server.intake.formats import SUBJECT
+from gavel_server.intake.formats import NOT_A_SUBJECT, is_subject
 from gavel_server.log import LogError
 from gavel_server.log.work.protocol import ConsumerGroup
 from gavel_server.process.build import VERSION
@@ -70,8 +70,8 @@ class ProjectionServicer:
     async def GetProjection(self, request: GetProjectionRequest, context: CallContext) -> GetProjectionResponse:
         """Read a page of the projection of one subject, once the state has reached the sequence number that the request names."""
         violations = []
-        if not SUBJECT.match(request.subject):
-            violations.append(("subject", 'is not "type/id", e.g. "order/123"'))
+        if not is_subject(request.subject):
+            violations.append(("subject", NOT_A_SUBJECT))
         if request.min_sequence_number < 0:
             violations.append(("min_sequence_number", "is negative"))
         if violations:

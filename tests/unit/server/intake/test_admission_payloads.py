@@ -154,7 +154,7 @@ AT_THE_LIMIT: list[tuple[str, Change]] = [
     ("proposal", set_field("proposal.priority", -5)),
     ("fact", set_field("fact.value", python_to_value(None))),
     ("fact", set_field("fact.value", python_to_value(nested(16)))),
-    ("fact", set_field("subject", "o" * 64 + "/" + "!" * 256)),
+    ("fact", set_field("subject", "o" * 64 + "/" + "~" * 191)),
     ("fact", set_field("trace_id", "~ " * 64)),
     ("fact", set_field("occurred_at.seconds", 253_402_300_799)),
     ("tool_result", set_field("tool_result", ToolResult(tool_name="x", is_error=True))),
