@@ -44,6 +44,7 @@ from gavel_server.process.garbage_collection import collect_less
 from gavel_server.process.signals import stop_signals
 from gavel_server.process.sockets import private_socket
 from gavel_server.reactors import Reactors
+from gavel_server.rpc.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.listener import Listener
 from gavel_server.rpc.plain_methods import Method
@@ -175,7 +176,8 @@ async def _serve_on(
     program = _front_program(settings)
     listener = Listener(behind_front=program is not None)
     interceptor = Interceptor(behind_front=program is not None, quotas=Quotas(settings.quotas))
-    methods = register_services(listener, interceptor, buses, supervisor)
+    access = AccessControl(buses, getattr(settings, "admins", ()))
+    methods = register_services(listener, interceptor, buses, supervisor, access)
     states = _register_libraries(listener, interceptor)
     _serve_metrics(settings)
     async with _listening(settings, listener, program, methods, supervisor) as listening:

@@ -46,6 +46,7 @@ RPCS_OF_RIGHT: Final[Mapping[Right, tuple[str, ...]]] = {
     "review": ("gavel.v1.ArbitrationService/ResolveReview",),
     "revoke": ("gavel.v1.ArbitrationService/RevokeDecision",),
     "read": (
+        "gavel.v1.ArbitrationService/WaitDecision",
         "gavel.v1.EventService/GetEvent",
         "gavel.v1.EventService/ListEvents",
         "gavel.v1.EventService/GetTrace",

@@ -58,7 +58,9 @@ class AccessControl:
 
     def check_open(self, rpc: str, bus: str, principal: Principal, sequencer: Sequencer) -> ServiceError | None:
         """Return why a call is refused on a bus that is open, or None."""
-        right = RIGHT_OF_RPC[rpc]
+        right = RIGHT_OF_RPC.get(rpc)
+        if right is None:  # an RPC that the table has forgotten is open to nobody
+            return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, f"no right opens {rpc}")
         state = sequencer.replica.state
         if right in self.rights(principal, state):
             return None

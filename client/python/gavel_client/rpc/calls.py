@@ -161,8 +161,8 @@ def resolve_review(
 ) -> UnaryCall[arbitration.ResolveReviewResponse]:
     """Record a verdict or a comment on the open review of `decision_id`. `event_id` is the idempotency key.
 
-    `reviewer` is the person; leave it empty on a server with authentication, where it is the caller. The response holds the decision that
-    followed or, if the review needs more votes, the vote.
+    `reviewer` is the person; leave it empty on a server with authentication, where it is the caller. The response holds
+    the decision that followed or, if the review needs more votes, the vote.
     """
     request = arbitration.ResolveReviewRequest(
         bus=bus, decision_id=decision_id, verdict=verdict, reviewer=reviewer, reason=reason, event_id=event_id or new_event_id()

@@ -79,8 +79,8 @@ class SyncMethods(ABC):
     ) -> arbitration.ResolveReviewResponse:
         """Record a verdict or a comment on the open review of `decision_id`. `event_id` is the idempotency key.
 
-        `reviewer` is the person; leave it empty on a server with authentication, where it is the caller. The response holds the decision that
-        followed or, if the review needs more votes, the vote.
+        `reviewer` is the person; leave it empty on a server with authentication, where it is the caller. The response holds
+        the decision that followed or, if the review needs more votes, the vote.
         """
         return self._call(
             calls.resolve_review(decision_id, verdict, reviewer=reviewer, reason=reason, event_id=event_id, bus=bus, timeout_ms=timeout_ms)

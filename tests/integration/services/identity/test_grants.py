@@ -21,6 +21,8 @@ from gavel.v1.event_service_pb2 import PublishEventRequest
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest
 from gavel_rules.identity.principal import Principal
 from gavel_rules.identity.rights import RIGHTS
+from gavel_rules.replay import DivergedError
+from gavel_rules.replay.recomputation import Recomputation
 
 from tests.integration.services.identity.callers import ADMIN, AGENT, DATABASE, GRANTS, STRANGER, KnowingInterceptor, by
 from tests.integration.services.world import World, fact, proposal, refusal, running_world
@@ -180,3 +182,25 @@ async def test_callers_without_authentication_on_a_bus_with_grants(granted: Worl
     """Grants of an authenticated caller also bind a server that runs without authentication: the log would not replay otherwise."""
     request = PublishEventRequest(envelope=fact("order/1", "order.status", "delivered"))
     assert "RIGHT_LACKING" == (await refusal(granted.events.PublishEvent(request))).reason
+
+
+@pytest.mark.parametrize("principal", ["mallory", ""])
+async def test_replay_refuses_a_changed_attestation(granted: World, principal: str) -> None:
+    """A log in which one attestation is changed, or taken away, diverges at that event, and the replay says what lacked."""
+    recorded = await _publish(granted, fact("order/1", "order.status", "delivered"))
+    log = (await granted.buses.open("")).log
+    replayed = Recomputation("default")
+    records = await log.read_many(list(range(1, await granted.head() + 1)))
+    for number, record in sorted(records.items()):
+        content = record.envelope
+        if number == recorded.sequence_number:
+            envelope = Envelope.FromString(content)
+            if principal:
+                envelope.attestation.principal = principal
+            else:
+                envelope.ClearField("attestation")
+            with pytest.raises(DivergedError, match="no grant of main version 1 is for") as raised:
+                replayed.feed(number, envelope.SerializeToString(deterministic=True))
+            assert number == raised.value.divergence.sequence_number
+            return
+        replayed.feed(number, content)
