@@ -104,6 +104,8 @@ INTERPRETED: Final = {
         "bus/idempotency/repeated_requests",
         "bus/registry",
         "bus/watcher",
+        # Only if something is measured.
+        "bus/batch/observation",
         # Requests of people, which are rare.
         "intake/human_commands",
     },

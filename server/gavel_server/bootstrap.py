@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import uvloop
 from gavel_client.supervision import Supervisor
 from grpc_health.v1 import health, health_pb2
 
+from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
@@ -43,10 +45,13 @@ from gavel_server.process.descriptors import raise_limit
 from gavel_server.process.garbage_collection import collect_less
 from gavel_server.process.signals import stop_signals
 from gavel_server.process.sockets import private_socket
+from gavel_server.process.telemetry.export import Export, start_export
+from gavel_server.process.telemetry.settings import TelemetryError, read_exports
 from gavel_server.reactors import Reactors
 from gavel_server.rpc.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.listener import Listener
+from gavel_server.rpc.observation import CallObserver
 from gavel_server.rpc.plain_methods import Method
 from gavel_server.rpc.reflection import Reflection
 from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SERVICES
@@ -155,13 +160,16 @@ async def _serve_on(
     ready: Callable[[str], None],
 ) -> None:
     descriptors_max = raise_limit()
+    telemetry = _start_telemetry(settings)
     clock = GuardedClock()
     checkpoint = _checkpoint(settings)
     reactors = Reactors(redis_url, supervisor) if settings.fdr else None
     watch = BusWatcher(redis_logs, supervisor, accept_volatile=settings.accept_volatile)
 
     async def open_bus(name: str) -> Sequencer:
-        return await open_sequencer(settings, redis_logs, name, clock, checkpoint, watch, opens=name == BUS_DEFAULT)
+        return await open_sequencer(
+            settings, redis_logs, name, clock, checkpoint, watch, opens=name == BUS_DEFAULT, is_observed=telemetry.observer is not None
+        )
 
     async def opened(sequencer: Sequencer) -> None:
         await complete_opening(sequencer)
@@ -175,11 +183,10 @@ async def _serve_on(
     buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed, names=redis_logs.names)
     program = _front_program(settings)
     listener = Listener(behind_front=program is not None)
-    interceptor = Interceptor(behind_front=program is not None, quotas=Quotas(settings.quotas))
+    interceptor = Interceptor(behind_front=program is not None, quotas=Quotas(settings.quotas), observer=telemetry.observer)
     access = AccessControl(buses, getattr(settings, "admins", ()))
     methods = register_services(listener, interceptor, buses, supervisor, access)
     states = _register_libraries(listener, interceptor)
-    _serve_metrics(settings)
     async with _listening(settings, listener, program, methods, supervisor) as listening:
         if reactors is not None:
             reactors.target = listening.inner
@@ -212,6 +219,7 @@ async def _serve_on(
     await listener.stop(STOP_GRACE_SECONDS)
     for sequencer in buses.all():
         await sequencer.log.close()
+    await telemetry.export.stop()
     _LOG.info("server.stopped")
 
 
@@ -290,8 +298,12 @@ async def open_sequencer(
     watch: BusWatcher | None = None,
     *,
     opens: bool = True,
+    is_observed: bool = False,
 ) -> Sequencer:
-    """Start the sequencer of a bus on its log; `opens`: open the bus if it is new. Raises ServeError, ServiceError, LogError."""
+    """Start the sequencer of a bus on its log. Raises ServeError, ServiceError, LogError.
+
+    `opens`: open the bus if it is new. `is_observed`: measure and trace its batches.
+    """
     log = await redis_logs.open(bus, idempotency_window_ms=settings.idempotency_window_ms, acknowledge_replicas=settings.ack_replicas)
     sequencer = Sequencer(
         log,
@@ -300,6 +312,7 @@ async def open_sequencer(
         idempotency_window_ms=settings.idempotency_window_ms,
         checkpoint=checkpoint,
         watch=watch,
+        observer=BatchObserver(bus) if is_observed else None,
     )
     try:
         await _check_durability(log, settings)
@@ -347,13 +360,33 @@ def _register_libraries(server: HandlerRegistry, interceptor: Interceptor) -> _H
     return _Health(servicer, ["", *(service.full_name for service in SERVICES)])
 
 
-def _serve_metrics(settings: Settings) -> None:
-    if settings.metrics is None:
-        return
+class _Telemetry(NamedTuple):
+    """What is exported, and the observer of calls; None: nobody reads what it would measure."""
+
+    export: Export
+    observer: CallObserver | None
+
+
+def _start_telemetry(settings: Settings) -> _Telemetry:
+    """Serve metrics, and export traces and metrics, as settings and OTEL_* variables ask for. Raises ServeError."""
     try:
-        metrics.serve(settings.metrics)
-    except OSError as error:
-        raise ServeError(f"cannot serve metrics on {settings.metrics}: {error.strerror}") from error
+        exports = read_exports(os.environ)
+        if exports.prometheus and not (settings.allow_unauthenticated_network or settings.container or is_local(exports.prometheus)):
+            raise TelemetryError(
+                f"OTEL_EXPORTER_PROMETHEUS_HOST and _PORT are {exports.prometheus}, which other machines may reach: any caller could read "
+                "the metrics. Serve them on localhost, or, if the network is protected by other means, give --allow-unauthenticated-network"
+            )
+        export = start_export(exports)
+    except TelemetryError as error:
+        raise ServeError(str(error)) from error
+    listens = [listen for listen in (settings.metrics, exports.prometheus) if listen]
+    for listen in listens:
+        try:
+            metrics.serve(listen)
+        except OSError as error:
+            raise ServeError(f"cannot serve metrics on {listen}: {error.strerror}") from error
+    is_observed = bool(listens) or exports.needs_sdk
+    return _Telemetry(export, CallObserver(export.tracing) if is_observed else None)
 
 
 async def _open_default(buses: BusRegistry, redis_logs: RedisLogs) -> None:

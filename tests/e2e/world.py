@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -90,11 +90,18 @@ class Server:
 
     Without `redis_url` it has an embedded Redis in `data`. `listen` is "HOST:PORT" or "unix:PATH"; with port 0 every start picks
     another port, which `address` names. `options` are more options of `gavel serve`. `installed` runs the installed program, with a
-    hash seed of its own, in place of a fork of the imported one (see `forking`).
+    hash seed of its own, in place of a fork of the imported one (see `forking`). `environment` has variables besides those of the tests.
     """
 
     def __init__(
-        self, data: Path, *, redis_url: str = "", listen: str = "127.0.0.1:0", options: Sequence[str] = (), installed: bool = False
+        self,
+        data: Path,
+        *,
+        redis_url: str = "",
+        listen: str = "127.0.0.1:0",
+        options: Sequence[str] = (),
+        installed: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.data = data
         self.address = ""
@@ -102,6 +109,7 @@ class Server:
         self._listen = listen
         self._options = tuple(options)
         self._installed = installed
+        self._environment = dict(environment or {})
         self._process: Run | subprocess.Popen[bytes] | None = None
         self._stdout: IO[bytes] | None = None
 
@@ -124,13 +132,14 @@ class Server:
         arguments = ["serve", "--listen", self._listen, "--data", str(self.data), *self._options]
         if self._redis_url:
             arguments += ["--redis", self._redis_url]
+        environment = {**_environment(), **self._environment}
         read_end, write_end = os.pipe()
         self._stdout = open(read_end, "rb")  # noqa: SIM115  # open while the process runs
         with open(os.devnull, "rb") as nothing, open(write_end, "wb") as ready, (self.data / "server.log").open("ab") as log:
             if self._installed:
-                self._process = subprocess.Popen([GAVEL, *arguments], stdin=nothing, stdout=ready, stderr=log, env=_environment())
+                self._process = subprocess.Popen([GAVEL, *arguments], stdin=nothing, stdout=ready, stderr=log, env=environment)
             else:
-                self._process = Run(arguments, _environment(), (nothing, ready, log))
+                self._process = Run(arguments, environment, (nothing, ready, log))
 
     def await_ready(self) -> None:
         """Return once the process is ready."""
@@ -311,4 +320,4 @@ def replay(redis_url: str, bus: str) -> subprocess.CompletedProcess[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith(("GAVEL_", "OTEL_"))}

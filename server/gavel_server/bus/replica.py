@@ -155,7 +155,7 @@ class Replica:
                     proposal = command.proposal
                     party = TraceParty(proposal.producer_type, proposal.producer_id, request.principal)
                     self.trace_owners.note(proposal.trace_id, party, decided.recorded_at_ms)
-            metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates)
+            metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates, decided.lease_lapses)
             self.wake_followers()
             if self.on_execution is not None and decided.execution_count:
                 self.on_execution()

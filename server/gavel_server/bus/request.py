@@ -12,6 +12,7 @@ from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.log import Record
+from gavel_server.process.telemetry.call_trace import CallTrace
 
 _LOG: Final = structlog.get_logger(__name__)
 
@@ -29,13 +30,39 @@ class Cancellation:
 
     def __init__(self) -> None:
         self.is_cancelled = False
+        self._listeners: dict[Callable[[], None], None] | None = None
 
     def cancel(self) -> None:
         """Note that the caller has gone: it has cancelled the call, lost its connection, or its deadline has passed."""
         self.is_cancelled = True
+        if self._listeners:
+            for listener in list(self._listeners):
+                listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call a function when the caller goes. A call has several if its requests are answered one by one."""
+        if self._listeners is None:
+            self._listeners = {}
+        self._listeners[listener] = None
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Do not call a function of `listen`."""
+        if self._listeners is not None:
+            self._listeners.pop(listener, None)
 
 
 Callback = Callable[[CommittedAnswer | ServiceError], None]
+
+
+class RequestTimes:
+    """When a request passed the steps of a sequencer, by `time.monotonic_ns`; 0: not yet. `trace` is that of its call, if it is sampled."""
+
+    def __init__(self, queued_ns: int, trace: CallTrace | None) -> None:
+        self.trace: Final = trace
+        self.queued_ns: Final = queued_ns
+        self.taken_ns = 0
+        self.decision_began_ns = 0
+        self.decision_ended_ns = 0
 
 
 class Request:
@@ -68,6 +95,7 @@ class Request:
         self._cancellation: Final = cancellation
         self.caller: Final = caller
         self.principal: Final = principal
+        self.times: RequestTimes | None = None  # only if they are measured
 
     @property
     def is_cancelled(self) -> bool:

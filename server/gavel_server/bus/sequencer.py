@@ -26,6 +26,7 @@ from gavel_rules.state.state import State
 from gavel_server.bus.answers.confirmed_answers import unconfirmed
 from gavel_server.bus.answers.delivery import deliver
 from gavel_server.bus.batch.decision import BatchDecision, DecidedBatch, decide_batch
+from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.batch.pacing import BatchPacing
 from gavel_server.bus.batch.pending_append import AppendOutcome, PendingAppend
 from gavel_server.bus.checkpoint import Checkpoint
@@ -78,16 +79,18 @@ class Sequencer:
         checkpoint: Checkpoint | None = None,
         watch: BusWatcher | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        observer: BatchObserver | None = None,
     ) -> None:
         """`cross_check` and `idempotency_window_ms` are those of a new bus. `watch` serves several buses; default: one of its own.
 
-        `monotonic` (seconds) paces the deciding; no outcome depends on it.
+        `monotonic` (seconds) paces the deciding; no outcome depends on it. `observer` measures the batches; None: nothing is measured.
         """
         self.bus = log.bus
         self.log = log
         self.replica = Replica(log, clock, checkpoint, monotonic)
         self._watch = watch or BusWatcher()
         self._monotonic = monotonic
+        self._observer: Final = observer
         self._opening = OpenBus(new_event_id(), cross_check, idempotency_window_ms)
         self._queue = CommandQueue(self.bus, QUEUE_COMMANDS_MAX, QUEUE_BYTES_MAX)
         self._repeated = RepeatedRequests(self.replica)
@@ -197,9 +200,10 @@ class Sequencer:
         error = self._shutting_down() or self.replica.write_block
         if error is not None:
             raise error.copy()
-        self._queue.add(
-            Request(command, callback, idempotency_key, size_bytes, cancellation=cancellation, caller=caller, principal=principal)
-        )
+        request = Request(command, callback, idempotency_key, size_bytes, cancellation=cancellation, caller=caller, principal=principal)
+        if self._observer is not None:
+            self._observer.note_queued((request,))
+        self._queue.add(request)
         self._pacing.notify_queued(len(self._queue))
 
     def submit_all(self, requests: list[Request]) -> None:
@@ -208,6 +212,8 @@ class Sequencer:
         if error is not None:
             answer_all(requests, error)
             return
+        if self._observer is not None:
+            self._observer.note_queued(requests)
         self._queue.add_all(requests)
         self._pacing.notify_queued(len(self._queue))
 
@@ -385,6 +391,8 @@ class Sequencer:
         """Take a batch from the queue and decide it on top of the append under way. None: nothing to decide."""
         self._batch = self._queue.take(self._pacing.limit)
         self._pacing.record_batch(len(self._batch))
+        if self._observer is not None:
+            self._observer.note_taken(self._batch, len(self._queue))
         self._has_decided = self._has_decided or bool(self._batch)
         try:
             ready = await self._resolve(self._batch)
@@ -510,7 +518,8 @@ class Sequencer:
         if append.is_undone:
             # All callers have their answers. If the batch is in the log, it is read like the events of another server.
             if outcome is AppendOutcome.COMMITTED:
-                metrics.count_committed(self.bus, len(append.decided.envelopes), append.decided.alarm_candidates)
+                decided = append.decided
+                metrics.count_committed(self.bus, len(decided.envelopes), decided.alarm_candidates, decided.lease_lapses)
             elif error is not None:
                 self.replica.handle_log_error(error)
             self.replica.is_behind = True
@@ -518,6 +527,8 @@ class Sequencer:
         if outcome is AppendOutcome.COMMITTED:
             self.replica.unblock_writes()
             self._untimely_appends = 0
+            if self._observer is not None:
+                self._observer.note_committed(append)
             self._commit(append.decided, error)
             self._pacing.grow()
             return True

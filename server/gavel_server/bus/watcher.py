@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import structlog
 from gavel_client.supervision import Supervisor
+from gavel_rules.events.timestamps import milliseconds
 
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.replica import Replica
@@ -52,6 +53,7 @@ class _WatchedBus:
         self.last_head = replica.head
         self._wake = wake
         self._last_gauges: tuple[int, bool, int, int] | None = None
+        self._had_reviews = True  # so that the gauges are set once
 
     def read_on(self) -> None:
         """Wake the bus to read on."""
@@ -65,6 +67,13 @@ class _WatchedBus:
         if gauges != self._last_gauges:
             self._last_gauges = gauges
             metrics.set_gauges(replica.bus, *gauges)
+        reviews = replica.state.reviews
+        # Reviews are kept in the order in which they opened.
+        oldest = next(iter(reviews.values()), None)
+        age_ms = 0 if oldest is None else max(0, replica.now_ms() - milliseconds(oldest.decision.recorded_at))
+        if oldest is not None or self._had_reviews:
+            metrics.set_review_gauges(replica.bus, len(reviews), age_ms / 1000)
+        self._had_reviews = oldest is not None
 
     def check_timers(self) -> None:
         """Wake the bus to look at its timers again, after the clock was set."""

@@ -21,6 +21,11 @@ HEAD: Final = Gauge("gavel_head_sequence_number", "The last committed event that
 WRITABLE: Final = Gauge("gavel_writable", "1 if this server accepts writes to the bus, else 0.", ["bus"])
 WAITING_CALLERS: Final = Gauge("gavel_waiting_callers", "Callers of this server who wait for contests to close.", ["bus"])
 OPEN_CONTESTS: Final = Gauge("gavel_open_contests", "Contests that wait for their windows to close.", ["bus"])
+OPEN_REVIEWS: Final = Gauge("gavel_open_reviews", "Reviews that wait for a person.", ["bus"])
+REVIEW_AGE: Final = Gauge("gavel_oldest_review_age_seconds", "How long the oldest open review has waited; 0 if there is none.", ["bus"])
+LEASE_LAPSES: Final = Counter(
+    "gavel_lease_lapses", "Attempts whose lease lapsed without a report, when another one began or a person was called.", ["bus"]
+)
 QUOTA_REFUSALS: Final = Counter("gavel_quota_refusals", "Calls that were refused because their caller had used up a quota.", ["quota"])
 COMMANDS_DROPPED: Final = Counter("gavel_commands_dropped", "Queued commands that were not decided because their caller had gone.", ["bus"])
 DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])
@@ -39,7 +44,7 @@ def serve(listen: str) -> None:
 
 def remove_gauges(bus: str) -> None:
     """Forget the gauges of a bus that this server no longer has in memory."""
-    for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS):
+    for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS, OPEN_REVIEWS, REVIEW_AGE):
         with suppress(KeyError):  # a bus that was in memory for less than a round has none
             gauge.remove(bus)
 
@@ -52,8 +57,14 @@ def set_gauges(bus: str, head: int, writable: bool, waiting_callers: int, open_c
     OPEN_CONTESTS.labels(bus).set(open_contests)
 
 
-def count_committed(bus: str, count: int, alarm_candidates: Iterable[Envelope]) -> None:
-    """Count a committed batch of `count` events and the alarms among its decisions.
+def set_review_gauges(bus: str, open_reviews: int, oldest_age_seconds: float) -> None:
+    """Set the gauges of a bus's reviews."""
+    OPEN_REVIEWS.labels(bus).set(open_reviews)
+    REVIEW_AGE.labels(bus).set(oldest_age_seconds)
+
+
+def count_committed(bus: str, count: int, alarm_candidates: Iterable[Envelope], lease_lapses: int = 0) -> None:
+    """Count a committed batch of `count` events, the leases that lapsed in it, and the alarms among its decisions.
 
     `alarm_candidates` are the batch's diagnostics and its decisions that approve nothing.
     """
@@ -73,4 +84,6 @@ def count_committed(bus: str, count: int, alarm_candidates: Iterable[Envelope]) 
                 rule_id=decision.rule_id,
                 rule_sets=[f"{reference.policy_id}@{reference.version}" for reference in decision.active_rule_sets],
             )
+    if lease_lapses:
+        LEASE_LAPSES.labels(bus).inc(lease_lapses)
     EVENTS.labels(bus).inc(count)

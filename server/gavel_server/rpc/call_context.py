@@ -32,12 +32,16 @@ _GRPC_KEYS: Final = frozenset({"user-agent", "te", "content-type", PEER_KEY})
 
 
 class Caller(NamedTuple):
-    """A transport's description of a caller. `deadline_seconds` is on the clock of `time.monotonic`; None: the call has no deadline."""
+    """A transport's description of a caller. `deadline_seconds` is on the clock of `time.monotonic`; None: the call has no deadline.
+
+    `received_ns` is when the native front received the call, in nanoseconds since the epoch; 0: there is no front.
+    """
 
     transport: Transport
     peer: str
     metadata: Metadata
     deadline_seconds: float | None
+    received_ns: int = 0
 
 
 class CallContext:
@@ -117,6 +121,11 @@ class CallContext:
             if key == TRACEPARENT_KEY:
                 text = str(value)  # the last one, as gRPC's C core keeps it
         return parse_traceparent(text) if text else ""
+
+    @property
+    def received_ns(self) -> int:
+        """When the native front received the call, in nanoseconds since the epoch; 0: there is no front."""
+        return self._decoded().received_ns
 
     def remaining_ms(self) -> int | None:
         """Return how long the caller still waits, in milliseconds and at least 0; None: the call has no deadline."""

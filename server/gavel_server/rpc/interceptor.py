@@ -11,8 +11,8 @@ do not answer a call that ends without a request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -30,8 +30,9 @@ from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
+from gavel_server.rpc.observation import CallObserver, current
 from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, Respond, Tasks, call
-from gavel_server.rpc.refusals import refuse
+from gavel_server.rpc.refusals import as_service_error, refuse
 from gavel_server.rpc.streaming import stream_answers
 from gavel_server.rpc.wire import last_text_field
 
@@ -54,11 +55,12 @@ class HandlerRegistry(Protocol):
 class Interceptor:
     """Registers services with a grpc.aio server so that every call passes here, and wraps plain methods for the native front's link."""
 
-    def __init__(self, *, behind_front: bool = False, quotas: Quotas | None = None) -> None:
+    def __init__(self, *, behind_front: bool = False, quotas: Quotas | None = None, observer: CallObserver | None = None) -> None:
         """`behind_front`: the grpc.aio server listens on its private socket alone, and callers reach the native front.
 
-        `quotas` are charged for each call; default: those of QuotaLimits.
+        `quotas` are charged for each call; default: those of QuotaLimits. `observer` measures and traces each call; None: nothing does.
         """
+        self._observer: Final = observer
         self._behind_front: Final = behind_front
         self.quotas: Final = Quotas(QuotaLimits()) if quotas is None else quotas
         self.access: AccessControl | None = None  # set before services are registered
@@ -66,10 +68,12 @@ class Interceptor:
 
     def intercept(self, service: ServiceDescriptor, methods: Mapping[str, PlainMethod]) -> dict[str, Method]:
         """Return a service's plain methods, by name, as methods that never raise."""
-        return {
+        intercepted = {
             name: _intercept(f"{service.full_name}/{name}", method, self.quotas, self.access, _bus_number(service.methods_by_name[name]))
             for name, method in methods.items()
         }
+        observer = self._observer
+        return intercepted if observer is None else {name: _observe(method, observer) for name, method in intercepted.items()}
 
     def register_methods(self, server: HandlerRegistry, service: ServiceDescriptor, methods: Mapping[str, Method]) -> None:
         """Serve intercepted plain methods over grpc.aio. A method with a stream of requests answers each request by itself."""
@@ -108,6 +112,24 @@ class Interceptor:
 
     def _context(self, method: str, context: _GrpcContext) -> CallContext:
         return grpc_call_context(method, context, behind_front=self._behind_front)
+
+    @contextmanager
+    def _observed(self, call_context: CallContext, context: _GrpcContext, *, is_traced: bool = True) -> Iterator[None]:
+        """Observe a call of a method other than the plain ones, which `intercept` observes."""
+        if self._observer is None:
+            yield
+            return
+        observation = self._observer.begin(call_context, is_traced=is_traced)
+        with current(observation.trace):
+            try:
+                yield
+            except grpc.aio.AbortError:
+                observation.end_with_code(_code_of(context))
+                raise
+            except BaseException as error:
+                observation.end(as_service_error(error))
+                raise
+            observation.end()
 
     def _plain_unary(self, name: str, method: Method) -> _Handler:
         async def behaviour(_: object, context: _GrpcContext) -> bytes:
@@ -167,23 +189,25 @@ class Interceptor:
             data = await _request(name, context)
             async with _errors(name, context):
                 call_context = self._context(name, context)
-                self.quotas.charge(call_context.address, len(data))
-                request = await decode(data, call_context)
-                await _authorize(access, name, request, call_context)
-                return await behaviour(request, call_context)
+                with self._observed(call_context, context):
+                    self.quotas.charge(call_context.address, len(data))
+                    request = await decode(data, call_context)
+                    await _authorize(access, name, request, call_context)
+                    return await behaviour(request, call_context)
 
         async def stream(_: object, context: _GrpcContext) -> None:
             data = await _request(name, context)
             async with _errors(name, context):
                 call_context = self._context(name, context)
-                self.quotas.charge(call_context.address, len(data))
-                with self.quotas.stream(call_context.address, is_subscription=method.name == _SUBSCRIBE):
-                    request = await decode(data, call_context)
-                    await _authorize(access, name, request, call_context)
-                    async with aclosing(behaviour(request, call_context)) as responses:
-                        async for response in responses:
-                            await _write(context, response)
-                            del response  # may be large, and the next one may be long in coming
+                with self._observed(call_context, context):
+                    self.quotas.charge(call_context.address, len(data))
+                    with self.quotas.stream(call_context.address, is_subscription=method.name == _SUBSCRIBE):
+                        request = await decode(data, call_context)
+                        await _authorize(access, name, request, call_context)
+                        async with aclosing(behaviour(request, call_context)) as responses:
+                            async for response in responses:
+                                await _write(context, response)
+                                del response  # may be large, and the next one may be long in coming
 
         if method.client_streaming:
             return grpc.stream_stream_rpc_method_handler(bidirectional, response_serializer=encode)
@@ -203,11 +227,12 @@ class Interceptor:
         async def library(requests: AsyncIterator[bytes], context: _GrpcContext) -> Any:
             data = b"" if method.client_streaming else await _request(name, context)
             async with _errors(name, context):
-                request = decoded(requests) if method.client_streaming else decode(data)
-                if not is_generator:
-                    return await behaviour(request, context)
-                async for response in behaviour(request, context):
-                    await _write(context, response)
+                with self._observed(self._context(name, context), context, is_traced=False):
+                    request = decoded(requests) if method.client_streaming else decode(data)
+                    if not is_generator:
+                        return await behaviour(request, context)
+                    async for response in behaviour(request, context):
+                        await _write(context, response)
             return None
 
         shape: Callable[..., Any] = (
@@ -269,6 +294,26 @@ async def _authorize(access: AccessControl | None, name: str, request: Any, cont
 def _bus_number(method: MethodDescriptor) -> int:
     """Return the number of the field that names the bus."""
     return int(method.input_type.fields_by_name["bus"].number)
+
+
+def _observe(method: Method, observer: CallObserver) -> Method:
+    def observed(data: bytes, context: CallContext, answer: Answer) -> None:
+        observation = observer.begin(context)
+
+        def respond(result: bytes | ServiceError) -> None:
+            observation.end(result if isinstance(result, ServiceError) else None)
+            answer(result)
+
+        with current(observation.trace):
+            method(data, context, respond)
+
+    return observed
+
+
+def _code_of(context: _GrpcContext) -> grpc.StatusCode:
+    """Return the code that a library has ended a call with."""
+    number = context.code()
+    return next((code for code in grpc.StatusCode if number in (code, code.value[0])), grpc.StatusCode.UNKNOWN)
 
 
 async def _request(name: str, context: _GrpcContext) -> bytes:

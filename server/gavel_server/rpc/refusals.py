@@ -59,6 +59,11 @@ def fit(error: ServiceError) -> ServiceError:
     return ServiceError(error.reason, _shorten(error.message), violations, error.retry_after_ms, error.quota)
 
 
+def as_service_error(error: BaseException) -> BaseException:
+    """Return the error that a caller gets for an exception of the log; any other exception as it is."""
+    return ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error)) if isinstance(error, LogError) else error
+
+
 def _service_error(method: str, error: Exception) -> ServiceError:
     if isinstance(error, ServiceError):
         return error

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import PurePath
+from time import monotonic_ns
 from typing import Final, NamedTuple
 
 import structlog
@@ -17,7 +18,7 @@ from gavel.v1.decision_pb2 import ENGINE_RETE
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.arbitration.contest import Hearing
 from gavel_rules.arbitration.evaluation import evaluator
-from gavel_rules.commands import Answer, Failure, Fault, Handled, Tick
+from gavel_rules.commands import Answer, BeginExecution, Failure, Fault, Handled, LeasedAttempt, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.hash_chain import chain
 from gavel_rules.events.kinds import GAVEL, OUTCOME_APPROVED
@@ -61,6 +62,7 @@ class DecidedBatch(NamedTuple):
     answers: list[tuple[Request, Answer]]
     alarm_candidates: list[Envelope]  # of the envelopes: decisions that approve nothing, and diagnostics
     execution_count: int
+    lease_lapses: int  # attempts whose lease lapsed: another one began, or a person was called
     mark: int  # `State.undo` to this mark takes the batch back
     end: int  # `State.commit` to this position keeps the batch
 
@@ -86,6 +88,7 @@ class BatchDecision:
         self._answers: list[tuple[Request, Answer]] = []
         self._alarm_candidates: list[Envelope] = []
         self._execution_count = 0
+        self._lease_lapses = 0
 
     def emit_timers(self) -> Iterator[None]:
         """Emit due timers, one by one, until they have made TIMERS_PER_COMMIT events. Other tasks may run after each step."""
@@ -100,6 +103,8 @@ class BatchDecision:
                 while hearing.step():
                     yield
                 tick.judgements = hearing.judgements
+            elif due.is_running:
+                self._lease_lapses += 1
             handled = handle(state, tick, now_ms=now_ms)
             _log_failures(handled.failures)
             self._append(handled.events)
@@ -107,7 +112,15 @@ class BatchDecision:
 
     def decide(self, request: Request) -> None:
         """Decide a command. Later commands may cite its facts at once; undoing the state takes that back."""
+        times = request.times
+        if times is not None:
+            times.decision_began_ns = monotonic_ns()
+        is_takeover = self._takes_over(request)
         handled = self._handle(request)
+        if times is not None:
+            times.decision_ended_ns = monotonic_ns()
+        if is_takeover and isinstance(handled.answer, LeasedAttempt):
+            self._lease_lapses += 1
         if handled.failures:
             _log_failures(handled.failures)
         self._answers.append((request, handled.answer))
@@ -126,6 +139,7 @@ class BatchDecision:
             self._answers,
             self._alarm_candidates,
             self._execution_count,
+            self._lease_lapses,
             self.mark,
             self._state.position,
         )
@@ -140,7 +154,15 @@ class BatchDecision:
         self._state.undo(self.mark)
         self.mark = self._state.mark()
         head, answers = self._expected_head, self._answers[1:]
-        return DecidedBatch(head, head, self._dated_ms, self._now_ms, [], [], [], answers, [], 0, self.mark, self._state.position)
+        return DecidedBatch(head, head, self._dated_ms, self._now_ms, [], [], [], answers, [], 0, 0, self.mark, self._state.position)
+
+    def _takes_over(self, request: Request) -> bool:
+        """Return whether a command begins an attempt while the log shows another one running, whose lease must have lapsed."""
+        command = request.command
+        if not isinstance(command, BeginExecution):
+            return False
+        live = self._state.live_decision(command.decision_id)
+        return live is not None and live.is_running
 
     def _handle(self, request: Request) -> Handled:
         cause = request.cause_in_batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import Final, Protocol
@@ -51,6 +52,8 @@ class PendingAppend:
         self.is_undone = False
         self._log = log
         self._sent_at = asyncio.get_running_loop().time()
+        self.sent_ns: Final = time.monotonic_ns()
+        self.ended_ns = 0  # 0: the log has not replied
         # The event_ids of the batch that producers chose: their requests have no answer yet.
         self.idempotency_keys: Final = dict.fromkeys(request.idempotency_key for request in self.batch if request.idempotency_key)
         keys = list(self.idempotency_keys)
@@ -59,6 +62,10 @@ class PendingAppend:
             if decided.entries
             else self._confirm(keys)
         )
+        self._append.add_done_callback(self._note_end)
+
+    def _note_end(self, _: object) -> None:
+        self.ended_ns = time.monotonic_ns()
 
     @property
     def is_done(self) -> bool:

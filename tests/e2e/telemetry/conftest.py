@@ -1,0 +1,16 @@
+"""Fixtures of the tests of telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.otlp import Collector, running_collector
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """A collector."""
+    with running_collector() as running:
+        yield running
