@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -27,6 +28,7 @@ type call struct {
 	metadata   metadata.MD // constant: the caller's headers
 	method     method      // constant
 	isKnown    bool        // constant: there is such a method
+	received   time.Time   // constant: when its headers were read
 
 	stream    transportStream // once a handler has the call
 	refusal   *status.Status  // why the front has ended it
@@ -79,7 +81,7 @@ func (call *call) caller(ctx context.Context) (link.Caller, error) {
 	if err := headers.Check(call.metadata, call.connection.table.limits.HeaderBytes); err != nil {
 		return link.Caller{}, err
 	}
-	return link.NewCaller(ctx, call.connection.peer, call.metadata), nil
+	return link.NewCaller(ctx, call.received, call.connection.peer, call.metadata), nil
 }
 
 // readRequest reads the one message of a call.

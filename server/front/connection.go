@@ -228,6 +228,7 @@ func (connection *connection) open(path string, all metadata.MD) *call {
 		metadata:   all,
 		method:     method,
 		isKnown:    isKnown,
+		received:   time.Now(),
 		isReading:  true,
 		since:      table.now,
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -78,6 +79,7 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		}
 		outgoing := headers.Own(call.metadata)
 		outgoing.Set(headers.PeerKey, call.connection.peer)
+		outgoing.Set(headers.ReceivedKey, strconv.FormatInt(call.received.UnixNano(), 10))
 		timed, cancelTimed := withMargin(caller.Context())
 		defer cancelTimed()
 		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, outgoing))

@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -42,6 +43,7 @@ func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHa
 		if err != nil {
 			return err
 		}
+		caller.Received = time.Time{} // each request has its own
 		stream := stream{
 			ServerStream: serverStream,
 			calls:        calls,

@@ -18,7 +18,7 @@ import grpc
 import structlog
 import uvloop
 from gavel_client.supervision import Supervisor
-from grpc_health.v1 import health, health_pb2
+from grpc_health.v1 import health_pb2
 
 from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
@@ -57,6 +57,7 @@ from gavel_server.rpc.reflection import Reflection
 from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SERVICES
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS, UNIX, bind
 from gavel_server.rpc.wakeups import read_all_wakeups
+from gavel_server.services.health import HealthServicer
 from gavel_server.services.registration import register_services
 from gavel_server.work.trimming import trim_forever
 
@@ -186,7 +187,7 @@ async def _serve_on(
     interceptor = Interceptor(behind_front=program is not None, quotas=Quotas(settings.quotas), observer=telemetry.observer)
     access = AccessControl(buses, getattr(settings, "admins", ()))
     methods = register_services(listener, interceptor, buses, supervisor, access)
-    states = _register_libraries(listener, interceptor)
+    states = _register_libraries(listener, interceptor, buses)
     async with _listening(settings, listener, program, methods, supervisor) as listening:
         if reactors is not None:
             reactors.target = listening.inner
@@ -341,7 +342,7 @@ async def complete_opening(sequencer: Sequencer) -> None:
 class _Health(NamedTuple):
     """The health servicer and the names that it reports on; "" is the whole server."""
 
-    servicer: health.aio.HealthServicer
+    servicer: HealthServicer
     names: list[str]
 
     async def set_background(self, is_well: bool) -> None:
@@ -350,9 +351,9 @@ class _Health(NamedTuple):
         await self.servicer.set(BACKGROUND_HEALTH, status)
 
 
-def _register_libraries(server: HandlerRegistry, interceptor: Interceptor) -> _Health:
+def _register_libraries(server: HandlerRegistry, interceptor: Interceptor, buses: BusRegistry) -> _Health:
     """Serve health and reflection."""
-    servicer = health.aio.HealthServicer()
+    servicer = HealthServicer(buses)
     interceptor.register_library(server, HEALTH, servicer)
     reflection = Reflection(NAMES)
     for service in REFLECTIONS:

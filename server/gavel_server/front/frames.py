@@ -3,8 +3,10 @@
 All integers are little-endian and unsigned.
 
     frame   = content length (4 bytes), number (4), kind (1), content
-    request = caller length (2), remaining ms (4), caller, message      the content of a frame whose kind is a method
+    request = caller length (2), remaining ms (4), received (8), caller, message      the content of a frame whose kind is a method
     caller  = peer length (1), peer, then for each value of the metadata: key length (2), value length (2), key, value
+
+`received` is when the front received the request, in nanoseconds since the epoch.
 
 The front sends a call's request under a number of its choice; the kind is the method's place in METHODS. The server answers under the same
 number, with the response or with a google.rpc.Status, unless the front has cancelled it. Neither side waits for the other: calls overtake
@@ -20,7 +22,7 @@ from gavel_server.rpc.call_context import Caller, own_metadata
 
 # The version of the link: of its layout, kinds and methods, and of the arguments of the program. Raise it with any change, also in
 # server/front/main.go: a front may have been built before the server that starts it.
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 
 # The methods that go over the link, by kind of frame.
 METHODS: Final = ("SubmitProposal", "BatchSubmitProposals", "Preflight", "BatchPreflight", "StreamProposals")
@@ -39,7 +41,7 @@ BOUND: Final = 254  # content: the address
 UNBOUND: Final = 255  # content: why the address cannot be bound
 
 HEADER: Final = Struct("<IIB")
-REQUEST_HEADER: Final = Struct("<HI")
+REQUEST_HEADER: Final = Struct("<HIQ")
 # In place of the remaining time: the call has no deadline.
 NO_DEADLINE: Final = 0xFFFFFFFF
 _METADATA_HEADER: Final = Struct("<HH")
@@ -63,7 +65,7 @@ def has_metadata(content: bytes) -> bool:
 
 def decode_caller(content: bytes, received_seconds: float) -> Caller:
     """Return the caller of a request frame's content, which was received at `received_seconds` of `time.monotonic`."""
-    caller_bytes, remaining_ms = REQUEST_HEADER.unpack_from(content)
+    caller_bytes, remaining_ms, received_ns = REQUEST_HEADER.unpack_from(content)
     place = REQUEST_HEADER.size
     end = place + caller_bytes
     peer_end = place + 1 + content[place]
@@ -78,4 +80,4 @@ def decode_caller(content: bytes, received_seconds: float) -> Caller:
         pairs.append((key, value if key.endswith("-bin") else value.decode(errors="replace")))
         place += key_bytes + value_bytes
     deadline_seconds = None if remaining_ms == NO_DEADLINE else received_seconds + remaining_ms / 1000
-    return Caller("native", peer, own_metadata(pairs) if pairs else (), deadline_seconds)
+    return Caller("native", peer, own_metadata(pairs) if pairs else (), deadline_seconds, received_ns)

@@ -24,11 +24,13 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 # The front writes the caller's address into a forwarded call under this key. Trusted on the private socket only; no caller can set it.
 PEER_KEY: Final = "gavel-peer"
+# So the time at which the front received a forwarded call, in nanoseconds since the epoch.
+RECEIVED_KEY: Final = "gavel-received"
 # The peer of a caller on a unix socket, which has no address of its own.
 UNIX_PEER: Final = "unix:"
 # A caller's own metadata: the request is refused if its bus has another incarnation.
 BUS_INCARNATION_KEY: Final = "gavel-bus-incarnation"
-_GRPC_KEYS: Final = frozenset({"user-agent", "te", "content-type", PEER_KEY})
+_GRPC_KEYS: Final = frozenset({"user-agent", "te", "content-type", PEER_KEY, RECEIVED_KEY})
 
 
 class Caller(NamedTuple):
@@ -158,9 +160,11 @@ def grpc_call_context(method: str, call: grpc.aio.ServicerContext[Any, Any], *, 
         pairs: list[tuple[str, str | bytes]] = [(key, value) for key, value in call.invocation_metadata() or ()]
         remaining = call.time_remaining()
         deadline_seconds = None if remaining is None else time.monotonic() + remaining
-        forwarded = [str(value) for key, value in pairs if key == PEER_KEY] if behind_front else []
-        if forwarded:
-            return Caller("native", forwarded[0], own_metadata(pairs), deadline_seconds)
+        forwarded = {key: str(value) for key, value in pairs if key in (PEER_KEY, RECEIVED_KEY)} if behind_front else {}
+        if PEER_KEY in forwarded:
+            received = forwarded.get(RECEIVED_KEY, "")
+            received_ns = int(received) if received.isascii() and received.isdigit() else 0
+            return Caller("native", forwarded[PEER_KEY], own_metadata(pairs), deadline_seconds, received_ns)
         return Caller("grpc.aio", _address_of(call.peer()), own_metadata(pairs), deadline_seconds)
 
     return CallContext(method, decode, lambda: call.send_initial_metadata(()))

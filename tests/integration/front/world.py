@@ -83,7 +83,7 @@ class Scripted(grpc.GenericRpcHandler):
                 self.refusals += 1
                 await abort(context, ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, "full", retry_after_ms=int(rest)))
             case b"tell":
-                own = ("user-agent", "grpc-accept-encoding", "gavel-peer")
+                own = ("user-agent", "grpc-accept-encoding", "gavel-peer", "gavel-received")
                 yield repr(sorted(pair for pair in map(tuple, context.invocation_metadata() or ()) if pair[0] not in own)).encode()
             case b"remaining":
                 yield repr(context.time_remaining()).encode()

@@ -19,10 +19,13 @@ const addedBytes = 1 << 10
 // set it.
 const PeerKey = "gavel-peer"
 
+// ReceivedKey is the key of the time at which the front received a forwarded call, in nanoseconds since the epoch. No caller can set it.
+const ReceivedKey = "gavel-received"
+
 // IsOwn reports whether a key of metadata is the caller's own, and not one that gRPC or the front adds to every call.
 func IsOwn(key string) bool {
 	switch key {
-	case "user-agent", "te", "content-type", PeerKey:
+	case "user-agent", "te", "content-type", PeerKey, ReceivedKey:
 		return false
 	}
 	return !strings.HasPrefix(key, ":") && !strings.HasPrefix(key, "grpc-")

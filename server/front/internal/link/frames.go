@@ -14,7 +14,7 @@ import (
 // The byte layout of the link; server/gavel_server/front/frames.py describes it and is its copy in Python.
 const (
 	HeaderBytes        = 4 + 4 + 1 // content length, number, kind
-	requestHeaderBytes = 2 + 4     // caller length, remaining ms
+	requestHeaderBytes = 2 + 4 + 8 // caller length, remaining ms, received
 	noDeadline         = math.MaxUint32
 )
 
@@ -51,12 +51,13 @@ func PutHeader(frame []byte, kind byte, number uint32) {
 
 // Caller is the part of a request frame that describes the caller.
 type Caller struct {
+	Received time.Time // when the call was received; zero: each request is received when its frame is made
 	encoded  []byte    // peer and metadata, as a frame holds them
 	deadline time.Time // zero: the call has none
 }
 
-// NewCaller returns the caller of a call: its address, and its metadata, which headers.Check has allowed.
-func NewCaller(ctx context.Context, peer string, all metadata.MD) Caller {
+// NewCaller returns the caller of a call that was received at some time: its address, and its metadata, which headers.Check has allowed.
+func NewCaller(ctx context.Context, received time.Time, peer string, all metadata.MD) Caller {
 	encoded := append(append(make([]byte, 0, 128), byte(len(peer))), peer...)
 	for key, values := range all {
 		if !headers.IsOwn(key) {
@@ -69,7 +70,7 @@ func NewCaller(ctx context.Context, peer string, all metadata.MD) Caller {
 		}
 	}
 	deadline, _ := ctx.Deadline()
-	return Caller{encoded, deadline}
+	return Caller{received, encoded, deadline}
 }
 
 // NewRequest returns a request frame with room for a message of some bytes, and the part of the frame that is that room.
@@ -78,6 +79,11 @@ func (caller *Caller) NewRequest(messageBytes int) (frame []byte, message []byte
 	frame = make([]byte, start+messageBytes)
 	binary.LittleEndian.PutUint16(frame[HeaderBytes:], uint16(len(caller.encoded)))
 	binary.LittleEndian.PutUint32(frame[HeaderBytes+2:], caller.remainingMs())
+	received := caller.Received
+	if received.IsZero() {
+		received = time.Now()
+	}
+	binary.LittleEndian.PutUint64(frame[HeaderBytes+6:], uint64(received.UnixNano()))
 	copy(frame[HeaderBytes+requestHeaderBytes:], caller.encoded)
 	return frame, frame[start:]
 }

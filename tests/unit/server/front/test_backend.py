@@ -32,6 +32,7 @@ from google.rpc.status_pb2 import Status
 
 Frame = tuple[int, int, bytes]
 UNIX_CALLER = b"\x05unix:"
+RECEIVED_NS = 1_700_000_000_000_000_017
 SUBMIT, PREFLIGHT = METHODS.index("SubmitProposal"), METHODS.index("Preflight")
 
 
@@ -66,7 +67,7 @@ class Caller:
         self, kind: int, number: int, message: bytes, caller: bytes, remaining_ms: int = NO_DEADLINE
     ) -> tuple[CallContext, Answer]:
         """Make a call as a caller; return its context and the callback by which the method answers."""
-        self.link.send(kind, number, REQUEST_HEADER.pack(len(caller), remaining_ms) + caller + message)
+        self.link.send(kind, number, REQUEST_HEADER.pack(len(caller), remaining_ms, RECEIVED_NS) + caller + message)
         name, data, context, answer = await self.requests.get()
         assert (METHODS[kind], message) == (name, data)
         return context, answer
@@ -93,7 +94,7 @@ async def test_answers_have_the_number_of_their_call(caller: Caller) -> None:
 
 
 async def test_a_call_has_its_context(caller: Caller) -> None:
-    """A method gets the call's name, the caller's address, metadata sorted by key, and the time that remains."""
+    """A method gets the call's name, the caller's address, metadata sorted by key, the time that remains and that of receipt."""
     encoded = b"\x0b10.0.0.1:80" + b"\x05\x00\x02\x00x-bin\x00\xff" + b"\x01\x00\x01\x00bx" + b"\x01\x00\x01\x00ay" + b"\x01\x00\x01\x00az"
     context, _ = await caller.calls_as(SUBMIT, 1, b"request", encoded, 60_000)
     assert ("gavel.v1.ArbitrationService/SubmitProposal", "native", "10.0.0.1:80") == (context.method, context.transport, context.peer)
@@ -101,6 +102,7 @@ async def test_a_call_has_its_context(caller: Caller) -> None:
     remaining_ms = context.remaining_ms()
     assert remaining_ms is not None
     assert 50_000 < remaining_ms <= 60_000
+    assert RECEIVED_NS == context.received_ns
     context, _ = await caller.calls_as(SUBMIT, 2, b"", UNIX_CALLER)
     assert ("unix:", (), None) == (context.peer, context.metadata, context.remaining_ms())
 

@@ -64,6 +64,7 @@ def test_metadata_of_the_transport_is_left_out() -> None:
         ("grpc-trace-bin", b"x"),
         ("b", "1"),
         ("gavel-peer", "1.2.3.4:5"),
+        ("gavel-received", "1"),
         ("a-bin", b"\xff"),
     )
     assert (("a-bin", b"\xff"), ("b", "2"), ("b", "1")) == context_of(Call(metadata=metadata)).metadata
@@ -104,3 +105,11 @@ def test_trace_context() -> None:
     both = context_of(Call(metadata=(("traceparent", first), ("traceparent", second))))
     assert both.traceparent == "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b8-01"
     assert context_of(Call(metadata=(("traceparent", first), ("traceparent", "no context")))).traceparent == ""
+
+
+def test_time_of_receipt() -> None:
+    """The front names the time at which it received a forwarded call; elsewhere a caller could have written it."""
+    metadata = (("gavel-peer", "1.2.3.4:5"), ("gavel-received", "17"))
+    assert [17, 0] == [context_of(Call(metadata=metadata), behind_front=behind_front).received_ns for behind_front in (True, False)]
+    assert context_of(Call(metadata=(("gavel-peer", "1.2.3.4:5"),)), behind_front=True).received_ns == 0
+    assert context_of(Call(metadata=(("gavel-peer", "1.2.3.4:5"), ("gavel-received", "soon"))), behind_front=True).received_ns == 0
