@@ -51,10 +51,10 @@ from gavel_server.reactors import Reactors
 from gavel_server.rpc.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.listener import Listener
-from gavel_server.rpc.observation import CallObserver
 from gavel_server.rpc.plain_methods import Method
 from gavel_server.rpc.reflection import Reflection
 from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SERVICES
+from gavel_server.rpc.telemetry.call_observer import CallObserver
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS, UNIX, bind
 from gavel_server.rpc.wakeups import read_all_wakeups
 from gavel_server.services.health import HealthServicer

@@ -30,10 +30,10 @@ from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
-from gavel_server.rpc.observation import CallObserver, current
 from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, Respond, Tasks, call
 from gavel_server.rpc.refusals import as_service_error, refuse
 from gavel_server.rpc.streaming import stream_answers
+from gavel_server.rpc.telemetry.call_observer import CallObserver, current
 from gavel_server.rpc.wire import last_text_field
 
 # The method whose streams are subscriptions.

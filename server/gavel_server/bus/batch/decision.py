@@ -23,7 +23,7 @@ from gavel_rules.decider import handle
 from gavel_rules.events.hash_chain import chain
 from gavel_rules.events.kinds import GAVEL, OUTCOME_APPROVED
 from gavel_rules.events.recorded_event import RecordedEvent
-from gavel_rules.state.records import OpenContest
+from gavel_rules.state.records import LiveDecision, OpenContest
 from gavel_rules.state.state import State
 
 from gavel_server.bus.recent_events import RecentEvents
@@ -103,7 +103,7 @@ class BatchDecision:
                 while hearing.step():
                     yield
                 tick.judgements = hearing.judgements
-            elif due.is_running:
+            elif isinstance(due, LiveDecision) and due.is_running:
                 self._lease_lapses += 1
             handled = handle(state, tick, now_ms=now_ms)
             _log_failures(handled.failures)

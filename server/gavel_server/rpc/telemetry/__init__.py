@@ -1,0 +1,1 @@
+"""What is measured and traced of calls."""
