@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.otlp import Collector, running_collector
+from tests.e2e.telemetry.otlp import Collector, running_collector
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.e2e.telemetry.calls import PARENT_ID, PUBLISH, SOON, SUBMIT, TRACE_ID, TRACEPARENT, decide, prepare
+from tests.e2e.telemetry.otlp import Collector
 from tests.e2e.world import Server, run_servers
 from tests.support.fronts import TRANSPORTS
-from tests.support.otlp import Collector
 
 BELOW = {"gavel.queue", "gavel.core", "gavel.append"}
 

@@ -31,7 +31,8 @@ from prometheus_client.metrics_core import Metric as Family
 
 from gavel_server.process.telemetry.instruments import RPC_DURATION_NAME
 
-SCOPE: Final = "gavel"
+# Not the scope of the SDK's own instruments: the exporters keep only the last of two equal ones.
+SCOPE: Final = "gavel.registry"
 # Name and unit in the semantic conventions, by the name in the registry.
 _RPC_NAMES: Final = {RPC_DURATION_NAME: ("rpc.server.duration", "ms")}
 _RPC_ATTRIBUTES: Final = {
@@ -54,9 +55,10 @@ class RegistryExporter(MetricExporter):
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Export everything."""
-        scope = ScopeMetrics(InstrumentationScope(SCOPE), registry_metrics(self._registry, self._start_ns, time.time_ns()), "")
-        own = ResourceMetrics(self._resource, [scope], "")
-        data = MetricsData([own, *metrics_data.resource_metrics])
+        own = ScopeMetrics(InstrumentationScope(SCOPE), registry_metrics(self._registry, self._start_ns, time.time_ns()), "")
+        # One entry for the resource: the exporters keep only the last of several equal ones.
+        collected = [scope for resource in metrics_data.resource_metrics for scope in resource.scope_metrics]
+        data = MetricsData([ResourceMetrics(self._resource, [own, *collected], "")])
         return self._exporter.export(data, timeout_millis=timeout_millis, **kwargs)
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
