@@ -108,7 +108,7 @@ async def test_gate_3_entrypoint_triggering(pair: tuple[Server, Server], clients
     event_id = str(uuid.uuid4())
     arguments = ["signal", SUBJECT, STATUS_KEY, "ready", "--user", "--source", DEPOT.id, "--trace", "t-gate", "--event-id", event_id]
     for server in pair:
-        done = gavel(*arguments, "--bus", bus, "--json", server=server)
+        done = gavel(*arguments, "--bus", bus, "--json=snake", server=server)
         assert 0 == done.returncode, done.stderr
         assert event_id == json.loads(done.stdout)["envelope"]["event_id"]
     first, _ = clients

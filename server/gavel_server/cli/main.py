@@ -14,6 +14,7 @@ from gavel_server.cli import options
 from gavel_server.cli.app import PROGRAM, app
 from gavel_server.cli.commands.completion import COMPLETION_VARIABLE
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, OutputClosedError
+from gavel_server.cli.rendering import output
 
 STANDARD_ERROR: Final = 2
 
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
         completion_init()
     try:
-        status = app(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        status = app(args=output.read_json_names(arguments), prog_name=PROGRAM, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED

@@ -85,7 +85,7 @@ Server = Annotated[
     ),
 ]
 Bus = Annotated[str, typer.Option("--bus", envvar="GAVEL_BUS", callback=check_bus, metavar="NAME", help="The bus.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the response as protobuf JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the response as protobuf JSON; --json=snake prints the contract's field names.")]
 JsonReport = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of a failure.")]
 ExitCode = Annotated[

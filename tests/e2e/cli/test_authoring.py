@@ -99,7 +99,7 @@ def test_lint(tmp_path: Path) -> None:
     for (line, text), column in marked.items():
         assert TEN_MISTAKES.splitlines()[line - 1].index(text) + 1 == column
         assert (line, column) in places
-    (answer,) = json.loads(gavel("rules", "lint", file, "--json").stdout)["files"]
+    (answer,) = json.loads(gavel("rules", "lint", file, "--json=snake").stdout)["files"]
     assert places == [(error["line"], error["column"]) for error in answer["errors"]]
 
 
@@ -162,7 +162,7 @@ def test_failing_suite(folder: Path) -> None:
     assert ("2", "1", "0") == (suite.get("tests"), suite.get("failures"), suite.get("errors"))
     (failed,) = [case for case in suite if len(case)]
     assert ("weights: just too heavy", "10") == (failed.get("name"), failed.get("line"))
-    report = json.loads(gavel("rules", "test", folder, "--json").stdout)
+    report = json.loads(gavel("rules", "test", folder, "--json=snake").stdout)
     assert (2, 1) == (report["cases"], report["failures"])
     first = report["suites"][0]["cases"][1]["differences"][0]
     assert {"what": "outcome", "expected": "NEEDS_HUMAN_REVIEW", "found": "APPROVED"} == first
@@ -191,7 +191,7 @@ def test_explain_a_case(folder: Path) -> None:
     assert ["outcome", "NEEDS_HUMAN_REVIEW", "HEAVY"] == lines[0]
     assert ["parcels", "heavy", "yes"] in lines
     assert ["params.weight", "30.1"] in lines
-    result = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just too heavy", "--json")
+    result = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just too heavy", "--json=snake")
     response = json.loads(result.stdout)
     assert ("heavy", [True, True]) == (response["decision"]["rule_id"], [rule["matched"] for rule in response["explanations"]])
     result = gavel("rules", "explain", folder / "parcels_test.yaml", "--case", "weights: just to heavy")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.projection_service_pb2 import GetStatusResponse
 from gavel_client import SyncGavelClient, fact_envelope
 from google.protobuf.json_format import ParseDict
 from ruamel.yaml import YAML
@@ -39,13 +40,13 @@ def test_propose(shop: Server, ready: Envelope, tmp_path: Path) -> None:
     assert ["outcome", "APPROVED"] == lines[0]
     assert ["rule", "light", "of", "parcels", "version", "1"] in lines
     assert ["parcel.status", ready.subject, f"#{ready.sequence_number}"] in [line[:3] for line in lines]
-    repetition = gavel("propose", file, "--json", server=shop)
+    repetition = gavel("propose", file, "--json=snake", server=shop)
     assert json.loads(repetition.stdout)["decision"]["decision"]["decision_id"] in result.stdout
 
 
 def test_propose_from_standard_input_as_json(shop: Server, ready: Envelope) -> None:
     """A rejection exits with 0, and --json prints the contract's response."""
-    result = gavel("propose", "-", "--json", server=shop, text=as_text(send(ready, 50)))
+    result = gavel("propose", "-", "--json=snake", server=shop, text=as_text(send(ready, 50)))
     decision = json.loads(result.stdout)["decision"]["decision"]
     assert (0, "OUTCOME_REJECTED", "NO_RULE_MATCHED") == (result.returncode, decision["outcome"], decision["reason_code"])
     assert {"rule_id": "", "terminal": False} == {name: decision[name] for name in ("rule_id", "terminal")}
@@ -73,7 +74,7 @@ def test_invalid_proposal(shop: Server, ready: Envelope) -> None:
 
 def test_preflight(shop: Server, ready: Envelope) -> None:
     """A preflight prints the decision and writes nothing; --explain adds every rule and its terms."""
-    head = json.loads(gavel("status", "--json", server=shop).stdout)["head_sequence_number"]
+    head = json.loads(gavel("status", "--json=snake", server=shop).stdout)["head_sequence_number"]
     result = gavel("preflight", "-", "--explain", server=shop, text=as_text(send(ready, 50)))
     assert 0 == result.returncode
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -81,8 +82,8 @@ def test_preflight(shop: Server, ready: Envelope) -> None:
     assert ["parcels", "light", "no"] in lines
     assert ["params.weight", "<=", "30", "false"] in lines
     assert ["evaluated", "at", "event", f"{head};", "nothing", "was", "written"] in lines
-    assert head == json.loads(gavel("status", "--json", server=shop).stdout)["head_sequence_number"]
-    response = json.loads(gavel("preflight", "-", "--explain", "--json", server=shop, text=as_text(send(ready, 5))).stdout)
+    assert head == json.loads(gavel("status", "--json=snake", server=shop).stdout)["head_sequence_number"]
+    response = json.loads(gavel("preflight", "-", "--explain", "--json=snake", server=shop, text=as_text(send(ready, 5))).stdout)
     assert {"lost": False, "light": True} == {rule["rule_id"]: rule["matched"] for rule in response["explanations"]}
 
 
@@ -90,7 +91,7 @@ def test_preflight_with_rules(shop: Server, ready: Envelope, tmp_path: Path) -> 
     """--rules replaces the active rule set; its mistakes are reported with their places."""
     file = tmp_path / "rules.yaml"
     file.write_text(rule_set(version=2).replace("<= 30", "<= 60"))
-    result = gavel("preflight", "-", "--rules", file, "--json", server=shop, text=as_text(send(ready, 50)))
+    result = gavel("preflight", "-", "--rules", file, "--json=snake", server=shop, text=as_text(send(ready, 50)))
     assert "OUTCOME_APPROVED" == json.loads(result.stdout)["decision"]["outcome"]
     file.write_text(rule_set(version=2).replace("params.weight", "params.wait"))
     result = gavel("preflight", "-", "--rules", file, server=shop, text=as_text(send(ready, 50)))
@@ -102,7 +103,7 @@ def test_log_list(shop: Server) -> None:
     """Events are filtered by category, subject, trace and range, one per line; a note says if there are more than --limit."""
     result = gavel("log", "list", "--trace", "trace-light", server=shop)
     assert ["FactRecorded", "ProposalSubmitted", "DecisionApproved"] == [line.split()[2] for line in result.stdout.splitlines()]
-    result = gavel("log", "list", "--subject", "parcel/lost", "--category", "decision", "--category", "fact", "--json", server=shop)
+    result = gavel("log", "list", "--subject", "parcel/lost", "--category", "decision", "--category", "fact", "--json=snake", server=shop)
     assert ["fact", "decision"] == [next(iter({"fact", "decision"} & event.keys())) for event in json.loads(result.stdout)["envelopes"]]
     result = gavel("log", "list", "--from", "4", "--to", "12", "--limit", "2", server=shop)
     assert ["4", "5"] == [line.split()[0] for line in result.stdout.splitlines()]
@@ -114,7 +115,7 @@ def test_log_list(shop: Server) -> None:
 
 def test_log_get(shop: Server) -> None:
     """One event is printed, by number or id; an unknown one is exit status 1."""
-    by_number = json.loads(gavel("log", "get", "6", "--json", server=shop).stdout)["envelope"]
+    by_number = json.loads(gavel("log", "get", "6", "--json=snake", server=shop).stdout)["envelope"]
     assert ("6", "DecisionApproved") == (by_number["sequence_number"], by_number["event_name"])
     output = gavel("log", "get", by_number["event_id"], server=shop).stdout
     assert "DecisionApproved" in output.splitlines()[0]
@@ -129,7 +130,7 @@ def test_log_tail(shop: Server) -> None:
     lines = gavel("log", "tail", server=shop).stdout.splitlines()
     numbers = [int(line.split()[0]) for line in lines]
     assert list(range(numbers[-1] - 9, numbers[-1] + 1)) == numbers
-    responses = [json.loads(line) for line in gavel("log", "tail", "--from", "3", "--json", server=shop).stdout.splitlines()]
+    responses = [json.loads(line) for line in gavel("log", "tail", "--from", "3", "--json=snake", server=shop).stdout.splitlines()]
     assert "3" == responses[0]["envelope"]["sequence_number"]
     result = gavel("log", "tail", "--from", "999999", server=shop)
     assert (0, "") == (result.returncode, result.stdout)
@@ -140,7 +141,7 @@ def follow_log(program: Sequence[str], shop: Server, bus: str) -> Iterator[subpr
     """Follow a new bus from its first event on, for as long as the context lasts."""
     with SyncGavelClient(shop.address, bus=bus) as client:
         client.publish_event(fact_envelope("parcel/0", DEPOT, key="parcel.status", value="ready"))
-    command = [*program, "log", "tail", "--follow", "--from", "1", "--json", "--server", shop.address, "--bus", bus]
+    command = [*program, "log", "tail", "--follow", "--from", "1", "--json=snake", "--server", shop.address, "--bus", bus]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
         try:
             yield tail
@@ -203,7 +204,7 @@ def test_trace(shop: Server) -> None:
     assert names == [name for row in rows for name in names if name in row]
     assert f"#{rows[1][0]}" == rows[2][3]
     assert "Trace nobody has no events.\n" == gavel("trace", "nobody", server=shop).stdout
-    assert 3 == len(json.loads(gavel("trace", "trace-heavy", "--json", server=shop).stdout)["envelopes"])
+    assert 3 == len(json.loads(gavel("trace", "trace-heavy", "--json=snake", server=shop).stdout)["envelopes"])
 
 
 def test_projection(shop: Server) -> None:
@@ -212,7 +213,7 @@ def test_projection(shop: Server) -> None:
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["parcel.status", '"ready"', "#4", "depot"] in [row[:4] for row in rows]
     assert ["#6", "APPROVED"] in [row[:2] for row in rows]
-    response = json.loads(gavel("projection", "parcel/light", "--json", server=shop).stdout)
+    response = json.loads(gavel("projection", "parcel/light", "--json=snake", server=shop).stdout)
     assert "parcel/light" == response["projection"]["subject"]
     assert 2 == gavel("projection", "parcel", server=shop).returncode
 
@@ -224,8 +225,8 @@ def test_status(shop: Server) -> None:
     assert ["cross-check", "always"] in rows
     assert ["parcels", "1"] in [row[:2] for row in rows]
     assert {"executors", "fdr"} <= {row[0] for row in rows if row}
-    assert "" == json.loads(gavel("status", "--json", server=shop).stdout)["projection_digest"]
-    assert json.loads(gavel("status", "--digest", "--json", server=shop).stdout)["projection_digest"].startswith("sha256:")
+    assert "" == json.loads(gavel("status", "--json=snake", server=shop).stdout)["projection_digest"]
+    assert json.loads(gavel("status", "--digest", "--json=snake", server=shop).stdout)["projection_digest"].startswith("sha256:")
 
 
 @pytest.mark.parametrize("arguments", [("status",), ("rules", "list"), ("log", "tail"), ("projection", "parcel/1"), ("reviews",)])
@@ -260,7 +261,7 @@ def test_life_of_a_rule_set(shop: Server, bus: str, tmp_path: Path) -> None:
     assert ["parcels version 1 is deployed at event 2", "parcels version 1 is in force from event 3"] == [
         line.split(",")[0] for line in result.stdout.splitlines()
     ]
-    repetition = json.loads(gavel("rules", "deploy", file, "--json", "--bus", bus, server=shop).stdout)
+    repetition = json.loads(gavel("rules", "deploy", file, "--json=snake", "--bus", bus, server=shop).stdout)
     assert ("parcels", "1", "2") == (repetition["policy_id"], repetition["version"], repetition["sequence_number"])
     file.write_text(rule_set(version=2).replace("<= 30", "<= 60"))
     result = gavel("rules", "deploy", file, "--bus", bus, server=shop)
@@ -269,7 +270,7 @@ def test_life_of_a_rule_set(shop: Server, bus: str, tmp_path: Path) -> None:
     assert (1, True) == (result.returncode, "ACTIVATION_RACED" in result.stderr)
     result = gavel("rules", "activate", "parcels", "2", "--expected-active-version", "1", "--bus", bus, server=shop)
     assert "parcels version 2 is in force from event 5\n" == result.stdout
-    versions = json.loads(gavel("rules", "list", "--json", "--bus", bus, server=shop).stdout)["rule_sets"]
+    versions = json.loads(gavel("rules", "list", "--json=snake", "--bus", bus, server=shop).stdout)["rule_sets"]
     assert [("1", "ACTIVATION_MODE_UNSPECIFIED"), ("2", "ACTIVATION_MODE_ACTIVE")] == [(one["version"], one["mode"]) for one in versions]
     rows = [line.split()[:3] for line in gavel("rules", "list", "--bus", bus, server=shop).stdout.splitlines()]
     assert ["parcels", "1", "-"] in rows
@@ -322,3 +323,14 @@ def test_ascii_terminal(shop: Server) -> None:
     command = [GAVEL, "rules", "list", "--server", shop.address]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (0, True) == (result.returncode, r"\u2026" in result.stdout)
+
+
+def test_names_of_json(shop: Server) -> None:
+    """--json prints protobuf JSON, with names in lowerCamelCase; --json=snake prints the contract's names and the same values."""
+    in_camel, in_snake = (json.loads(gavel("status", option, server=shop).stdout) for option in ("--json", "--json=snake"))
+    assert in_snake["head_sequence_number"] == in_camel["headSequenceNumber"]
+    assert ParseDict(in_camel, GetStatusResponse()).head_sequence_number == int(in_snake["head_sequence_number"])
+    assert {field.json_name for field in GetStatusResponse.DESCRIPTOR.fields if field.name in in_snake} == set(in_camel)
+    result = gavel("status", "--json=pascal", server=shop)
+    assert (2, "") == (result.returncode, result.stdout)
+    assert "--json" in result.stderr

@@ -76,9 +76,11 @@ def check_log(output: str, data: Path) -> None:
     }
     server = Server(data)
     with run_servers(server):
-        response = json.loads(gavel("trace", trace, "--json", server=server).stdout)
+        response = json.loads(gavel("trace", trace, "--json=snake", server=server).stdout)
         assert ["TOOL_PAIR_STATE_PAIRED"] == [pair["state"] for pair in response["pairs"]]
-        projection = json.loads(gavel("projection", response["envelopes"][0]["subject"], "--json", server=server).stdout)["projection"]
+        projection = json.loads(gavel("projection", response["envelopes"][0]["subject"], "--json=snake", server=server).stdout)[
+            "projection"
+        ]
         facts = {fact["key"]: fact["value"] for fact in projection["facts"]}
         assert ("SUCCESS", 640) == (facts["execution.refund.create.status"], facts["order.total"])
         assert [] == projection["pending_decisions"]

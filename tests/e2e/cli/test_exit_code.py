@@ -33,7 +33,7 @@ def test_outcome(shop: Server, bus: str, ready: Envelope, command: str, weight: 
     """With --exit-code each outcome has its own exit status; without it every outcome exits with 0. The output is the same."""
     text = as_text(send(ready, weight))
     for options, expected in (((), 0), (("--exit-code",), status)):
-        result = gavel(command, "-", "--json", *options, "--bus", bus, server=shop, text=text)
+        result = gavel(command, "-", "--json=snake", *options, "--bus", bus, server=shop, text=text)
         answer = json.loads(result.stdout)["decision"]
         assert (expected, "", outcome) == (result.returncode, result.stderr, answer.get("decision", answer)["outcome"])
     result = gavel(command, "-", "--exit-code", "--bus", bus, server=shop, text=text)

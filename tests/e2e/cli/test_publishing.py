@@ -19,7 +19,7 @@ def test_publish(shop: Server, bus: str) -> None:
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["name", "ParcelPacked"] in lines
     assert ["subject", f"parcel/{bus}"] in lines
-    repetition = json.loads(gavel("publish", "-", "--bus", bus, "--json", server=shop, text=envelope).stdout)["envelope"]
+    repetition = json.loads(gavel("publish", "-", "--bus", bus, "--json=snake", server=shop, text=envelope).stdout)["envelope"]
     assert f"{repetition['event_id']} (event {repetition['sequence_number']})" in result.stdout
 
 
@@ -35,7 +35,9 @@ def test_signal(shop: Server, bus: str) -> None:
     """Requests of a person and of a system become facts with different names and channels; a repeated event_id adds nothing."""
     event_id = str(uuid.uuid4())
     arguments = ["order/7", "order.complaint", '{"text": "broken"}', "--user", "--source", "chat", "--trace", "t-1", "--event-id", event_id]
-    first, repetition = (json.loads(gavel("signal", *arguments, "--bus", bus, "--json", server=shop).stdout)["envelope"] for _ in range(2))
+    first, repetition = (
+        json.loads(gavel("signal", *arguments, "--bus", bus, "--json=snake", server=shop).stdout)["envelope"] for _ in range(2)
+    )
     assert first == repetition
     assert ("UserIntentDetected", "t-1", "PRODUCER_TYPE_SYSTEM", "chat") == (
         first["event_name"],
@@ -44,7 +46,7 @@ def test_signal(shop: Server, bus: str) -> None:
         first["producer"]["id"],
     )
     assert ("OBSERVED_FROM_HUMAN_INPUT", {"text": "broken"}) == (first["fact"]["observed_from"], first["fact"]["value"])
-    request = json.loads(gavel("signal", "order/7", "order.parcel", "lost", "--bus", bus, "--json", server=shop).stdout)["envelope"]
+    request = json.loads(gavel("signal", "order/7", "order.parcel", "lost", "--bus", bus, "--json=snake", server=shop).stdout)["envelope"]
     assert ("ExternalSignalReceived", "OBSERVED_FROM_WEBHOOK", "lost") == (
         request["event_name"],
         request["fact"]["observed_from"],

@@ -51,7 +51,7 @@ def test_second_engine(log_copy: Path) -> None:
 
 def test_as_json(log_copy: Path) -> None:
     """--json prints the contract's response and nothing else."""
-    result = gavel("replay", "--data", log_copy, "--json")
+    result = gavel("replay", "--data", log_copy, "--json=snake")
     verdict = json.loads(result.stdout)["verdict"]
     assert 0 == result.returncode
     expected = (True, "REPLAY_STATUS_PROVED", str(EVENTS), "3", PROVED)
@@ -95,7 +95,7 @@ async def test_changed_decision(log_copy: Path) -> None:
             event.decision.ClearField("reason_code")
 
     await rewrite(log_copy, approve, rechain=False)
-    result = gavel("replay", "--data", log_copy, "--json")
+    result = gavel("replay", "--data", log_copy, "--json=snake")
     assert 4 == result.returncode
     assert "REPLAY_STATUS_DAMAGED" == json.loads(result.stdout)["verdict"]["status"]
 
@@ -116,7 +116,7 @@ async def test_rechained_decision(log_copy: Path) -> None:
     assert ["decision.policy_version", '"7"', '"1"'] in rows
     assert {"#11", "#10"} <= {row[0] for row in rows if row}
     assert result.stdout.splitlines()[-1].startswith("diverged: event 12 (DecisionRejected) is recomputed differently: decision.")
-    differences = json.loads(gavel("replay", "--data", log_copy, "--json").stdout)["verdict"]["divergence"]["differences"]
+    differences = json.loads(gavel("replay", "--data", log_copy, "--json=snake").stdout)["verdict"]["divergence"]["differences"]
     assert {"decision.policy_version", "decision.reason_code"} == {difference["path"] for difference in differences}
 
 
@@ -189,7 +189,7 @@ def test_candidate_rule_set(log_copy: Path, tmp_path: Path) -> None:
         "  APPROVED->NEEDS_HUMAN_REVIEW: 1",
         "  REJECTED->NEEDS_HUMAN_REVIEW: 1",
     ] == lines[-3:]
-    responses = [json.loads(line) for line in gavel("replay", "--data", log_copy, "--rules", candidate, "--json").stdout.splitlines()]
+    responses = [json.loads(line) for line in gavel("replay", "--data", log_copy, "--rules", candidate, "--json=snake").stdout.splitlines()]
     assert ["6", "9"] == [response["changed"]["sequence_number"] for response in responses[:-1]]
     assert "2" == responses[-1]["summary"]["changed"]
     candidate.write_text(rule_set().replace("rule_set: parcels", "rule_set: parcel"))

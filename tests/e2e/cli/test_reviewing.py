@@ -45,7 +45,7 @@ def test_approve(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
     result = gavel("review", "approve", review.event_id, "--reason", "weighed it", "--bus", bus, server=shop)
     assert (0, "") == (result.returncode, result.stderr)
     assert ["outcome", "APPROVED"] == result.stdout.splitlines()[0].split()
-    assert [] == json.loads(gavel("reviews", "--json", "--bus", bus, server=shop).stdout)["reviews"]
+    assert [] == json.loads(gavel("reviews", "--json=snake", "--bus", bus, server=shop).stdout)["reviews"]
     log = gavel("log", "list", "--bus", bus, server=shop).stdout
     assert f"{getpass.getuser()} said APPROVE on {review.event_id}: weighed it" in log
 
@@ -61,7 +61,7 @@ def test_proposal_for_review(shop: Server, bus: str, reviewing: SyncGavelClient)
 def test_reject(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
     """--json prints the response; later proposals of the trace are explained as rejected by a person."""
     review = decide(reviewing, "parcel/1", 50)
-    result = gavel("review", "reject", review.event_id, "--reason", "no", "--by", "ada", "--json", "--bus", bus, server=shop)
+    result = gavel("review", "reject", review.event_id, "--reason", "no", "--by", "ada", "--json=snake", "--bus", bus, server=shop)
     decision = json.loads(result.stdout)["decision"]["decision"]
     assert (0, "REVIEW_REJECTED", True) == (result.returncode, decision["reason_code"], decision["terminal"])
     next_proposal = send(reviewing.publish_event(fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")).envelope, 5)

@@ -32,7 +32,7 @@ def test_from_simulation_to_rollback(shop: Server, bus: str, tmp_path: Path) -> 
     result = gavel("rules", "simulate", file, "--bus", bus, server=shop)
     assert (0, "") == (result.returncode, result.stderr)
     assert ["parcels version 2 would change 1 of 1 decisions", "  APPROVED->REJECTED: 1"] == result.stdout.splitlines()[-2:]
-    lines = [json.loads(line) for line in gavel("rules", "simulate", file, "--json", "--bus", bus, server=shop).stdout.splitlines()]
+    lines = [json.loads(line) for line in gavel("rules", "simulate", file, "--json=snake", "--bus", bus, server=shop).stdout.splitlines()]
     assert [("changed", "6"), ("summary", "1")] == [
         ("changed", line["changed"]["sequence_number"]) if "changed" in line else ("summary", line["summary"]["changed"])
         for line in lines

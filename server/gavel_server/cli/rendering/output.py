@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -37,8 +38,25 @@ def print_note(line: str) -> None:
     _print(line, sys.stderr)
 
 
+# Whether `--json` prints the contract's field names (snake_case) in place of those of protobuf JSON (lowerCamelCase).
+_prints_contract_names: Final = ContextVar("prints_contract_names", default=False)
+
+JSON: Final = "--json"
+JSON_SNAKE: Final = "--json=snake"
+
+
+def read_json_names(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command with --json in place of --json=snake, and remember which names JSON has.
+
+    Typer has no option with an optional value.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    _prints_contract_names.set(JSON_SNAKE in arguments[:end])
+    return [JSON if argument == JSON_SNAKE else argument for argument in arguments[:end]] + list(arguments[end:])
+
+
 def print_json(message: Message, *, one_line: bool = False) -> None:
-    """Print a message as protobuf JSON with the contract's field names.
+    """Print a message as protobuf JSON (https://protobuf.dev/programming-guides/json/), for --json.
 
     Fields with default values are included, so that programs always find the same shape.
     """
@@ -46,7 +64,7 @@ def print_json(message: Message, *, one_line: bool = False) -> None:
 
     text = MessageToJson(
         message,
-        preserving_proto_field_name=True,
+        preserving_proto_field_name=_prints_contract_names.get(),
         always_print_fields_with_no_presence=True,
         ensure_ascii=False,
         indent=None if one_line else 2,
