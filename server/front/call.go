@@ -77,11 +77,11 @@ func begin(stream grpc.ServerStream) (*call, error) {
 }
 
 // caller returns the part of a request frame that describes the caller, or an error if its headers cannot be passed on.
-func (call *call) caller(ctx context.Context) (link.Caller, error) {
+func (call *call) caller(ctx context.Context, credential *credential) (link.Caller, error) {
 	if err := headers.Check(call.metadata, call.connection.table.limits.HeaderBytes); err != nil {
 		return link.Caller{}, err
 	}
-	return link.NewCaller(ctx, call.received, call.connection.peer, call.metadata), nil
+	return link.NewCaller(ctx, call.received, call.connection.peer, call.metadata, credential.handle), nil
 }
 
 // readRequest reads the one message of a call.

@@ -20,7 +20,7 @@ type answer struct {
 
 // pendingCall is a request that waits for its answer. The channel has room for it, so delivering never waits.
 type pendingCall struct {
-	call    *call
+	call    *call // nil: the front's own, to authenticate a caller
 	answers chan<- answer
 	bytes   int
 }
@@ -69,7 +69,7 @@ func (calls *calls) deliver(kind byte, number uint32, content []byte) {
 	if !found {
 		return
 	}
-	if kind == link.Response && pending.call.prepare(len(content)) != nil {
+	if kind == link.Response && pending.call != nil && pending.call.prepare(len(content)) != nil {
 		content = nil
 	}
 	pending.answers <- answer{kind, number, content}
@@ -106,7 +106,12 @@ func (calls *calls) unary(kind byte) grpc.StreamHandler {
 			return err
 		}
 		ctx := stream.Context()
-		caller, err := call.caller(ctx)
+		credential, err := call.authenticate(ctx)
+		if err != nil {
+			return err
+		}
+		defer credential.release()
+		caller, err := call.caller(ctx, credential)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/sha256"
 	"errors"
 	"net"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"gavel/front/internal/headers"
 	"gavel/front/internal/http2"
+	"gavel/front/internal/secure"
 	"gavel/front/internal/sockets"
 )
 
@@ -27,8 +29,9 @@ var errTooManyResets = errors.New("too many calls of the connection were reset")
 type connection struct {
 	net.Conn
 	table  *connections
-	caller string // whose connections are counted together
-	peer   string // the caller's address, as the server hears it
+	caller string  // whose connections are counted together
+	peer   string  // the caller's address, as the server hears it
+	user   *uint32 // at the other end of a Unix socket; nil: of none
 
 	// Used by the reading goroutine only.
 	inbound  http2.Scanner
@@ -54,19 +57,25 @@ type connection struct {
 	resetCount int // calls that were reset, by either side, since resetStart
 	resetStart int
 	isCalm     bool // the caller has been told to calm down
+
+	credentials map[[sha256.Size]byte]*credential // by their digest
 }
 
 func newConnection(table *connections, from net.Conn) *connection {
 	address := from.RemoteAddr()
 	peer := address.String()
+	conn := sockets.NewDirect(from)
 	if address.Network() == "unix" {
 		peer = sockets.UnixPrefix
+	} else if table.identity.certificates != nil {
+		conn = table.identity.certificates.Server(conn)
 	}
 	connection := &connection{
-		Conn:    sockets.NewDirect(from),
+		Conn:    conn,
 		table:   table,
 		caller:  callerOf(address),
 		peer:    peer,
+		user:    sockets.PeerUser(from),
 		buffer:  make([]byte, readAheadBytes),
 		calls:   map[uint32]*call{},
 		inbound: http2.NewScanner(),
@@ -302,9 +311,14 @@ func (connection *connection) tick() {
 
 // leave sends GOAWAY and closes the connection, which ends its calls.
 func (connection *connection) leave(code uint32) {
-	if direct, ok := connection.Conn.(interface{ WriteNow([]byte) }); ok {
-		direct.WriteNow(http2.NewGoAway(connection.opening, code))
-	}
+	last := http2.NewGoAway(connection.opening, code)
 	connection.table.remove(connection)
+	if encrypted, ok := connection.Conn.(*secure.Conn); ok {
+		encrypted.Leave(last)
+		return
+	}
+	if direct, ok := connection.Conn.(interface{ WriteNow([]byte) }); ok {
+		direct.WriteNow(last)
+	}
 	connection.Conn.Close()
 }

@@ -20,6 +20,8 @@ type connections struct {
 	decompressions chan struct{} // holds one for each decompression under way
 	forwarded      *turns        // of forwarded calls
 	large          *turns        // of large requests on the link
+	identity       *identity
+	calls          *calls // of the link, by which the server is asked who callers are
 
 	mutex  sync.Mutex
 	all    map[*connection]struct{}
@@ -28,6 +30,8 @@ type connections struct {
 	now    int            // seconds since the start
 	idle   int            // how often a connection has become idle
 	ended  []*call        // calls whose refusal is to be sent
+
+	handles map[uint32]*credential // that the server has given
 }
 
 func newConnections(limits limits) *connections {
@@ -38,6 +42,8 @@ func newConnections(limits limits) *connections {
 		large:          newTurns(limits.LargeRequests, largeTurnMax),
 		all:            map[*connection]struct{}{},
 		counts:         map[string]int{},
+		handles:        map[uint32]*credential{},
+		identity:       &identity{},
 	}
 }
 
@@ -107,6 +113,9 @@ func (connections *connections) remove(connection *connection) {
 		connection.remove(call)
 	}
 	delete(connections.all, connection)
+	for _, credential := range connection.credentials {
+		credential.end(refusals.Unauthenticated("the connection has ended"))
+	}
 	connections.counts[connection.caller]--
 	if connections.counts[connection.caller] == 0 {
 		delete(connections.counts, connection.caller)

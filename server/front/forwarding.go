@@ -70,6 +70,11 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		if err := headers.Check(call.metadata, call.connection.table.limits.HeaderBytes); err != nil {
 			return err
 		}
+		credential, err := call.authenticate(caller.Context())
+		if err != nil {
+			return err
+		}
+		defer credential.release()
 		request := request{}
 		if !call.method.ClientStreaming {
 			// The call is opened at the server only once its message has arrived.
@@ -80,6 +85,10 @@ func forwarding(inner *grpc.ClientConn) grpc.StreamHandler {
 		outgoing := headers.Own(call.metadata)
 		outgoing.Set(headers.PeerKey, call.connection.peer)
 		outgoing.Set(headers.ReceivedKey, strconv.FormatInt(call.received.UnixNano(), 10))
+		if secret := call.connection.table.identity.Secret; secret != "" {
+			outgoing.Set(headers.SecretKey, secret)
+			outgoing.Set(headers.HandleKey, strconv.FormatUint(uint64(credential.handle), 10))
+		}
 		timed, cancelTimed := withMargin(caller.Context())
 		defer cancelTimed()
 		ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(timed, outgoing))

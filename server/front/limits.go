@@ -38,6 +38,7 @@ type limits struct {
 type method struct {
 	RequestBytes    int  `json:"request_bytes"` // of one message, before and after decompression
 	ClientStreaming bool `json:"client_streaming"`
+	IsOpen          bool `json:"is_open"` // needs no credentials
 }
 
 // decodeLimits returns the limits in an order to serve. It returns an error if one is missing: nothing may be unlimited.

@@ -17,7 +17,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -30,7 +29,7 @@ import (
 
 // The protocol of the link: PROTOCOL of frames.py, which says what it covers. The first argument and the frame UNBOUND never change, so that a
 // program of another protocol can say so.
-const linkProtocol = "4"
+const linkProtocol = "5"
 
 // How long calls under way may take once the server says stop.
 const stopGrace = 5 * time.Second
@@ -60,12 +59,19 @@ func main() {
 	}
 	go server.Write()
 	go func() {
+		var table *connections // once the server has ordered to serve
 		server.Read(func(kind byte, number uint32, content []byte) {
 			switch kind {
-			case link.Serve, link.Stop:
-				orders.take(kind, content)
+			case link.Serve:
+				table = orders.takeServe(content, calls)
+			case link.Stop:
+				orders.takeStop()
 			case link.Ping:
 				server.Send(link.NewFrame(link.Pong, 0, ""))
+			case link.Revoke:
+				table.revoke(number, string(content))
+			case link.TLS:
+				table.identity.useTLS(content)
 			default:
 				calls.deliver(kind, number, content)
 			}
@@ -79,22 +85,22 @@ func main() {
 		return
 	}
 	server.Send(link.NewFrame(link.Bound, 0, address))
-	limits, err := decodeLimits(<-orders.serve)
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "gavel-front: the server's limits cannot be read: %v\n", err)
+	connections := <-orders.serve
+	if connections == nil {
+		fmt.Fprintf(os.Stderr, "gavel-front: the server's order to serve cannot be read: %v\n", orders.err)
 		os.Exit(2)
 	}
+	limits := &connections.limits
 	calls.bytesMax = limits.BytesInFlight
 	debug.SetMemoryLimit(int64(limits.MemoryBytes))
 	ballast := make([]byte, ballastBytes)
-	inner, err := newInner(os.Args[4], &limits)
+	inner, err := newInner(os.Args[4], limits)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gavel-front: %s is not an address: %v\n", os.Args[4], err)
 		os.Exit(2)
 	}
-	connections := newConnections(limits)
 	go connections.watch(orders.stop)
-	if err := run(newServer(calls, inner, &limits, orders.stop), connections, listeners, orders.stop); err != nil {
+	if err := run(newServer(calls, inner, limits, orders.stop), connections, listeners, orders.stop); err != nil {
 		fmt.Fprintf(os.Stderr, "gavel-front: %v\n", err)
 		os.Exit(1)
 	}
@@ -138,24 +144,4 @@ func takeEnd(descriptor string) (*net.UnixConn, error) {
 		return nil, fmt.Errorf("it is a %T", connection)
 	}
 	return end, nil
-}
-
-// orders are the server's orders to the front: `serve` gets the limits, `stop` is closed.
-type orders struct {
-	serve               chan []byte
-	stop                chan struct{}
-	serveOnce, stopOnce sync.Once
-}
-
-func newOrders() *orders {
-	return &orders{serve: make(chan []byte, 1), stop: make(chan struct{})}
-}
-
-// take takes an order, of kind serve or stop.
-func (orders *orders) take(kind byte, content []byte) {
-	if kind == link.Serve {
-		orders.serveOnce.Do(func() { orders.serve <- content })
-	} else {
-		orders.stopOnce.Do(func() { close(orders.stop) })
-	}
 }

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc"
 
-	"gavel/front/internal/link"
 	"gavel/front/internal/sockets"
 )
 
@@ -39,7 +38,7 @@ func TestRunEndsWhenToldToStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	orders := newOrders()
-	orders.take(link.Stop, nil)
+	orders.takeStop()
 	if err := run(grpc.NewServer(), newConnections(limitsOfTests()), listeners, orders.stop); err != nil {
 		t.Errorf("run returned %v", err)
 	}

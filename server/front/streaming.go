@@ -20,12 +20,13 @@ const streamRequestsMax = 512
 // It ends when each request in it is answered, or with a status once no further request can be (gavel_server/rpc/streaming.py).
 type stream struct {
 	grpc.ServerStream
-	calls   *calls
-	call    *call
-	caller  link.Caller
-	kind    byte
-	answers chan answer
-	room    chan struct{} // holds one for each request whose answer has not been sent
+	calls      *calls
+	call       *call
+	credential *credential
+	caller     link.Caller
+	kind       byte
+	answers    chan answer
+	room       chan struct{} // holds one for each request whose answer has not been sent
 
 	mutex   sync.Mutex
 	pending map[uint32]*request // unanswered requests, by number
@@ -39,7 +40,12 @@ func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHa
 		if err != nil {
 			return err
 		}
-		caller, err := call.caller(serverStream.Context())
+		credential, err := call.authenticate(serverStream.Context())
+		if err != nil {
+			return err
+		}
+		defer credential.release()
+		caller, err := call.caller(serverStream.Context(), credential)
 		if err != nil {
 			return err
 		}
@@ -48,6 +54,7 @@ func (calls *calls) streaming(kind byte, stopping <-chan struct{}) grpc.StreamHa
 			ServerStream: serverStream,
 			calls:        calls,
 			call:         call,
+			credential:   credential,
 			caller:       caller,
 			kind:         kind,
 			answers:      make(chan answer, streamRequestsMax),
@@ -65,6 +72,7 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 	go func() { read <- stream.read() }()
 	ctx, cancel := withMargin(stream.Context())
 	defer cancel()
+	over := stream.credential.over
 	var refused, ending error
 	for reading := true; reading || stream.unanswered() > 0; {
 		select {
@@ -80,6 +88,12 @@ func (stream *stream) run(stopping <-chan struct{}) error {
 				reading = false
 			}
 			<-stream.room
+		case <-over:
+			if refused == nil {
+				refused = stream.credential.reason.Err()
+			}
+			stream.close()
+			reading, read, stopping, over = false, nil, nil, nil
 		case ending = <-read:
 			reading, read, stopping = false, nil, nil
 		case <-stopping:

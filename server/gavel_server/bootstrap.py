@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
-import grpc
 import structlog
 import uvloop
 from gavel_client.supervision import Supervisor
@@ -29,7 +28,8 @@ from gavel_server.config import Settings, is_local
 from gavel_server.errors import GavelServerError, ServiceError
 from gavel_server.fairness.quotas import Quotas
 from gavel_server.front.programs import select_program
-from gavel_server.front.supervisor import FrontSupervisor
+from gavel_server.identity.identity import Identity, IdentityError
+from gavel_server.listening import EndpointSecurity, Listening, listen
 from gavel_server.log import LogError
 from gavel_server.log.protocol import LogUnreachableError, LogVolatileError, volatility_message
 from gavel_server.log.redis.embedded import EmbeddedRedis
@@ -44,18 +44,17 @@ from gavel_server.process.clock import GuardedClock
 from gavel_server.process.descriptors import raise_limit
 from gavel_server.process.garbage_collection import collect_less
 from gavel_server.process.signals import stop_signals
-from gavel_server.process.sockets import private_socket
 from gavel_server.process.telemetry.export import Export, start_export
 from gavel_server.process.telemetry.settings import TelemetryError, read_exports
 from gavel_server.reactors import Reactors
-from gavel_server.rpc.access import AccessControl
+from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.listener import Listener
 from gavel_server.rpc.plain_methods import Method
 from gavel_server.rpc.reflection import Reflection
 from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SERVICES
 from gavel_server.rpc.telemetry.call_observer import CallObserver
-from gavel_server.rpc.transport import STOP_GRACE_SECONDS, UNIX, bind
+from gavel_server.rpc.transport import STOP_GRACE_SECONDS
 from gavel_server.rpc.wakeups import read_all_wakeups
 from gavel_server.services.health import HealthServicer
 from gavel_server.services.registration import register_services
@@ -182,15 +181,20 @@ async def _serve_on(
             await reactors.stop_bus(sequencer.bus)
 
     buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed, names=redis_logs.names)
-    program = _front_program(settings)
-    listener = Listener(behind_front=program is not None)
-    interceptor = Interceptor(behind_front=program is not None, quotas=Quotas(settings.quotas), observer=telemetry.observer)
-    access = AccessControl(buses, getattr(settings, "admins", ()))
-    methods = register_services(listener, interceptor, buses, supervisor, access)
+    security = _security(settings)
+    behind_front = security.program is not None
+    listener = Listener(behind_front=behind_front)
+    interceptor = Interceptor(
+        behind_front=behind_front,
+        quotas=Quotas(settings.quotas),
+        observer=telemetry.observer,
+        authentication=security.of_calls(),
+    )
+    methods = register_services(listener, interceptor, buses, supervisor, AccessControl(buses, settings.admins))
     states = _register_libraries(listener, interceptor, buses)
-    async with _listening(settings, listener, program, methods, supervisor) as listening:
+    async with _listening(settings, listener, security, methods, supervisor) as listening:
         if reactors is not None:
-            reactors.target = listening.inner
+            reactors.target, reactors.secret = listening.inner, security.secret
         await _open_default(buses, redis_logs)
         await listener.start()
         for name in states.names:
@@ -202,6 +206,11 @@ async def _serve_on(
             supervisor.start("work queues", partial(trim_forever, buses.all)),
             supervisor.start("free memory", return_free_pages_forever),
         ]
+        if security.identity.is_watched:
+            background.append(
+                supervisor.start("identity files", security.identity.watch_forever, problem=lambda: security.identity.problem)
+            )
+            _reload_on_hangup(security.identity)
         if listening.front is not None:
             listening.front.serve()
         collect_less()
@@ -224,55 +233,33 @@ async def _serve_on(
     _LOG.info("server.stopped")
 
 
-class _Listening(NamedTuple):
-    """The address for callers, the address for the server's own parts, and the front in between if there is one."""
-
-    address: str
-    inner: str
-    front: FrontSupervisor | None
-
-
-def _front_program(settings: Settings) -> Path | None:
+def _security(settings: Settings) -> EndpointSecurity:
     try:
-        return select_program(settings.front)
-    except OSError as error:
+        return EndpointSecurity(Identity(settings.identity), select_program(settings.front))
+    except (OSError, IdentityError) as error:
         raise ServeError(str(error)) from error
 
 
 @contextlib.asynccontextmanager
 async def _listening(
-    settings: Settings, listener: Listener, program: Path | None, methods: Mapping[str, Method], supervisor: Supervisor
-) -> AsyncIterator[_Listening]:
+    settings: Settings, listener: Listener, security: EndpointSecurity, methods: Mapping[str, Method], supervisor: Supervisor
+) -> AsyncIterator[Listening]:
     """Bind the addresses; on exit, stop the front. Raises ServeError."""
-    if program is None:
-        address = _bound(listener.server, settings.listen)
-        listener.bind(address, lambda server: bind(server, address))
-        yield _Listening(address, address, None)
-        return
-    # A private socket: it bypasses the front, so only this user may reach it.
-    with private_socket(lambda path: _bound(listener.server, UNIX + path)) as own:
-        inner = UNIX + own.path
-        listener.bind(inner, lambda server: own.replace(lambda path: bind(server, UNIX + path)))
-        front = FrontSupervisor(program, methods, settings.listen, inner, own.descriptors, supervisor)
-        listener.on_rebuild = front.restart
+    async with contextlib.AsyncExitStack() as stack:
         try:
-            try:
-                address = await front.start()
-            except OSError as error:
-                raise ServeError(str(error)) from error
-            yield _Listening(address, inner, front)
-        finally:
-            await front.stop()
+            listening = await stack.enter_async_context(listen(settings, listener, security, methods, supervisor))
+        except OSError as error:
+            raise ServeError(str(error)) from error
+        yield listening
 
 
-def _bound(server: grpc.aio.Server, listen: str) -> str:
-    try:
-        return bind(server, listen)
-    except OSError as error:
-        raise ServeError(str(error)) from error
+def _reload_on_hangup(identity: Identity) -> None:
+    """Let SIGHUP load certificates, keys and tokens again, where it would stop the server."""
+    if signal.SIGHUP in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, identity.reload)
 
 
-def _log_ready(settings: Settings, listening: _Listening, descriptors_max: int) -> None:
+def _log_ready(settings: Settings, listening: Listening, descriptors_max: int) -> None:
     front = "none" if listening.front is None else "native"
     _LOG.info(
         "server.ready",
@@ -282,6 +269,8 @@ def _log_ready(settings: Settings, listening: _Listening, descriptors_max: int) 
         build=build(),
         descriptors_max=descriptors_max,
     )
+    if settings.authentication == "required":
+        return
     who = (
         "only this machine can reach the address"
         if is_local(settings.listen)
@@ -380,12 +369,12 @@ def _start_telemetry(settings: Settings) -> _Telemetry:
         export = start_export(exports)
     except TelemetryError as error:
         raise ServeError(str(error)) from error
-    listens = [listen for listen in (settings.metrics, exports.prometheus) if listen]
-    for listen in listens:
+    listens = [address for address in (settings.metrics, exports.prometheus) if address]
+    for address in listens:
         try:
-            metrics.serve(listen)
+            metrics.serve(address)
         except OSError as error:
-            raise ServeError(f"cannot serve metrics on {listen}: {error.strerror}") from error
+            raise ServeError(f"cannot serve metrics on {address}: {error.strerror}") from error
     is_observed = bool(listens) or exports.needs_sdk
     return _Telemetry(export, CallObserver(export.tracing) if is_observed else None)
 

@@ -28,6 +28,7 @@ from gavel_server.fairness.quotas import (
     QuotaLimits,
 )
 from gavel_server.front.programs import FrontSetting
+from gavel_server.identity.settings import Authentication, ClientCertificate, IdentitySettings, JwtIssuer, MtlsName
 from gavel_server.log.redis.connection import check_url
 from gavel_server.process.memory import memory_bytes
 
@@ -43,6 +44,8 @@ REDIS_MEMORY_MIB_MIN: Final = 16
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
 _UNIX: Final = "unix:"
+# Settings without an option of the command line.
+FILE_ONLY: Final = frozenset({"tls_client_certificate", "mtls_name", "issuers", "unix_users", "admins"})
 _LISTEN_FORMS: Final = "use HOST:PORT, [IPV6]:PORT or unix:PATH, e.g. 127.0.0.1:9090"
 _CROSS_CHECK: Final = re.compile(r"always|off|sample ([1-9][0-9]{0,8})")
 _ACK: Final = re.compile(r"replicas:([0-9]{1,2})")
@@ -130,8 +133,28 @@ class Settings(BaseSettings):
     """How many streams it may have open."""
     quota_subscriptions: int = Field(SUBSCRIPTIONS_DEFAULT, ge=1)
     """How many of them may be subscriptions."""
+    authentication: Authentication = "none"
+    """Whether callers must be authenticated: none or required."""
+    tls_cert: Path | None = None
+    """The server's certificate in PEM, followed by those between it and its authority. With `tls_key`, callers over TCP must use TLS."""
+    tls_key: Path | None = None
+    """The private key of `tls_cert` in PEM."""
+    tls_client_ca: Path | None = None
+    """The authorities of client certificates in PEM. Callers over TCP must present a certificate that one of them has signed."""
+    tls_client_certificate: ClientCertificate = "required"
+    """Whether callers over TCP must present a client certificate or may use another credential: required or optional (native front)."""
+    mtls_name: tuple[MtlsName, ...] = ("spiffe", "dns", "cn")
+    """Where the name in a client certificate is looked for, in this order."""
+    token_file: Path | None = None
+    """The file of `gavel token create`, with the digests of tokens."""
+    issuers: tuple[JwtIssuer, ...] = ()
+    """The issuers of JSON Web Tokens that are accepted."""
+    unix_users: dict[str, str] = {}
+    """Names of callers on Unix sockets, by user id or login name. Others are named uid:N."""
+    admins: tuple[str, ...] = ()
+    """Names, or groups as group:NAME, that may deploy the first grants of a bus."""
     allow_unauthenticated_network: bool = False
-    """Listen on addresses that other machines reach, although any caller can then act as any producer."""
+    """Listen on addresses that other machines reach without TLS or without authentication, because the network is protected otherwise."""
     container: bool = False
     """Whether the server runs in a container of its own, as in the image. Nothing outside reaches the loopback of a container.
     Without a `listen` setting the server therefore listens on all addresses, unless its log would be lost with the container; the
@@ -152,6 +175,21 @@ class Settings(BaseSettings):
     def ack_replicas(self) -> int:
         """How many replicas must confirm each write."""
         return int(self.ack.removeprefix("replicas:"))
+
+    @property
+    def identity(self) -> IdentitySettings:
+        """How callers are authenticated."""
+        return IdentitySettings(
+            self.authentication,
+            self.tls_cert,
+            self.tls_key,
+            self.tls_client_ca,
+            self.tls_client_certificate,
+            self.mtls_name,
+            self.token_file,
+            self.issuers,
+            self.unix_users,
+        )
 
     @property
     def redis_memory_bytes_max(self) -> int:
@@ -181,12 +219,40 @@ class Settings(BaseSettings):
                 f"metrics is {self.metrics}, which other machines may reach, and no authentication is configured: any caller could read "
                 "the metrics. Serve them on 127.0.0.1, or, if the network is protected by other means, give --allow-unauthenticated-network"
             )
-        if not self.allow_unauthenticated_network and not is_local(self.listen):
+        if self.authentication == "required":
+            if self.tls_cert is None and not self.allow_unauthenticated_network and not is_local(self.listen):
+                raise ValueError(
+                    f"listen is {self.listen}, which other machines may reach, without TLS: credentials could be read on the way. Set "
+                    "tls_cert and tls_key, or, if the network is protected by other means, give --allow-unauthenticated-network"
+                )
+        elif not self.allow_unauthenticated_network and not is_local(self.listen):
             raise ValueError(
                 f"listen is {self.listen}, which other machines may reach, and no authentication is configured: any caller could act "
-                "as any producer. Listen on 127.0.0.1 or unix:PATH, or, if the network is protected by other means, "
-                "give --allow-unauthenticated-network"
+                'as any producer. Listen on 127.0.0.1 or unix:PATH, set authentication = "required" (docs/security.md), or, if the '
+                "network is protected by other means, give --allow-unauthenticated-network"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _identifies_callers(self) -> Settings:
+        """Refuse settings of authentication that contradict each other, or that would have no effect."""
+        methods = ("tls_client_ca", "token_file", "issuers", "unix_users", "admins")
+        given = [name for name in methods if getattr(self, name)]
+        if self.authentication == "none" and given:
+            raise ValueError(f'{", ".join(given)} would have no effect without authentication; set authentication = "required" as well')
+        can_meet = self.listen.startswith(_UNIX) or {"tls_client_ca", "token_file", "issuers"} & {*given}
+        if self.authentication == "required" and not can_meet:
+            raise ValueError(
+                "authentication is required, and no caller could meet it: set token_file (gavel token create), issuers, or "
+                "tls_client_ca with tls_cert and tls_key"
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together; set both")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: client certificates are presented over TLS")
+        names = [issuer.issuer for issuer in self.issuers]
+        if len({*names}) < len(names):
+            raise ValueError("issuers has an issuer twice; give it all its audiences in one entry")
         return self
 
     @classmethod
@@ -251,4 +317,7 @@ def _sentence(problem: Any, config: Path | None) -> str:
     why = problem["msg"].removeprefix("Value error, ")
     if not name:
         return str(why)
+    field = name.partition(".")[0]
+    if field in FILE_ONLY:
+        return f"setting {name} ({field} in the file, or {ENVIRONMENT_PREFIX}{field.upper()} as JSON): {why}"
     return f"setting {name} (--{name.replace('_', '-')}, {ENVIRONMENT_PREFIX}{name.upper()}, or {name} in the file): {why}"

@@ -16,6 +16,8 @@ from gavel_client.rpc.client import GavelClient
 from gavel_client.supervision import Supervisor
 from redis.asyncio import ConnectionPool
 
+from gavel_server.rpc.identity.authentication import SECRET_KEY
+
 TASK: Final = "fact derivation"
 # To Redis, shared by the reactors of all buses. They wait for the server, not for Redis, so each needs one for a moment only.
 CONNECTIONS_MAX: Final = 16
@@ -28,12 +30,13 @@ class Reactors:
         self._redis_url = redis_url
         self._supervisor = supervisor
         self.target = ""
+        self.secret = ""  # of the server's private socket, if that is the target
         self._running: dict[str, tuple[_Reactor, asyncio.Task[None]]] = {}
         self._connections = connection_pool(redis_url, CONNECTIONS_MAX)
 
     def start(self, bus: str) -> Callable[[], None]:
         """Start the reactor of a bus; return the function to call after each recorded execution."""
-        reactor = _Reactor(self.target, bus, self._redis_url, self._connections)
+        reactor = _Reactor(self.target, self.secret, bus, self._redis_url, self._connections)
         self._running[bus] = reactor, self._supervisor.start(TASK, reactor.run, bus=bus, problem=reactor.problem)
         return reactor.wakeup.set
 
@@ -51,12 +54,24 @@ class Reactors:
         await self._connections.disconnect()
 
 
+class _OwnClient(GavelClient):
+    """A client of the server's private socket."""
+
+    def __init__(self, target: str, secret: str, bus: str) -> None:
+        super().__init__(target, bus=bus)
+        self._secret = ((SECRET_KEY, secret),) if secret else ()
+
+    def _own_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._secret
+
+
 class _Reactor:
     """The reactor of one bus, which may be run again after a failure."""
 
-    def __init__(self, target: str, bus: str, redis_url: str, connections: ConnectionPool) -> None:
+    def __init__(self, target: str, secret: str, bus: str, redis_url: str, connections: ConnectionPool) -> None:
         self.wakeup = asyncio.Event()
         self._target = target
+        self._secret = secret
         self._bus = bus
         self._redis_url = redis_url
         self._connections = connections
@@ -67,7 +82,7 @@ class _Reactor:
         """Derive facts until `stop`."""
         if self._stopping:
             return
-        async with GavelClient(self._target, bus=self._bus) as client:
+        async with _OwnClient(self._target, self._secret, self._bus) as client:
             self._current = FactDerivationReactor(client, redis_url=self._redis_url, wakeup=self.wakeup, connections=self._connections)
             try:
                 await self._current.run()

@@ -18,6 +18,8 @@ from gavel_server.cli.commands.grants.get import get_grants
 from gavel_server.cli.commands.grants.lint import lint_grants_files
 from gavel_server.cli.commands.grants.list import list_grants
 from gavel_server.cli.commands.grants.test import run_grant_suites
+from gavel_server.cli.commands.identity.certs import dev
+from gavel_server.cli.commands.identity.token import create as create_token
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
 from gavel_server.cli.commands.people.accept_clock import accept_clock
@@ -65,6 +67,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+certs = typer.Typer(help="Make certificates to try out TLS.", no_args_is_help=True)
+token = typer.Typer(help="Make tokens for callers of a server.", no_args_is_help=True)
 rules = typer.Typer(help="Write, check, test, deploy, activate and read rule sets.", no_args_is_help=True)
 grants = typer.Typer(help="Check, test, deploy and read who may do what.", no_args_is_help=True)
 buses = typer.Typer(help="Open buses, and list them.", no_args_is_help=True)
@@ -112,6 +116,8 @@ app.add_typer(log, name="log")
 app.add_typer(rules, name="rules")
 app.add_typer(grants, name="grants")
 app.add_typer(buses, name="bus")
+app.add_typer(certs, name="certs")
+app.add_typer(token, name="token")
 
 # In the order of `gavel rules --help`: offline on files, then on a server.
 rules.command("lint")(lint)
@@ -143,6 +149,10 @@ grants.command("get")(get_grants)
 buses.command("create")(create_bus)
 buses.command("list")(list_buses)
 
-for group in (app, review, work, log, rules, grants, buses):
+certs.command("dev")(dev)
+
+token.command("create")(create_token)
+
+for group in (app, review, work, log, rules, grants, buses, certs, token):
     for command in group.registered_commands:
         command.cls = Command

@@ -7,35 +7,53 @@ import socket
 from collections.abc import Mapping
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from gavel_server.bus.request import Cancellation
 from gavel_server.errors import ServiceError
+from gavel_server.front.authentication import FrontAuthentication
 from gavel_server.front.frames import (
+    AUTHENTICATE,
     BOUND,
     CANCEL,
+    FORGET,
     METHODS,
     PING,
     RESPONSE,
+    REVOKE,
     SERVE,
     STATUS,
     STOP,
+    TLS,
     UNBOUND,
     decode_caller,
+    decode_handle,
     decode_peer,
     has_metadata,
     message_start,
 )
-from gavel_server.front.limits import encode_limits
 from gavel_server.front.link import Link
+from gavel_server.front.orders import encode_serve, encode_tls
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.rpc.plain_methods import Method
+from gavel_server.rpc.plain_methods import Method, Tasks
+from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
+
+if TYPE_CHECKING:
+    from gavel_server.identity.tls import TlsMaterial
+
+# In place of a method, in metrics and log lines of refused credentials: the front asks once for all calls of a connection.
+AUTHENTICATION = "front.authenticate"
 
 
 class Backend:
     """Answers the calls of one front. Call `connect` once."""
 
-    def __init__(self, methods: Mapping[str, Method]) -> None:
+    def __init__(self, methods: Mapping[str, Method], authentication: FrontAuthentication | None = None) -> None:
+        self._authentication = authentication or FrontAuthentication()
+        self._is_required = self._authentication.is_required
+        self._handles: set[int] = set()  # that the front has not forgotten
+        self._tasks = Tasks()
         self._methods = tuple((f"{ARBITRATION.full_name}/{name}", methods[name]) for name in METHODS)
         self._link: Link | None = None
         self._waiting: dict[int, Cancellation] = {}  # number -> of a call that is not answered
@@ -57,7 +75,12 @@ class Backend:
     def serve(self) -> None:
         """Let the front answer calls, within the limits."""
         self._serving = True
-        self._send(SERVE, 0, encode_limits())
+        self._send(SERVE, 0, encode_serve(self._authentication))
+
+    def use_tls(self, material: TlsMaterial) -> None:
+        """Let the front encrypt new connections with other certificates."""
+        if self._serving:
+            self._send(TLS, 0, encode_tls(material))
 
     def ping(self) -> bool:
         """Ask the front for a sign of life. Return whether it has sent any frame since the last ping."""
@@ -81,7 +104,11 @@ class Backend:
         if kind < len(self._methods):
             name, method = self._methods[kind]
             context = CallContext(
-                name, partial(decode_caller, content, monotonic()), peer=decode_peer(content), has_metadata=has_metadata(content)
+                name,
+                partial(decode_caller, content, monotonic()),
+                peer=decode_peer(content),
+                has_metadata=has_metadata(content),
+                session=self._authentication.session(decode_handle(content)) if self._is_required else None,
             )
             self._waiting[number] = context.cancellation
             method(content[message_start(content) :], context, partial(self._answer, number))
@@ -89,6 +116,11 @@ class Backend:
             cancellation = self._waiting.pop(number, None)
             if cancellation is not None:
                 cancellation.cancel()
+        elif kind == AUTHENTICATE:
+            self._tasks.start(self._authenticate(number, content))
+        elif kind == FORGET:
+            self._handles.discard(number)
+            self._authentication.forget(number)
         elif kind == BOUND:
             self._settle(content.decode())
         elif kind == UNBOUND:
@@ -102,8 +134,28 @@ class Backend:
         else:
             self._send(RESPONSE, number, result)
 
+    async def _authenticate(self, number: int, content: bytes) -> None:
+        try:
+            handle = await self._authentication.authenticate(content, self._revoke)
+        except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
+            self._send(STATUS, number, refuse(AUTHENTICATION, error).status().SerializeToString())
+            return
+        self._handles.add(int.from_bytes(handle[:4], "little"))
+        self._send(RESPONSE, number, handle)
+        if self._link is None:
+            self._forget_all()
+
+    def _revoke(self, handle: int, reason: str) -> None:
+        self._send(REVOKE, handle, reason.encode())
+
+    def _forget_all(self) -> None:
+        for handle in self._handles:
+            self._authentication.forget(handle)
+        self._handles.clear()
+
     def _disconnect(self) -> None:
         self._link = None
+        self._forget_all()
         for cancellation in self._waiting.values():
             cancellation.cancel()
         self._waiting.clear()

@@ -8,18 +8,22 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from gavel_client.supervision import Supervisor
 from prometheus_client import Counter
 
+from gavel_server.front.authentication import FrontAuthentication
 from gavel_server.front.backend import Backend
 from gavel_server.front.programs import command
 from gavel_server.process.background import new_supervisor
 from gavel_server.process.children import child_environment
 from gavel_server.rpc.plain_methods import Method
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from gavel_server.identity.tls import TlsMaterial
 
 RESTARTS: Final = Counter("gavel_front_restarts", "How often the process that speaks gRPC had to be started again.")
 RESTART_PAUSE_SECONDS: Final = 0.5
@@ -46,12 +50,14 @@ class FrontSupervisor:
         inner: str,
         descriptors: tuple[int, ...] = (),
         supervisor: Supervisor | None = None,
+        authentication: FrontAuthentication | None = None,
     ) -> None:
         """`methods` answer the hot path; `listen` is the address for callers, `inner` the server's private address.
 
         The front inherits `descriptors`, which it needs to reach `inner`; closing them stays with the owner. `supervisor` runs the
-        task that watches the front; default: one of its own.
+        task that watches the front; default: one of its own. `authentication` is of callers; default: none is required.
         """
+        self._authentication = authentication or FrontAuthentication()
         self._supervisor = supervisor or new_supervisor()
         self._program = program
         self._methods = methods
@@ -75,7 +81,7 @@ class FrontSupervisor:
                 start_new_session=True,
                 env=child_environment(),
             )
-            self._backend = Backend(self._methods)
+            self._backend = Backend(self._methods, self._authentication)
             await self._backend.connect(ours.dup())
         try:
             # A free port (port 0) that was bound once is bound again after a restart.
@@ -93,6 +99,12 @@ class FrontSupervisor:
             self._backend.serve()
         if self._watch is None:
             self._watch = self._supervisor.start("front", self._restart_forever, problem=self._problem)
+
+    def use_tls(self, material: TlsMaterial) -> None:
+        """Encrypt new connections with other certificates, now and after a restart."""
+        self._authentication.tls = material
+        if self._backend is not None:
+            self._backend.use_tls(material)
 
     async def stop(self) -> None:
         """Let the calls under way end, then the front."""

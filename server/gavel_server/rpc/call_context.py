@@ -16,21 +16,23 @@ from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.bus.request import Cancellation
 from gavel_server.fairness.callers import address_of, caller_of
+from gavel_server.identity.sessions import Session
 from gavel_server.process.telemetry.trace_context import TRACEPARENT_KEY, parse_traceparent
 
 Transport = Literal["grpc.aio", "native"]
 Metadata = tuple[tuple[str, str | bytes], ...]
 """Sorted by key; values of one key in the caller's order. Values are text, or bytes where the key ends in "-bin"."""
 
-# The front writes the caller's address into a forwarded call under this key. Trusted on the private socket only; no caller can set it.
+# The front writes the caller's address into a forwarded call under this key. Trusted on the private socket only, with its secret.
 PEER_KEY: Final = "gavel-peer"
 # So the time at which the front received a forwarded call, in nanoseconds since the epoch.
 RECEIVED_KEY: Final = "gavel-received"
 # The peer of a caller on a unix socket, which has no address of its own.
 UNIX_PEER: Final = "unix:"
-# A caller's own metadata: the request is refused if its bus has another incarnation.
+# The one key of Gavel's that is a caller's own metadata: the request is refused if its bus has another incarnation.
 BUS_INCARNATION_KEY: Final = "gavel-bus-incarnation"
-_GRPC_KEYS: Final = frozenset({"user-agent", "te", "content-type", PEER_KEY, RECEIVED_KEY})
+_GRPC_KEYS: Final = frozenset({"user-agent", "te", "content-type", "authorization"})
+_GAVEL_PREFIX: Final = "gavel-"
 
 
 class Caller(NamedTuple):
@@ -49,7 +51,7 @@ class Caller(NamedTuple):
 class CallContext:
     """The context of one call, for interceptor and methods."""
 
-    __slots__ = ("_caller", "_decode", "_has_metadata", "_peer", "_principal", "_send_headers", "cancellation", "method")
+    __slots__ = ("_caller", "_decode", "_has_metadata", "_peer", "_principal", "_send_headers", "cancellation", "method", "session")
 
     def __init__(
         self,
@@ -59,16 +61,18 @@ class CallContext:
         peer: str | None = None,
         *,
         has_metadata: bool = True,
-        principal: Principal = ANONYMOUS,
+        session: Session | None = None,
     ) -> None:
         """`method` is "gavel.v1.EventService/GetEvent" or the like; `decode` is called once, when the caller is first read.
 
         `peer` is the caller's address, if it is known without decoding; `has_metadata` is False if the caller is known to have sent none.
-        `principal` is ANONYMOUS unless the transport has authenticated the caller.
+        `session` is the caller's, if the transport has authenticated it.
         """
         self._peer: Final = peer
         self._has_metadata: Final = has_metadata
-        self._principal: Final = principal
+        self._principal: Final = ANONYMOUS if session is None else session.principal
+        # Ends when the caller's credentials expire or are revoked; None: the call needs none.
+        self.session: Final = session
         self.method: Final = method
         self._decode: Final = decode
         self._send_headers: Final = send_headers
@@ -146,12 +150,18 @@ class CallContext:
 
 
 def own_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Metadata:
-    """Return a caller's own metadata: without the keys of gRPC and of the front, sorted by key."""
-    return tuple(sorted((pair for pair in pairs if pair[0] not in _GRPC_KEYS and not pair[0].startswith("grpc-")), key=_key))
+    """Return a caller's own metadata: without credentials and the keys of gRPC and of the front, sorted by key."""
+    return tuple(sorted((pair for pair in pairs if _is_own(pair[0])), key=_key))
 
 
-def grpc_call_context(method: str, call: grpc.aio.ServicerContext[Any, Any], *, behind_front: bool) -> CallContext:
-    """Return the context of a call that arrived over grpc.aio.
+def _is_own(key: str) -> bool:
+    return not (key in _GRPC_KEYS or key.startswith("grpc-") or (key.startswith(_GAVEL_PREFIX) and key != BUS_INCARNATION_KEY))
+
+
+def grpc_call_context(
+    method: str, call: grpc.aio.ServicerContext[Any, Any], *, behind_front: bool, session: Session | None = None
+) -> CallContext:
+    """Return the context of a call that arrived over grpc.aio, with the caller's session if it was authenticated.
 
     `behind_front`: the server listens on its private socket alone, so PEER_KEY comes from the front, or from the server's own clients.
     """
@@ -165,12 +175,12 @@ def grpc_call_context(method: str, call: grpc.aio.ServicerContext[Any, Any], *, 
             received = forwarded.get(RECEIVED_KEY, "")
             received_ns = int(received) if received.isascii() and received.isdigit() else 0
             return Caller("native", forwarded[PEER_KEY], own_metadata(pairs), deadline_seconds, received_ns)
-        return Caller("grpc.aio", _address_of(call.peer()), own_metadata(pairs), deadline_seconds)
+        return Caller("grpc.aio", peer_address(call.peer()), own_metadata(pairs), deadline_seconds)
 
-    return CallContext(method, decode, lambda: call.send_initial_metadata(()))
+    return CallContext(method, decode, lambda: call.send_initial_metadata(()), session=session)
 
 
-def _address_of(name: str) -> str:
+def peer_address(name: str) -> str:
     """Return gRPC's name of a peer as an address: "ipv4:127.0.0.1:80", "ipv6:%5B::1%5D:80", "unix:" or "unix:PATH"."""
     family, _, address = name.partition(":")
     return UNIX_PEER if family == "unix" else unquote(address)

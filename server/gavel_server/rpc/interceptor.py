@@ -2,7 +2,8 @@
 
 The interceptor gives a method the call's context, and turns any exception of the method into a status of the error table; `refusals` counts
 and logs it. Methods raise and never touch a status. Bytes that are not a request are INVALID_ARGUMENT here; gRPC's own decoding would
-answer UNKNOWN. Each call is charged to its caller's quotas (`fairness/quotas`) before it is decoded.
+answer UNKNOWN. It refuses calls whose caller is not authenticated (`authentication`), and ends streams with their caller's credentials.
+Each call is charged to its caller's quotas (`fairness/quotas`) before it is decoded. What a caller may do is decided elsewhere.
 
 Over grpc.aio it receives requests and sends the answers of streams itself, each within a time. gRPC's own handlers wait for ever, and
 do not answer a call that ends without a request.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -25,10 +26,12 @@ from google.rpc.status_pb2 import Status
 
 from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
-from gavel_server.rpc.access import AccessControl
+from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
+from gavel_server.rpc.identity.access import AccessControl
+from gavel_server.rpc.identity.authentication import CallAuthentication
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
 from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, Respond, Tasks, call
 from gavel_server.rpc.refusals import as_service_error, refuse
@@ -55,15 +58,24 @@ class HandlerRegistry(Protocol):
 class Interceptor:
     """Registers services with a grpc.aio server so that every call passes here, and wraps plain methods for the native front's link."""
 
-    def __init__(self, *, behind_front: bool = False, quotas: Quotas | None = None, observer: CallObserver | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        behind_front: bool = False,
+        quotas: Quotas | None = None,
+        observer: CallObserver | None = None,
+        authentication: CallAuthentication | None = None,
+    ) -> None:
         """`behind_front`: the grpc.aio server listens on its private socket alone, and callers reach the native front.
 
         `quotas` are charged for each call; default: those of QuotaLimits. `observer` measures and traces each call; None: nothing does.
+        `authentication` is of calls over grpc.aio; default: none is required.
         """
         self._observer: Final = observer
         self._behind_front: Final = behind_front
         self.quotas: Final = Quotas(QuotaLimits()) if quotas is None else quotas
         self.access: AccessControl | None = None  # set before services are registered
+        self._authentication: Final = authentication or CallAuthentication()
         self._closing: Final = asyncio.Event()
 
     def intercept(self, service: ServiceDescriptor, methods: Mapping[str, PlainMethod]) -> dict[str, Method]:
@@ -110,8 +122,13 @@ class Interceptor:
         """Let streams of requests end: no further request is read, and those under way are answered."""
         self._closing.set()
 
-    def _context(self, method: str, context: _GrpcContext) -> CallContext:
-        return grpc_call_context(method, context, behind_front=self._behind_front)
+    async def _begin(self, name: str, context: _GrpcContext) -> CallContext:
+        """Return the context of a call whose caller is authenticated, or end the call."""
+        session: Session | None = None
+        if not self._authentication.is_open:
+            async with _errors(name, context):
+                session = await self._authentication.session(name, context)
+        return grpc_call_context(name, context, behind_front=self._behind_front, session=session)
 
     @contextmanager
     def _observed(self, call_context: CallContext, context: _GrpcContext, *, is_traced: bool = True) -> Iterator[None]:
@@ -133,7 +150,8 @@ class Interceptor:
 
     def _plain_unary(self, name: str, method: Method) -> _Handler:
         async def behaviour(_: object, context: _GrpcContext) -> bytes:
-            result = await call(method, await _request(name, context), self._context(name, context))
+            call_context = await self._begin(name, context)
+            result = await call(method, await _request(name, context), call_context)
             if isinstance(result, ServiceError):
                 await abort(context, result)
             return result
@@ -142,7 +160,7 @@ class Interceptor:
 
     def _plain_stream(self, name: str, method: Method) -> _Handler:
         async def behaviour(requests: AsyncIterator[bytes], context: _GrpcContext) -> None:
-            call_context = self._context(name, context)
+            call_context = await self._begin(name, context)
 
             async def answer(data: bytes) -> bytes | Status:
                 result = await call(method, data, call_context)
@@ -150,7 +168,8 @@ class Interceptor:
 
             async with _errors(name, context):
                 with self.quotas.stream(call_context.address, is_subscription=False):
-                    async with aclosing(stream_answers(requests, answer, self._closing)) as answers:
+                    stream = stream_answers(requests, answer, self._closing)
+                    async with _lasting(call_context), aclosing(stream) as answers:
                         async for item in answers:
                             if isinstance(item, Status):
                                 await abort_with(context, item)
@@ -164,8 +183,8 @@ class Interceptor:
         access = self.access
 
         async def bidirectional(_: object, context: _GrpcContext) -> None:
+            call_context = await self._begin(name, context)
             first = await _request(name, context)
-            call_context = self._context(name, context)
 
             async def requests() -> AsyncGenerator[Any, None]:
                 data: Any = first
@@ -180,15 +199,15 @@ class Interceptor:
 
             async with _errors(name, context):
                 with self.quotas.stream(call_context.address, is_subscription=False):
-                    async with aclosing(behaviour(requests(), call_context)) as responses:
+                    async with _lasting(call_context), aclosing(behaviour(requests(), call_context)) as responses:
                         async for response in responses:
                             await _write(context, response)
                             del response  # may be large, and the next one may be long in coming
 
         async def unary(_: object, context: _GrpcContext) -> Any:
+            call_context = await self._begin(name, context)
             data = await _request(name, context)
             async with _errors(name, context):
-                call_context = self._context(name, context)
                 with self._observed(call_context, context):
                     self.quotas.charge(call_context.address, len(data))
                     request = await decode(data, call_context)
@@ -196,15 +215,15 @@ class Interceptor:
                     return await behaviour(request, call_context)
 
         async def stream(_: object, context: _GrpcContext) -> None:
+            call_context = await self._begin(name, context)
             data = await _request(name, context)
             async with _errors(name, context):
-                call_context = self._context(name, context)
                 with self._observed(call_context, context):
                     self.quotas.charge(call_context.address, len(data))
                     with self.quotas.stream(call_context.address, is_subscription=method.name == _SUBSCRIBE):
                         request = await decode(data, call_context)
                         await _authorize(access, name, request, call_context)
-                        async with aclosing(behaviour(request, call_context)) as responses:
+                        async with _lasting(call_context), aclosing(behaviour(request, call_context)) as responses:
                             async for response in responses:
                                 await _write(context, response)
                                 del response  # may be large, and the next one may be long in coming
@@ -225,9 +244,10 @@ class Interceptor:
                 yield decode(data)
 
         async def library(requests: AsyncIterator[bytes], context: _GrpcContext) -> Any:
+            call_context = await self._begin(name, context)
             data = b"" if method.client_streaming else await _request(name, context)
-            async with _errors(name, context):
-                with self._observed(self._context(name, context), context, is_traced=False):
+            async with _errors(name, context), _lasting(call_context):
+                with self._observed(call_context, context, is_traced=False):
                     request = decoded(requests) if method.client_streaming else decode(data)
                     if not is_generator:
                         return await behaviour(request, context)
@@ -247,6 +267,9 @@ def _intercept(name: str, method: PlainMethod, quotas: Quotas, access: AccessCon
         def respond(result: bytes | Exception) -> None:
             answer(refuse(name, result) if isinstance(result, Exception) else result)
 
+        if context.session is not None and (error := context.session.error()) is not None:
+            respond(error)
+            return
         try:
             quotas.charge(context.address, len(data))
             if access is not None and access.is_bound(name, context.principal):
@@ -314,6 +337,11 @@ def _code_of(context: _GrpcContext) -> grpc.StatusCode:
     """Return the code that a library has ended a call with."""
     number = context.code()
     return next((code for code in grpc.StatusCode if number in (code, code.value[0])), grpc.StatusCode.UNKNOWN)
+
+
+def _lasting(context: CallContext) -> AbstractAsyncContextManager[None]:
+    """Return a context manager that ends a stream when the caller's credentials expire or are revoked."""
+    return nullcontext() if context.session is None else context.session.lasting()
 
 
 async def _request(name: str, context: _GrpcContext) -> bytes:

@@ -51,6 +51,7 @@ class Listener:
 
     def __init__(self, *, behind_front: bool = False) -> None:
         """`behind_front`: the address is private, and callers reach the native front."""
+        self.probe_metadata: tuple[tuple[str, str], ...] = ()
         self._behind_front: Final = behind_front
         self._handlers: list[grpc.GenericRpcHandler] = []
         self._server = make_server(behind_front=behind_front)
@@ -66,7 +67,7 @@ class Listener:
         self._server.add_generic_rpc_handlers(tuple(handlers))
 
     def bind(self, address: str, bind: Bind) -> None:
-        """Take the address of the current server, which is bound already, and how the next one is bound to it."""
+        """Take an address of the current server, which is bound already and not encrypted, and how the next one is bound."""
         self._address = own_address(address)
         self._bind_again = bind
 
@@ -110,7 +111,9 @@ class Listener:
                 except Exception as error:  # noqa: BLE001  # after any exception, nobody is served
                     return f"grpc.aio ended with {type(error).__name__}"
                 try:
-                    await check(health_pb2.HealthCheckRequest().SerializeToString(), timeout=PROBE_SECONDS_MAX)
+                    await check(
+                        health_pb2.HealthCheckRequest().SerializeToString(), timeout=PROBE_SECONDS_MAX, metadata=self.probe_metadata
+                    )
                     unanswered = 0
                 except grpc.aio.AioRpcError as error:
                     unanswered = unanswered + 1 if error.code() in _NO_ANSWER else 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 import grpc
@@ -55,18 +58,33 @@ def make_server(*, behind_front: bool = False) -> grpc.aio.Server:
     )
 
 
-def bind(server: grpc.aio.Server, listen: str) -> str:
-    """Bind an address and return it with the port that was taken. Raises OSError."""
+def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None, *, is_private: bool = False) -> str:
+    """Bind an address and return it with the port that was taken. Raises OSError.
+
+    `credentials` encrypt connections over TCP. `is_private`: only this user may connect to a Unix socket, whatever its directory.
+    """
     refusal = f"cannot listen on {listen}: another server may be running there, or this machine does not have the address"
     if listen.startswith(UNIX) and _is_served(listen.removeprefix(UNIX)):
         raise OSError(refusal)
     try:
-        port = server.add_insecure_port(listen)
+        if listen.startswith(UNIX):
+            with _private_files() if is_private else nullcontext():
+                server.add_insecure_port(listen)
+            return listen
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise OSError(refusal) from error
-    if listen.startswith(UNIX):
-        return listen
     return f"{listen.rpartition(':')[0]}:{port}"
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """Let new files and sockets belong to this user alone. A mode set after the socket is bound would come too late."""
+    previous = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(previous)
 
 
 def own_address(address: str) -> str:

@@ -40,8 +40,8 @@ from gavel_server.bus.registry import BUS_DEFAULT
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.intake.human_commands import reason_violations
-from gavel_server.rpc.access import AccessControl
 from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.services.reads.paging import fill, page_of
 
 if TYPE_CHECKING:

@@ -137,7 +137,10 @@ async def test_a_caller_on_a_unix_socket(world: World, tmp_path: Path) -> None:
 
 
 async def test_metadata(world: World) -> None:
-    """A method gets the caller's own metadata, text and bytes, sorted by key, repeated keys in their order; gRPC's keys are left out."""
+    """A method gets the caller's own metadata, text and bytes, sorted by key, repeated keys in their order.
+
+    The keys of gRPC, credentials and the keys of Gavel are left out, except the one that callers may set.
+    """
     await world.start("127.0.0.1:0")
     metadata = (
         ("traceparent", "00-1-2-01"),
@@ -146,8 +149,12 @@ async def test_metadata(world: World) -> None:
         ("many", "1"),
         ("some-bin", b"\x00\xff"),
         ("empty", ""),
+        ("gavel-handle", "1"),
+        ("gavel-secret", "guess"),
+        ("gavel-other-bin", b"x"),
+        ("gavel-bus-incarnation", "x"),
     )
-    expected = (metadata[2], metadata[5], metadata[1], metadata[3], metadata[4], metadata[0])
+    expected = (metadata[5], metadata[9], metadata[1], metadata[3], metadata[4], metadata[0])
     for method in ALL:
         assert expected == (await world.call(method, metadata=metadata, timeout=60.0))[3]
         assert () == (await world.call(method))[3]

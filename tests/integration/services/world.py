@@ -42,7 +42,7 @@ from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog
 from gavel_server.log.memory import MemoryLog
 from gavel_server.process.clock import GuardedClock
-from gavel_server.rpc.access import AccessControl
+from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.services.registration import register_services
 from google.protobuf.struct_pb2 import Struct

@@ -32,7 +32,7 @@ from gavel_client.rpc import calls
 from gavel_client.rpc.async_methods import AsyncMethods
 from gavel_client.rpc.backoff import RetryBudget
 from gavel_client.rpc.calls import CHANNEL_OPTIONS, WAIT_TIMEOUT_MS, StreamCall, UnaryCall
-from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
+from gavel_client.rpc.connection import INCARNATION_TIMEOUT_SECONDS, Connection, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -109,7 +109,10 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
         await self.close()
 
     def _open_channel(self, target: str) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        credentials = self._credentials.channel_credentials()
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(target, credentials, options=(*CHANNEL_OPTIONS, *self._credentials.channel_options()))
 
     async def _call(self, call: UnaryCall[Response]) -> Response:
         rpc, bus = self._rpc(call), call.bus
@@ -129,7 +132,7 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
         if rpc is None:
             return
         try:
-            answer = await rpc(GetStatusRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=INCARNATION_QUESTION)
+            answer = await rpc(GetStatusRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
             self._keep_incarnation(bus, answer)
         except grpc.RpcError as error:
             self._keep_incarnation(bus, error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import grpc
@@ -16,6 +16,7 @@ from gavel.v1.projection_service_pb2_grpc import ProjectionServiceStub
 
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.calls import StreamCall, UnaryCall
+from gavel_client.rpc.credentials import ClientCredentials, Credential, Metadata, Tls
 from gavel_client.rpc.errors import GavelError
 
 TARGET_DEFAULT: Final = "127.0.0.1:9090"
@@ -42,15 +43,25 @@ class Stream(NamedTuple):
 class Connection(ABC, Generic[Channel]):
     """A channel to one server, opened by the first call.
 
-    `target` is "HOST:PORT", "unix:PATH" or the caller's own channel (for TLS, interceptors, tests), which the caller closes.
+    `target` is "HOST:PORT", "unix:PATH" or the caller's own channel (for interceptors, tests), which the caller closes.
+    `tls` verifies the server: True or Tls(ca=...). `credentials` show who calls: a token, a function that returns one, a Certificate, or a
+    list of a certificate and a token. Without TLS a token is sent to loopback and Unix sockets only; ValueError otherwise.
     `bus` is the bus of every call that does not name one; empty means "default". `backoff` paces retries;
     `tries_max` limits the tries of a call, the first one included. By default its deadline does.
     """
 
     def __init__(
-        self, target: str | Channel = TARGET_DEFAULT, *, bus: str = "", backoff: Backoff | None = None, tries_max: int | None = None
+        self,
+        target: str | Channel = TARGET_DEFAULT,
+        *,
+        bus: str = "",
+        tls: Tls | bool | None = None,
+        credentials: Credential | Sequence[Credential] | None = None,
+        backoff: Backoff | None = None,
+        tries_max: int | None = None,
     ) -> None:
         self.bus = bus
+        self._credentials = ClientCredentials(target, tls, credentials)
         self._target = target
         self._backoff = backoff or Backoff()
         self._tries_max = tries_max
@@ -74,9 +85,21 @@ class Connection(ABC, Generic[Channel]):
         return call.rpc(self._stub(call.stub))
 
     def _metadata(self, bus: str) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of a call: the incarnation of the bus that this client knows. Another bus under the name refuses it."""
+        """Return the metadata of a call: the credentials, and the incarnation of the bus that this client knows.
+
+        Another bus under the name refuses the call.
+        """
         incarnation = self._incarnations.get(bus)
-        return ((BUS_INCARNATION_KEY, incarnation),) if incarnation else ()
+        own = self._own_metadata()
+        return (*own, (BUS_INCARNATION_KEY, incarnation)) if incarnation else own
+
+    def _own_metadata(self) -> Metadata:
+        """Return the metadata that shows who calls."""
+        return self._credentials.metadata()
+
+    def _question_metadata(self) -> Metadata:
+        """Return the metadata of the call that asks for the incarnation of a bus."""
+        return (*self._own_metadata(), *INCARNATION_QUESTION)
 
     def _status_rpc(self, bus: str) -> Any:
         """Return the method that tells the incarnation of a bus, or None if it is known or a call asks for it already."""

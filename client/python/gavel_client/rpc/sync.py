@@ -18,7 +18,7 @@ from gavel.v1.projection_service_pb2 import GetStatusRequest
 from gavel_client.rpc import calls
 from gavel_client.rpc.backoff import RetryBudget
 from gavel_client.rpc.calls import CHANNEL_OPTIONS, WAIT_TIMEOUT_MS, StreamCall, UnaryCall
-from gavel_client.rpc.connection import INCARNATION_QUESTION, INCARNATION_TIMEOUT_SECONDS, Connection, Stream
+from gavel_client.rpc.connection import INCARNATION_TIMEOUT_SECONDS, Connection, Stream
 from gavel_client.rpc.sync_methods import SyncMethods
 
 if TYPE_CHECKING:
@@ -80,7 +80,10 @@ class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
         self.close()
 
     def _open_channel(self, target: str) -> grpc.Channel:
-        return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        credentials = self._credentials.channel_credentials()
+        if credentials is None:
+            return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return grpc.secure_channel(target, credentials, options=(*CHANNEL_OPTIONS, *self._credentials.channel_options()))
 
     def _call(self, call: UnaryCall[Response]) -> Response:
         rpc, bus = self._rpc(call), call.bus
@@ -100,7 +103,7 @@ class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
         if rpc is None:
             return
         try:
-            answer = rpc(GetStatusRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=INCARNATION_QUESTION)
+            answer = rpc(GetStatusRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
             self._keep_incarnation(bus, answer)
         except grpc.RpcError as error:
             self._keep_incarnation(bus, error)

@@ -15,20 +15,32 @@ import (
 // end a forwarded call with an error of its own.
 const addedBytes = 1 << 10
 
-// PeerKey is the key of the caller's address in the metadata of a forwarded call (server/gavel_server/rpc/call_context.py). No caller can
-// set it.
-const PeerKey = "gavel-peer"
+// Keys in the metadata of a forwarded call (server/gavel_server/rpc/identity/authentication.py, call_context.py): the caller's address and handle, and
+// the secret of this start, by which the server knows the front. No caller can set a key with this prefix, except incarnationKey.
+const (
+	PeerKey   = "gavel-peer"
+	HandleKey = "gavel-handle"
+	SecretKey = "gavel-secret"
 
-// ReceivedKey is the key of the time at which the front received a forwarded call, in nanoseconds since the epoch. No caller can set it.
-const ReceivedKey = "gavel-received"
+	// The time at which the front received the call, in nanoseconds since the epoch.
+	ReceivedKey = "gavel-received"
 
-// IsOwn reports whether a key of metadata is the caller's own, and not one that gRPC or the front adds to every call.
+	prefix         = "gavel-"
+	incarnationKey = "gavel-bus-incarnation"
+)
+
+// AuthorizationKey is the key of a caller's token. Only the server's authenticators see it.
+const AuthorizationKey = "authorization"
+
+// IsOwn reports whether a key of metadata is the caller's own: not a credential, and not one that gRPC or the front adds to calls.
 func IsOwn(key string) bool {
 	switch key {
-	case "user-agent", "te", "content-type", PeerKey, ReceivedKey:
+	case "user-agent", "te", "content-type", AuthorizationKey:
 		return false
+	case incarnationKey:
+		return true
 	}
-	return !strings.HasPrefix(key, ":") && !strings.HasPrefix(key, "grpc-")
+	return !strings.HasPrefix(key, ":") && !strings.HasPrefix(key, "grpc-") && !strings.HasPrefix(key, prefix)
 }
 
 // Own returns the part of some metadata that is the caller's own.
@@ -42,11 +54,11 @@ func Own(all metadata.MD) metadata.MD {
 	return own
 }
 
-// size returns the size of a caller's own metadata as HTTP/2 counts it: each field's name and value, and 32 bytes.
+// size returns the size of a caller's own metadata and token as HTTP/2 counts it: each field's name and value, and 32 bytes.
 func size(all metadata.MD) int {
 	bytes := 0
 	for key, values := range all {
-		if !IsOwn(key) {
+		if !IsOwn(key) && key != AuthorizationKey {
 			continue
 		}
 		for _, value := range values {

@@ -13,8 +13,9 @@ import (
 
 // The byte layout of the link; server/gavel_server/front/frames.py describes it and is its copy in Python.
 const (
-	HeaderBytes        = 4 + 4 + 1 // content length, number, kind
-	requestHeaderBytes = 2 + 4 + 8 // caller length, remaining ms, received
+	HeaderBytes        = 4 + 4 + 1     // content length, number, kind
+	requestHeaderBytes = 2 + 4 + 8 + 4 // caller length, remaining ms, received, handle
+	HandleBytes        = 4 + 8         // handle, remaining ms of the credential
 	noDeadline         = math.MaxUint32
 )
 
@@ -25,14 +26,18 @@ const (
 	Serve    byte = 2
 	Stop     byte = 3
 	Ping     byte = 4
+	Revoke   byte = 5 // number: the handle; content: why
+	TLS      byte = 6
 )
 
 // Kinds of the front's frames besides the methods.
 const (
-	Cancel  byte = 252
-	Pong    byte = 253
-	Bound   byte = 254
-	Unbound byte = 255
+	Authenticate byte = 250
+	Forget       byte = 251 // number: the handle
+	Cancel       byte = 252
+	Pong         byte = 253
+	Bound        byte = 254
+	Unbound      byte = 255
 )
 
 // NewFrame returns a whole frame that is no request.
@@ -54,10 +59,11 @@ type Caller struct {
 	Received time.Time // when the call was received; zero: each request is received when its frame is made
 	encoded  []byte    // peer and metadata, as a frame holds them
 	deadline time.Time // zero: the call has none
+	handle   uint32    // of the credential; 0: none is needed
 }
 
 // NewCaller returns the caller of a call that was received at some time: its address, and its metadata, which headers.Check has allowed.
-func NewCaller(ctx context.Context, received time.Time, peer string, all metadata.MD) Caller {
+func NewCaller(ctx context.Context, received time.Time, peer string, all metadata.MD, handle uint32) Caller {
 	encoded := append(append(make([]byte, 0, 128), byte(len(peer))), peer...)
 	for key, values := range all {
 		if !headers.IsOwn(key) {
@@ -70,7 +76,7 @@ func NewCaller(ctx context.Context, received time.Time, peer string, all metadat
 		}
 	}
 	deadline, _ := ctx.Deadline()
-	return Caller{received, encoded, deadline}
+	return Caller{received, encoded, deadline, handle}
 }
 
 // NewRequest returns a request frame with room for a message of some bytes, and the part of the frame that is that room.
@@ -84,6 +90,7 @@ func (caller *Caller) NewRequest(messageBytes int) (frame []byte, message []byte
 		received = time.Now()
 	}
 	binary.LittleEndian.PutUint64(frame[HeaderBytes+6:], uint64(received.UnixNano()))
+	binary.LittleEndian.PutUint32(frame[HeaderBytes+14:], caller.handle)
 	copy(frame[HeaderBytes+requestHeaderBytes:], caller.encoded)
 	return frame, frame[start:]
 }

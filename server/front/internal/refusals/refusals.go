@@ -65,8 +65,14 @@ func Invalid(field string, description string) *status.Status {
 	})
 }
 
-func withDetails(refusal *status.Status, reason string, detail protoadapt.MessageV1) *status.Status {
-	detailed, err := refusal.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain}, detail)
+// Unauthenticated returns the refusal of a call whose credentials are missing, invalid or over.
+func Unauthenticated(message string) *status.Status {
+	return withDetails(status.New(codes.Unauthenticated, message), "UNAUTHENTICATED")
+}
+
+func withDetails(refusal *status.Status, reason string, details ...protoadapt.MessageV1) *status.Status {
+	info := &errdetails.ErrorInfo{Reason: reason, Domain: errorDomain}
+	detailed, err := refusal.WithDetails(append([]protoadapt.MessageV1{info}, details...)...)
 	if err != nil {
 		return refusal
 	}

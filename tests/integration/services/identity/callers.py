@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from gavel_rules.identity.principal import ANONYMOUS, Principal
+from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.interceptor import Interceptor
 
@@ -36,10 +37,11 @@ grants:
 class KnowingInterceptor(Interceptor):
     """Takes a caller's principal from its metadata; without one the caller is anonymous."""
 
-    def _context(self, method: str, context: Any) -> CallContext:
-        made = super()._context(method, context)
+    async def _begin(self, name: str, context: Any) -> CallContext:
+        made = await super()._begin(name, context)
         principal = principal_in(dict(context.invocation_metadata() or ()))
-        return CallContext(method, made._decoded, made._send_headers, principal=principal)
+        session = None if principal is ANONYMOUS else Session(principal)
+        return CallContext(name, made._decoded, made._send_headers, session=session)
 
 
 def principal_in(metadata: dict[str, str | bytes]) -> Principal:

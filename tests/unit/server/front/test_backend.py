@@ -67,7 +67,7 @@ class Caller:
         self, kind: int, number: int, message: bytes, caller: bytes, remaining_ms: int = NO_DEADLINE
     ) -> tuple[CallContext, Answer]:
         """Make a call as a caller; return its context and the callback by which the method answers."""
-        self.link.send(kind, number, REQUEST_HEADER.pack(len(caller), remaining_ms, RECEIVED_NS) + caller + message)
+        self.link.send(kind, number, REQUEST_HEADER.pack(len(caller), remaining_ms, RECEIVED_NS, 0) + caller + message)
         name, data, context, answer = await self.requests.get()
         assert (METHODS[kind], message) == (name, data)
         return context, answer

@@ -77,11 +77,27 @@ def serve(
     ] = None,
     quota_streams: Annotated[int | None, typer.Option(metavar="N", help="Open streams of one caller. Default: 256.")] = None,
     quota_subscriptions: Annotated[int | None, typer.Option(metavar="N", help="Open subscriptions of one caller. Default: 128.")] = None,
+    authentication: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHICH",
+            autocompletion=lambda: ["none", "required"],
+            help="Whether callers must be authenticated: none or required. Default: none.",
+        ),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate in PEM. Default: no TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of --tls-cert in PEM.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The authorities of client certificates in PEM; callers must present one.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file of `gavel token create`: callers with these tokens are accepted.")
+    ] = None,
     allow_unauthenticated_network: Annotated[
         bool | None,
         typer.Option(
             "--allow-unauthenticated-network",
-            help="Listen beyond this machine without authentication: anyone who reaches the port can act as any producer.",
+            help="Listen beyond this machine without authentication or without TLS, if the network is protected by other means.",
         ),
     ] = None,
     container: Annotated[
@@ -95,7 +111,8 @@ def serve(
 ) -> None:
     """Run a server in the foreground. It prints `gavel: ready on HOST:PORT` when it accepts calls.
 
-    SIGTERM, SIGINT or SIGHUP stops it: it answers the queued commands and exits with status 0.
+    SIGTERM, SIGINT or SIGHUP stops it: it answers the queued commands and exits with status 0. With files of certificates, keys or
+    tokens, SIGHUP loads them again instead.
 
     Most options can also be set in the environment (--log-level as GAVEL_LOG_LEVEL) or in the file of --config (as log_level). The
     command line takes precedence over the environment, and the environment over the file.
@@ -121,6 +138,11 @@ def serve(
         "quota_bytes_per_second": quota_bytes_per_second,
         "quota_streams": quota_streams,
         "quota_subscriptions": quota_subscriptions,
+        "authentication": authentication,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "token_file": token_file,
         "allow_unauthenticated_network": allow_unauthenticated_network,
         "container": container,
     }
@@ -129,7 +151,7 @@ def serve(
     from gavel_server.cli.rendering import output
 
     settings = settings_of_server.load(config, {name: value for name, value in options.items() if value is not None})
-    if not settings_of_server.is_local(settings.listen):
+    if not settings_of_server.is_local(settings.listen) and settings.authentication == "none":
         output.print_note(f"gavel: NO AUTHENTICATION on {settings.listen}: anyone who reaches it can act as any producer")
     if settings.is_unreachable:
         output.print_note(

@@ -1,0 +1,106 @@
+"""How a client knows its server and shows who it is: TLS, tokens and certificates."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+AUTHORIZATION_KEY: Final = "authorization"
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How the server's certificate is verified."""
+
+    ca: str | Path | None = None
+    """File with the authorities in PEM. None: those that gRPC trusts, the public ones."""
+    server_name: str = ""
+    """The name that the server's certificate must have. Empty: the host of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A client certificate. The files are read when the channel is opened."""
+
+    certificate: str | Path
+    """File with the certificate in PEM, followed by those between it and its authority."""
+    key: str | Path
+    """File with its private key in PEM."""
+
+
+TokenProvider = Callable[[], str]
+"""Returns the token for the next call, at once: it is called before each call, also on an event loop."""
+Credential = str | TokenProvider | Certificate
+"""A token, which is sent with each call, or a certificate, which is presented when a connection opens."""
+
+
+class ClientCredentials:
+    """The credentials of one client. Raises ValueError if they do not fit together or would be sent in the clear."""
+
+    def __init__(self, target: object, tls: Tls | bool | None, credentials: Credential | Sequence[Credential] | None) -> None:
+        given = _as_sequence(credentials)
+        certificates = [one for one in given if isinstance(one, Certificate)]
+        tokens = [one for one in given if not isinstance(one, Certificate)]
+        if len(certificates) > 1 or len(tokens) > 1:
+            raise ValueError("credentials has several tokens or several certificates; give at most one of each")
+        self._certificate: Final = certificates[0] if certificates else None
+        self._token: Final = tokens[0] if tokens else None
+        if tls is None:
+            tls = bool(certificates)  # a certificate is presented over TLS
+        self._tls: Final = Tls() if tls is True else tls or None
+        if not isinstance(target, str):
+            if self._tls is not None:
+                raise ValueError("tls and certificates belong to the channel that you have given; configure them there")
+            return
+        if certificates and self._tls is None:
+            raise ValueError("a certificate is presented over TLS; give tls=True or tls=Tls(...)")
+        if self._token is not None and self._tls is None and not is_local(target):
+            raise ValueError(f"the token could be read on the way to {target}; give tls=True or tls=Tls(ca=...)")
+
+    def metadata(self) -> Metadata:
+        """Return the metadata that shows who makes a call."""
+        if self._token is None:
+            return ()
+        token = self._token if isinstance(self._token, str) else self._token()
+        return ((AUTHORIZATION_KEY, f"Bearer {token}"),)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """Return the credentials of an encrypted channel; None: it is not encrypted. Raises OSError if a file cannot be read."""
+        if self._tls is None:
+            return None
+        ca = None if self._tls.ca is None else Path(self._tls.ca).read_bytes()
+        if self._certificate is None:
+            return grpc.ssl_channel_credentials(root_certificates=ca)
+        key, chain = Path(self._certificate.key).read_bytes(), Path(self._certificate.certificate).read_bytes()
+        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=chain)
+
+    def channel_options(self) -> tuple[tuple[str, Any], ...]:
+        """Return the options of the channel beside those of every client."""
+        if self._tls is None or not self._tls.server_name:
+            return ()
+        return (("grpc.ssl_target_name_override", self._tls.server_name),)
+
+
+def _as_sequence(credentials: Credential | Sequence[Credential] | None) -> Sequence[Credential]:
+    if credentials is None:
+        return ()
+    if isinstance(credentials, str | Certificate) or callable(credentials):
+        return (credentials,)
+    return credentials
+
+
+def is_local(target: str) -> bool:
+    """Whether only this machine can read what is sent to a target: a Unix socket or loopback."""
+    if target.startswith("unix:"):
+        return True
+    host = target.rpartition(":")[0].rpartition("/")[2].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

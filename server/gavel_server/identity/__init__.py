@@ -1,0 +1,1 @@
+"""Who calls: credentials of callers become principals, the same way on both transports."""

@@ -1,0 +1,178 @@
+"""The server's identity files and authenticator: loaded at the start, and loaded again when a file changes or on SIGHUP.
+
+A file that is invalid when it changes is logged and changes nothing: the state of before stays in force until the file is valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gavel_server.errors import GavelServerError
+from gavel_server.identity.refusals import IdentityFileError
+from gavel_server.identity.settings import IdentitySettings
+from gavel_server.identity.tokens import TokenAuthenticator, read_token_file
+from gavel_server.identity.unix_users import UserAuthenticator
+
+if TYPE_CHECKING:
+    from gavel_server.identity.authenticator import Authenticator
+    from gavel_server.identity.tls import TlsMaterial
+
+# Between two looks at the files.
+WATCH_SECONDS: Final = 1.0
+_Stamp = tuple[int, int, int] | None
+
+_LOG: Final = structlog.get_logger("gavel.identity")
+
+
+class IdentityError(GavelServerError):
+    """Callers cannot be authenticated as configured; the message says why."""
+
+
+class Identity:
+    """How a server knows its callers. `authenticator` is None without authentication, `tls` without TLS. Raises IdentityError."""
+
+    def __init__(self, settings: IdentitySettings) -> None:
+        self._settings: Final = settings
+        self._stamps = self._look()
+        self._reload: Final = asyncio.Event()
+        self._problem = ""
+        self._key_versions: list[int] = []
+        self.on_tls: list[Callable[[TlsMaterial], None]] = []
+        """Called with the new material after a change."""
+        try:
+            self.tls = self._read_tls()
+            self.authenticator = self._authenticator() if settings.authentication == "required" else None
+        except (IdentityFileError, ValueError) as error:
+            raise IdentityError(str(error)) from error
+        except OSError as error:
+            raise IdentityError(f"cannot read {error.filename}: {error.strerror}") from error
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there is anything to load again."""
+        return bool(self._paths() or self._settings.issuers)
+
+    @property
+    def wants_optional_certificates(self) -> bool:
+        """Whether callers may, and need not, present a client certificate."""
+        return self._settings.tls_client_ca is not None and self._settings.tls_client_certificate == "optional"
+
+    @property
+    def problem(self) -> str:
+        """Why a changed file is not in force, or ""."""
+        return self._problem
+
+    def reload(self) -> None:
+        """Load all files again soon, changed or not."""
+        self._reload.set()
+
+    async def watch_forever(self) -> None:
+        """Load files again when they change, and keys when they are old."""
+        while True:
+            try:
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._reload.wait()
+            except TimeoutError:
+                pass
+            stamps, is_asked = self._look(), self._reload.is_set()
+            self._reload.clear()
+            changed = stamps != self._stamps
+            if changed or is_asked:
+                self._stamps = stamps
+                await self._load(is_asked=is_asked)
+            await self._refresh_keys()
+
+    def _authenticator(self) -> Authenticator:
+        # Imported here: a server without authentication and TLS does not load the libraries of keys and certificates.
+        from gavel_server.identity.authenticator import Authenticator
+        from gavel_server.identity.json_web_tokens import JwtAuthenticator
+        from gavel_server.identity.mtls import CertificateAuthenticator
+
+        settings = self._settings
+        certificates = None
+        if settings.tls_client_ca is not None and self.tls is not None:
+            certificates = CertificateAuthenticator(settings.mtls_name, self.tls.authorities)
+        return Authenticator(
+            certificates,
+            JwtAuthenticator(settings.issuers) if settings.issuers else None,
+            TokenAuthenticator(read_token_file(settings.token_file)) if settings.token_file is not None else None,
+            UserAuthenticator(settings.unix_users),
+        )
+
+    async def _load(self, *, is_asked: bool) -> None:
+        problem = ""
+        try:
+            self._load_tls()
+            self._load_tokens()
+        except IdentityFileError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"cannot read {error.filename}: {error.strerror}"
+        authenticator = self.authenticator
+        ended = 0
+        if authenticator is not None:
+            if authenticator.json_web_tokens is not None:
+                for key_set in authenticator.json_web_tokens.key_sets.values():
+                    if is_asked or key_set.file is not None:
+                        await key_set.reload()
+            ended = authenticator.end_revoked()
+        self._problem = problem
+        if problem:
+            _LOG.error("identity.not_loaded", problem=problem, consequence="the files of before stay in force until this one is valid")
+        else:
+            _LOG.info("identity.loaded", sessions_ended=ended)
+
+    def _read_tls(self) -> TlsMaterial | None:
+        if self._settings.tls_cert is None:
+            return None
+        from gavel_server.identity.tls import load_tls
+
+        return load_tls(self._settings)
+
+    def _load_tls(self) -> None:
+        material = self._read_tls()
+        if material is None or material == self.tls:
+            return
+        self.tls = material
+        if self.authenticator is not None and self.authenticator.certificates is not None:
+            self.authenticator.certificates.use(material.authorities)
+        for take in self.on_tls:
+            take(material)
+
+    def _load_tokens(self) -> None:
+        path, authenticator = self._settings.token_file, self.authenticator
+        if path is not None and authenticator is not None and authenticator.tokens is not None:
+            authenticator.tokens.use(read_token_file(path))
+
+    async def _refresh_keys(self) -> None:
+        authenticator = self.authenticator
+        if authenticator is None or authenticator.json_web_tokens is None:
+            return
+        key_sets = authenticator.json_web_tokens.key_sets.values()
+        await asyncio.gather(*(key_set.refresh() for key_set in key_sets))
+        versions = [key_set.version for key_set in key_sets]
+        if versions != self._key_versions:  # a call may also have read them again
+            self._key_versions = versions
+            authenticator.end_revoked()
+
+    def _paths(self) -> list[Path]:
+        settings = self._settings
+        paths = [settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.token_file]
+        return [path for path in (*paths, *(issuer.jwks_file for issuer in settings.issuers)) if path is not None]
+
+    def _look(self) -> list[_Stamp]:
+        return [_stamp(path) for path in self._paths()]
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Return what changes when a file is written or replaced; None: there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

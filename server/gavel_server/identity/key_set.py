@@ -1,0 +1,167 @@
+"""The keys of one issuer of JWTs: a JSON Web Key Set (RFC 7517) from a URL or a file, cached.
+
+The set is read again after REFRESH_SECONDS, and at once when a token names a key that is not in it, though not more often than every
+RETRY_SECONDS: callers must not be able to make the server flood an issuer. While an issuer cannot be reached its keys serve for
+STALE_SECONDS, then none of its tokens is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+import structlog
+
+from gavel_server.identity.keys import Key
+from gavel_server.identity.refusals import unauthenticated
+
+# Not Final: tests change them.
+REFRESH_SECONDS = 300.0
+RETRY_SECONDS = 10.0
+STALE_SECONDS = 3600.0
+FETCH_SECONDS_MAX: Final = 5.0
+KEY_SET_BYTES_MAX: Final = 1024 * 1024
+KEYS_MAX: Final = 256
+_ASYMMETRIC: Final = frozenset({"RSA", "EC", "OKP"})
+
+_LOG: Final = structlog.get_logger("gavel.identity")
+
+
+class KeySetError(Exception):
+    """A key set cannot be had; the message says why."""
+
+
+class KeySet:
+    """The keys of an issuer. Either `url` or `file` is given."""
+
+    def __init__(self, issuer: str, *, url: str | None = None, file: Path | None = None) -> None:
+        self._issuer: Final = issuer
+        self._url: Final = url
+        self._file: Final = file
+        self._keys: dict[str, Key] = {}
+        self._version = 0
+        self._read_at = float("-inf")
+        self._tried_at = float("-inf")
+        self._lock: Final = asyncio.Lock()
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the keys, if they come from one."""
+        return self._file
+
+    @property
+    def version(self) -> int:
+        """A number that rises when the keys change."""
+        return self._version
+
+    async def key(self, key_id: str) -> Key:
+        """Return a key. Raises ServiceError UNAUTHENTICATED."""
+        await self.refresh()
+        if key_id not in self._keys:
+            await self._read(RETRY_SECONDS)
+        if not self._keys:
+            raise unauthenticated(
+                f"the keys of issuer {self._issuer} cannot be read now, so its tokens cannot be verified; try again later"
+            )
+        key = self._keys.get(key_id)
+        if key is None:
+            raise unauthenticated(f"the token's key (kid) is not among the keys of issuer {self._issuer}")
+        return key
+
+    def has(self, key_id: str, key: Key | None) -> bool:
+        """Whether tokens with this key are accepted."""
+        return key is not None and self._keys.get(key_id) == key
+
+    async def refresh(self) -> None:
+        """Read the set again if it is old; forget one that is too old."""
+        if time.monotonic() - self._read_at >= REFRESH_SECONDS:
+            await self._read(RETRY_SECONDS)
+
+    async def reload(self) -> None:
+        """Read the set again now."""
+        await self._read(0.0)
+
+    async def _read(self, pause_seconds: float) -> None:
+        """Read the set, unless another try is less than `pause_seconds` old. Callers that come meanwhile wait for it."""
+        async with self._lock:
+            now = time.monotonic()
+            if now - self._tried_at < pause_seconds:
+                return
+            self._tried_at = now
+            try:
+                self._use(_decode(await asyncio.to_thread(self._content)))
+                self._read_at = time.monotonic()
+            except (KeySetError, OSError) as error:
+                if now - self._read_at >= STALE_SECONDS:
+                    self._use({})
+                _LOG.error(
+                    "identity.keys_unavailable",
+                    issuer=self._issuer,
+                    problem=str(error),
+                    consequence=f"{len(self._keys)} keys of before are used" if self._keys else "no token of this issuer is accepted",
+                )
+            finally:
+                self._tried_at = time.monotonic()
+
+    def _content(self) -> bytes:
+        return _fetch(self._url) if self._url is not None else _read_file(self._file or Path())
+
+    def _use(self, keys: dict[str, Key]) -> None:
+        if keys != self._keys:
+            self._keys = keys
+            self._version += 1
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: they could lead away from https, or from the issuer."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request to follow."""
+
+
+def _fetch(url: str) -> bytes:
+    request = urllib.request.Request(url, headers={"accept": "application/json", "user-agent": "gavel"})  # noqa: S310  # settings check it
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=FETCH_SECONDS_MAX) as response:
+            content: bytes = response.read(KEY_SET_BYTES_MAX + 1)
+    except urllib.error.HTTPError as error:
+        raise KeySetError(f"{url} answered {error.code}") from None
+    except (OSError, ValueError) as error:
+        raise KeySetError(f"{url} cannot be fetched: {error}") from None
+    return content
+
+
+def _read_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(KEY_SET_BYTES_MAX + 1)
+
+
+def _decode(content: bytes) -> dict[str, Key]:
+    """Return the keys by id. Keys without an id, symmetric ones and those that are not for signatures are left out."""
+    if len(content) > KEY_SET_BYTES_MAX:
+        raise KeySetError(f"the key set is larger than {KEY_SET_BYTES_MAX} bytes")
+    try:
+        document = json.loads(content)
+        entries = document["keys"]
+    except (ValueError, KeyError, TypeError):
+        raise KeySetError("the key set is not a JSON Web Key Set: an object with the list keys") from None
+    if not isinstance(entries, list) or len(entries) > KEYS_MAX:
+        raise KeySetError(f"the key set has no list keys of at most {KEYS_MAX}")
+    keys: dict[str, Key] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("kty") not in _ASYMMETRIC or entry.get("use", "sig") != "sig" or "d" in entry:
+            continue
+        key_id, algorithm = entry.get("kid"), entry.get("alg", "")
+        if not isinstance(key_id, str) or not key_id or not isinstance(algorithm, str):
+            continue
+        try:
+            keys[key_id] = Key(jwt.PyJWK.from_dict(entry).key, algorithm)
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue  # of a kind that no accepted algorithm uses
+    return keys

@@ -1,0 +1,50 @@
+"""Names of principals and groups: limits, and names that no credential may give."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gavel_server.identity.refusals import unauthenticated
+
+NAME_CHARACTERS_MAX: Final = 256
+GROUPS_MAX: Final = 256
+# `uid:` names users of this machine, `group:` stands for groups in grants, `gavel:` for the server itself.
+RESERVED_PREFIXES: Final = ("uid:", "group:", "gavel:")
+RESERVED_NAMES: Final = frozenset({"anonymous"})
+
+
+def name_problem(name: object) -> str:
+    """Return why a value cannot be a principal's name, or ""."""
+    if not isinstance(name, str) or not name:
+        return "is missing or not a text"
+    if len(name) > NAME_CHARACTERS_MAX:
+        return f"is longer than {NAME_CHARACTERS_MAX} characters"
+    if not name.isprintable() or name != name.strip():
+        return "has characters that cannot be printed, or spaces around it"
+    if name.startswith(RESERVED_PREFIXES) or name in RESERVED_NAMES:
+        return f"is reserved; names must not begin with {', '.join(RESERVED_PREFIXES)} or be anonymous"
+    return ""
+
+
+def checked_name(name: object, what: str) -> str:
+    """Return a principal's name; `what` describes it. Raises ServiceError UNAUTHENTICATED."""
+    problem = name_problem(name)
+    if problem or not isinstance(name, str):
+        raise unauthenticated(f"{what} {problem}")
+    return name
+
+
+def checked_groups(groups: object, what: str) -> tuple[str, ...]:
+    """Return groups, sorted and each once. Raises ServiceError UNAUTHENTICATED."""
+    if groups is None:
+        return ()
+    if isinstance(groups, str):
+        groups = [groups]
+    if not isinstance(groups, list | tuple):
+        raise unauthenticated(f"{what} is not a list of texts")
+    if len(groups) > GROUPS_MAX:
+        raise unauthenticated(f"{what} has more than {GROUPS_MAX} groups")
+    for group in groups:
+        if not isinstance(group, str) or not 0 < len(group) <= NAME_CHARACTERS_MAX or not group.isprintable():
+            raise unauthenticated(f"{what} has a group that is not a text of 1 to {NAME_CHARACTERS_MAX} printable characters")
+    return tuple(sorted({*groups}))

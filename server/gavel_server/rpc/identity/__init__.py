@@ -1,0 +1,1 @@
+"""The interceptor's checks of callers: who they are, and whether they have the right that a call needs."""
