@@ -63,6 +63,7 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_CLOCK_SKEW: grpc.StatusCode.UNAVAILABLE,
     error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED: grpc.StatusCode.UNAVAILABLE,
     error_pb2.ERROR_REASON_SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    error_pb2.ERROR_REASON_CONSUMER_SILENT: grpc.StatusCode.ABORTED,
     error_pb2.ERROR_REASON_PROJECTION_BEHIND: grpc.StatusCode.UNAVAILABLE,
     error_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
     error_pb2.ERROR_REASON_NOT_IMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,

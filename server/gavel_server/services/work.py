@@ -73,7 +73,7 @@ class WorkServicer:
         sequencer = await self._buses.existing(opening.open.bus, context.bus_incarnation)
         try:
             async with self._groups.open(sequencer, settings, context.address) as stream:
-                settling = asyncio.create_task(_settle_all(requests, stream))
+                settling = asyncio.create_task(_settle_all(requests, stream, settings.silence_ms_max))
                 try:
                     yield ConsumeResponse(opened=ConsumerOpened(consumer=stream.consumer))
                     while (item := await stream.next()) is not None:
@@ -121,11 +121,19 @@ class WorkServicer:
         return ListConsumersResponse(consumers=[views.consumer(group) for group in await sequencer.log.work.groups()])
 
 
-async def _settle_all(requests: AsyncGenerator[ConsumeRequest, None], stream: WorkStream) -> None:
-    """Settle items as the consumer asks; end the stream when it sends no more, or something invalid."""
+async def _settle_all(requests: AsyncGenerator[ConsumeRequest, None], stream: WorkStream, silence_ms_max: int) -> None:
+    """Settle items as the consumer asks; end the stream when it sends no more, something invalid, or nothing for too long."""
+    limit = silence_ms_max / 1000 if silence_ms_max else None
     try:
-        async for request in requests:
+        while True:
+            async with asyncio.timeout(limit):
+                request = await anext(requests, None)
+            if request is None:
+                break
             _settle(request, stream)
+    except TimeoutError:
+        message = f"the consumer sent nothing for {silence_ms_max} ms, its silence_ms_max; others get its items; open the stream again"
+        stream.end(ServiceError(error_pb2.ERROR_REASON_CONSUMER_SILENT, message))
     except ServiceError as error:
         stream.end(error)
     else:
@@ -151,8 +159,8 @@ def _settle(request: ConsumeRequest, stream: WorkStream) -> None:
         reason = _reason(request.park.reason, "park.reason", violations)
         if not violations:
             stream.settle(number, reason=reason)
-    else:
-        violations.append(("action", "is not acknowledge, reject or park; only the first request of a stream is open"))
+    elif action != "heartbeat":
+        violations.append(("action", "is not acknowledge, reject, park or heartbeat; only the first request of a stream is open"))
     if violations:
         raise invalid(violations)
 
@@ -180,6 +188,9 @@ def _settings(opening: OpenConsumer) -> ConsumerSettings:
     ):
         if not 0 <= value <= maximum:
             violations.append((field, f"is not between 1 and {maximum} (0: {default})"))
+    shortest, longest = limits.CONSUMER_SILENCE_MS
+    if opening.silence_ms_max and not shortest <= opening.silence_ms_max <= longest:
+        violations.append(("open.silence_ms_max", f"is not between {shortest} and {longest} (0: no limit)"))
     if violations:
         raise invalid(violations)
     return ConsumerSettings(
@@ -188,6 +199,7 @@ def _settings(opening: OpenConsumer) -> ConsumerSettings:
         [*opening.action_types, *opening.kinds],
         opening.in_flight_max or limits.IN_FLIGHT_DEFAULT,
         opening.deliveries_max or limits.DELIVERIES_DEFAULT,
+        opening.silence_ms_max,
     )
 
 

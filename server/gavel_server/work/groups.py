@@ -21,13 +21,14 @@ _RETRY_AFTER_MS = 1_000
 
 
 class ConsumerSettings(NamedTuple):
-    """What a consumer asks for; the limits are not 0, and empty labels are all labels."""
+    """What a consumer asks for; the limits are not 0, except `silence_ms_max` (0: none), and empty labels are all."""
 
     queue: QueueName
     group: str
     labels: Collection[str]
     in_flight_max: int
     deliveries_max: int
+    silence_ms_max: int
 
 
 class WorkGroups:

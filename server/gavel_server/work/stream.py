@@ -101,7 +101,9 @@ class WorkStream:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of all items that the consumer holds, those that are being settled included."""
+        """The numbers of all items that the consumer holds, those that are being settled included; none once it has failed."""
+        if self._ending is not None:
+            return []  # a stream that cannot be written to may take long to end; others take its items
         return [*self._held, *(one.item.entry.sequence_number for one in (*self._settlements, *self._settling))]
 
     def push(self, item: Item) -> None:

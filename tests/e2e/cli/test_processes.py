@@ -138,7 +138,7 @@ def test_executor_and_fdr(tmp_path: Path) -> None:
 
 
 def test_executor_by_server_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given only --server, an executor finds the work queue in .gavel, the default directory of both commands."""
+    """Given only --server, an executor takes its work from the server."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "parcels.py").write_text(HANDLERS)
     with running("serve", "--listen", "127.0.0.1:0") as server:
@@ -165,16 +165,3 @@ def test_log_tail_waits_for_a_bus(shop: Server, bus: str) -> None:
         assert "parcel/1" in first_line(tail)
         status, _, err = stop(tail, signal.SIGINT)
         assert (130, "") == (status, err)
-
-
-@pytest.mark.parametrize("arguments", [("executor", "parcels.py"), ("fdr",)])
-def test_consumers_without_a_work_queue(shop: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
-    """Where .gavel has no embedded Redis, the message names the server and the options that locate its work queue."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "parcels.py").write_text(HANDLERS)
-    result = gavel(*arguments, "--server", shop.address)
-    sentence = (
-        f"gavel: the work queues of the server at {shop.address} are in its Redis, and .gavel has none: give the server's data directory "
-        "with --data DIR (GAVEL_DATA), or its Redis with --redis URL (GAVEL_REDIS)\n"
-    )
-    assert (1, "", sentence) == (result.returncode, result.stdout, result.stderr)

@@ -27,6 +27,7 @@ SERVICES = {
     "gavel.v1.ReplayService",
     "gavel.v1.RuleSetService",
     "gavel.v1.ToolService",
+    "gavel.v1.WorkService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",

@@ -11,6 +11,7 @@ from gavel.v1.work_service_pb2 import (
     AcknowledgeWork,
     ConsumeRequest,
     ConsumeResponse,
+    ConsumerHeartbeat,
     OpenConsumer,
     ParkWork,
     RejectWork,
@@ -62,6 +63,10 @@ class Consumer:
     def reject(self, item: WorkItem, delay_ms: int = 0, reason: str = "") -> None:
         """Return an item to the group."""
         self.send(ConsumeRequest(reject=RejectWork(item_id=item.item_id, delay_ms=delay_ms, reason=reason)))
+
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat."""
+        self.send(ConsumeRequest(heartbeat=ConsumerHeartbeat()))
 
     def park(self, item: WorkItem, reason: str = "") -> None:
         """Park an item."""

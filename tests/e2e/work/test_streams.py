@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -92,6 +93,28 @@ async def test_a_broken_stream_gives_back_its_items_at_once(clients: Clients) ->
     later = (await approve(clients[0], "parcel/2")).event_id
     async with consume(clients[1]) as second:
         assert {decision: 2, later: 1} == {item.envelope.event_id: item.delivery for item in await second.take(2)}
+
+
+async def test_a_silent_consumer_loses_its_items(clients: Clients) -> None:
+    """A consumer that promises heartbeats and sends none loses its stream and its items; one that sends them keeps both."""
+    approval = await approve(clients[0], "parcel/1")
+    async with consume(clients[0], silence_ms_max=1_000) as silent:
+        assert approval == (await silent.next()).envelope
+        async with consume(clients[1], silence_ms_max=5_000) as lively:
+            item = await lively.next()
+            assert (approval, 2) == (item.envelope, item.delivery)
+            with pytest.raises(GavelError) as refused:
+                await silent.next()
+            assert "CONSUMER_SILENT" == refused.value.reason
+            for _ in range(12):
+                lively.send_heartbeat()
+                await asyncio.sleep(0.5)
+            lively.acknowledge(item)
+
+            async def settled() -> bool:
+                return not (await clients[1].list_consumers()).consumers[0].pending
+
+            await poll(settled)
 
 
 async def test_a_rejected_item_comes_again_and_is_parked_in_the_end(clients: Clients) -> None:

@@ -61,7 +61,7 @@ async def test_unavailable_log(world: World, monkeypatch: pytest.MonkeyPatch) ->
         raise LogUnavailableError("cannot reach Redis")
 
     with monkeypatch.context() as outage:
-        for method in ("append", "head", "consumers", "durability"):
+        for method in ("append", "head", "durability"):
             outage.setattr(log, method, refuse)
         problem = await refusal(world.publish(fact("order/1", "order.status", "paid")))
         status = await world.projections.GetStatus(GetStatusRequest())

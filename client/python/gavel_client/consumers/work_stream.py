@@ -1,8 +1,8 @@
 """Work queues over gRPC: a consumer's entries come over streams of WorkService, so that it needs no access to Redis.
 
-The server delivers each entry to one consumer of the group, keeps it for the consumer while the stream is open, and delivers it again when
-the stream breaks. It counts deliveries and parks an entry that was delivered too often (`gavel work`). It also removes entries whose
-decisions have ended, so nothing here trims.
+The server delivers each entry to one consumer of the group, keeps it for the consumer while the stream is open and the consumer sends
+heartbeats, and delivers it again otherwise. It counts deliveries and parks an entry that was delivered too often (`gavel work`). It also
+removes entries whose decisions have ended, so nothing here trims.
 
 A stream holds as many entries as the consumer has slots. Entries that pause without a slot, for a retry or another executor's lease, would
 use up that number; further streams make up for them. A broken stream is opened again, for ever.
@@ -24,6 +24,7 @@ from gavel.v1.work_service_pb2 import (
     WORK_QUEUE_REQUESTS,
     AcknowledgeWork,
     ConsumeRequest,
+    ConsumerHeartbeat,
     OpenConsumer,
     RejectWork,
     WorkItem,
@@ -34,6 +35,7 @@ from gavel_client.consumers.work_queue import BLOCK_MS, BUS_DEFAULT, DECISIONS, 
 from gavel_client.rpc.backoff import BUS_POLL_MS, Backoff, is_transient, is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError, WorkQueueError, describe_error
+from gavel_client.timeouts import timeout
 
 REQUESTS: Final = "requests"
 NUMBER_OF_QUEUE: Final[dict[str, WorkQueue.ValueType]] = {
@@ -41,9 +43,10 @@ NUMBER_OF_QUEUE: Final[dict[str, WorkQueue.ValueType]] = {
     EXECUTIONS: WORK_QUEUE_EXECUTIONS,
     REQUESTS: WORK_QUEUE_REQUESTS,
 }
-# The server's limits: entries of one stream, and action types of one stream.
+# The server's limits of one stream: entries, action types, and how long its consumer may be silent.
 IN_FLIGHT_MAX: Final = 1_000
 ACTION_TYPES_MAX: Final = 64
+SILENCE_MS: Final = (1_000, 600_000)
 # An entry that could not be processed is delivered again after this time.
 POSTPONEMENT_MS_DEFAULT: Final = 30_000
 # How long a stream that ends may take to settle what was sent.
@@ -100,6 +103,8 @@ class WorkStream:
             kinds=kinds,
             in_flight_max=self._concurrency,
             deliveries_max=deliveries_max,
+            # A suspended process keeps its connection; it must not keep its entries.
+            silence_ms_max=min(max(min_idle_ms, SILENCE_MS[0]), SILENCE_MS[1]),
         )
         self._entries: asyncio.Queue[StreamEntry] = asyncio.Queue()
         self._holders: dict[str, _Stream] = {}  # by entry; the last stream that delivered it
@@ -117,7 +122,7 @@ class WorkStream:
         for stream in self._streams:
             stream.raise_fatal()
         try:
-            async with asyncio.timeout(BLOCK_MS / 1000):
+            async with timeout(BLOCK_MS / 1000):
                 while True:
                     entry = await self._entries.get()
                     if entry.stream.holds(entry.entry_id):
@@ -130,7 +135,9 @@ class WorkStream:
         return START, None
 
     async def heartbeat(self, entry_ids: Sequence[str]) -> None:
-        """Do nothing: an open stream is enough."""
+        """Show the server that this process is not suspended. It holds the entries for as long as a stream is open."""
+        for stream in self._streams:
+            stream.send_heartbeat()
 
     async def postpone(self, entry_id: str) -> None:
         """See WorkSource."""
@@ -199,6 +206,7 @@ class _Stream:
         self._held: set[str] = set()
         self._requests: asyncio.Queue[ConsumeRequest | None] = asyncio.Queue()
         self._was_open = False
+        self._is_open = False
         self._closing = False
         self._running = asyncio.create_task(self._run(), name=f"work stream {key}")
 
@@ -216,6 +224,11 @@ class _Stream:
         if entry_id in self._held:
             self._held.discard(entry_id)
             self._requests.put_nowait(request)
+
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat, once the stream is open."""
+        if self._is_open:
+            self._requests.put_nowait(ConsumeRequest(heartbeat=ConsumerHeartbeat()))
 
     def raise_fatal(self) -> None:
         """Raise WorkQueueError if the server has refused the settings."""
@@ -250,6 +263,7 @@ class _Stream:
                     if self._holders.get(entry_id) is self:
                         del self._holders[entry_id]
                 self._held = set()
+                self._is_open = False
                 self._requests = asyncio.Queue()
 
     def _judge(self, error: GavelError, failures: int) -> float | None:
@@ -278,7 +292,7 @@ class _Stream:
         async with aclosing(self._client.consume(sent())) as responses:
             async for response in responses:
                 if response.WhichOneof("item") == "opened":
-                    self._was_open = True
+                    self._was_open = self._is_open = True
                     if self.problem:
                         _logger.info("queue=%s stream open again", self._key)
                     self.problem = ""

@@ -82,7 +82,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
         (["replay", "--data", "/nonexistent"], "gavel: there is no log in /nonexistent; give the data directory"),
         (
             ["fdr", "--data", "/nonexistent"],
-            "gavel: the work queues of the server at 127.0.0.1:9 are in its Redis, and /nonexistent has none: give",
+            "gavel: /nonexistent has no embedded Redis with work queues; omit --data to",
         ),
     ],
 )

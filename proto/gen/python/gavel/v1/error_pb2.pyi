@@ -103,6 +103,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT. A grants document has mistakes; BadRequest lists each with line and column."""
     ERROR_REASON_BUS_EXISTS: _ErrorReason.ValueType  # 33
     """ALREADY_EXISTS. A bus of this name exists."""
+    ERROR_REASON_CONSUMER_SILENT: _ErrorReason.ValueType  # 34
+    """ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the prefix
@@ -190,4 +192,6 @@ ERROR_REASON_INVALID_GRANTS: ErrorReason.ValueType  # 32
 """INVALID_ARGUMENT. A grants document has mistakes; BadRequest lists each with line and column."""
 ERROR_REASON_BUS_EXISTS: ErrorReason.ValueType  # 33
 """ALREADY_EXISTS. A bus of this name exists."""
+ERROR_REASON_CONSUMER_SILENT: ErrorReason.ValueType  # 34
+"""ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

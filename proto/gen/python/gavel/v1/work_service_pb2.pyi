@@ -57,6 +57,7 @@ class ConsumeRequest(_message.Message):
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     REJECT_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenConsumer:
         """Open the stream."""
@@ -73,6 +74,10 @@ class ConsumeRequest(_message.Message):
     def park(self) -> Global___ParkWork:
         """The item cannot be processed; an operator has to look at it."""
 
+    @_builtins.property
+    def heartbeat(self) -> Global___ConsumerHeartbeat:
+        """The consumer is alive."""
+
     def __init__(
         self,
         *,
@@ -80,12 +85,13 @@ class ConsumeRequest(_message.Message):
         acknowledge: Global___AcknowledgeWork | None = ...,
         reject: Global___RejectWork | None = ...,
         park: Global___ParkWork | None = ...,
+        heartbeat: Global___ConsumerHeartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "action", b"action", "open", b"open", "park", b"park", "reject", b"reject"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "action", b"action", "heartbeat", b"heartbeat", "open", b"open", "park", b"park", "reject", b"reject"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "action", b"action", "open", b"open", "park", b"park", "reject", b"reject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "action", b"action", "heartbeat", b"heartbeat", "open", b"open", "park", b"park", "reject", b"reject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["open", "acknowledge", "reject", "park"]  # noqa: Y015
+    _WhichOneofReturnType_action: _TypeAlias = _typing.Literal["open", "acknowledge", "reject", "park", "heartbeat"]  # noqa: Y015
     _WhichOneofArgType_action: _TypeAlias = _typing.Literal["action", b"action"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_action) -> _WhichOneofReturnType_action | None: ...
 
@@ -104,6 +110,7 @@ class OpenConsumer(_message.Message):
     KINDS_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
     DELIVERIES_MAX_FIELD_NUMBER: _builtins.int
+    SILENCE_MS_MAX_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     queue: Global___WorkQueue.ValueType
@@ -114,6 +121,11 @@ class OpenConsumer(_message.Message):
     """Maximum number of items that are delivered and not settled, 1..1000. 0: 16."""
     deliveries_max: _builtins.int
     """Deliveries after which an item is parked, 1..1000. 0: 16."""
+    silence_ms_max: _builtins.int
+    """How long the consumer may send nothing, 1,000..600,000 ms; then the server ends the stream with CONSUMER_SILENT, and
+    others get its items. Send a heartbeat three times in that time. 0: no limit; a consumer that is suspended then keeps
+    its items until the connection breaks.
+    """
     @_builtins.property
     def action_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Action types to deliver, at most 64. Empty: all. Other items of the group are left to its other consumers."""
@@ -132,14 +144,32 @@ class OpenConsumer(_message.Message):
         kinds: _abc.Iterable[_builtins.str] | None = ...,
         in_flight_max: _builtins.int = ...,
         deliveries_max: _builtins.int = ...,
+        silence_ms_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "deliveries_max", b"deliveries_max", "group", b"group", "in_flight_max", b"in_flight_max", "kinds", b"kinds", "queue", b"queue"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "deliveries_max", b"deliveries_max", "group", b"group", "in_flight_max", b"in_flight_max", "kinds", b"kinds", "queue", b"queue", "silence_ms_max", b"silence_ms_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenConsumer: _TypeAlias = OpenConsumer  # noqa: Y015
+
+@_typing.final
+class ConsumerHeartbeat(_message.Message):
+    """ConsumerHeartbeat settles nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumerHeartbeat: _TypeAlias = ConsumerHeartbeat  # noqa: Y015
 
 @_typing.final
 class AcknowledgeWork(_message.Message):
