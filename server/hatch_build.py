@@ -68,7 +68,7 @@ COMPILED: Final = {
         "process/time_slice",
         "rpc/decoding",
         "rpc/framing",
-        "rpc/plain_methods",
+        "rpc/callback_methods",
         "rpc/wire",
         "services/arbitration",
         "services/batches/answers",

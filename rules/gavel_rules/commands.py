@@ -171,7 +171,7 @@ class Tick:
     """Fire the timers that are due, until they have made `limit` events. A contest closes as a whole.
 
     `unjudged` holds the event_ids of candidates that are left to a person without evaluation: a replay passes those that could not be
-    judged when their contest closed. `judgements` are those of the first contest, if they were made ahead (`contest.Hearing`).
+    judged when their contest closed. `judgements` are those of the first contest, if they were made ahead (`contest.EarlyJudging`).
     """
 
     limit: int

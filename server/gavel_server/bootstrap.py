@@ -47,10 +47,10 @@ from gavel_server.process.signals import stop_signals
 from gavel_server.process.telemetry.export import Export, start_export
 from gavel_server.process.telemetry.settings import TelemetryError, read_exports
 from gavel_server.reactors import Reactors
+from gavel_server.rpc.callback_methods import Method
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.listener import Listener
-from gavel_server.rpc.plain_methods import Method
 from gavel_server.rpc.reflection import Reflection
 from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SERVICES
 from gavel_server.rpc.telemetry.call_observer import CallObserver

@@ -17,9 +17,9 @@ from gavel_server.front.supervisor import FrontSupervisor
 from gavel_server.identity.handles import Handles
 from gavel_server.identity.identity import Identity
 from gavel_server.process.sockets import private_socket
+from gavel_server.rpc.callback_methods import Method
 from gavel_server.rpc.identity.authentication import SECRET_KEY, CallAuthentication
 from gavel_server.rpc.listener import Listener
-from gavel_server.rpc.plain_methods import Method
 from gavel_server.rpc.transport import UNIX, bind
 
 if TYPE_CHECKING:

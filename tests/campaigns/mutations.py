@@ -29,8 +29,8 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
+from gavel_server.rpc.callback_methods import Method, call
 from gavel_server.rpc.interceptor import Interceptor
-from gavel_server.rpc.plain_methods import Method, call
 from gavel_server.services.arbitration import Arbitration
 from google.protobuf.message import Message
 

@@ -200,7 +200,7 @@ def attempts_do_not_overlap(events: Sequence[Envelope]) -> Iterator[str]:
         late = event.agent_diagnostic.late_execution.execution
         running_attempt = running.get(late.decision_id)
         if running_attempt is not None and running_attempt.execution.attempt == late.attempt:
-            del running[late.decision_id]  # it reported, after a late report of an earlier attempt had called a person
+            del running[late.decision_id]  # it reported, after a late report of an earlier attempt had requested a human review
         if not event.HasField("execution"):
             continue
         execution = event.execution

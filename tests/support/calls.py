@@ -5,8 +5,8 @@ from __future__ import annotations
 from gavel.v1.arbitration_service_pb2 import DESCRIPTOR
 from gavel_server.errors import ServiceError
 from gavel_server.rpc.call_context import CallContext, Caller
+from gavel_server.rpc.callback_methods import call
 from gavel_server.rpc.interceptor import Interceptor
-from gavel_server.rpc.plain_methods import call
 from gavel_server.services.arbitration import Arbitration
 from google.protobuf.message import Message
 

@@ -64,7 +64,7 @@ def play_shared_traces(core: Core) -> None:
 
 
 def _reach_the_limit_together(core: Core) -> None:
-    """Both are refused until a person is called, and the person lets the trace go on."""
+    """Both are refused until a human review is requested, and the person lets the trace go on."""
     fact = core.fact("order.status", "delivered")
     first = core.propose([fact], trace_id="limit", amount=501, producer=OWNER)
     core.propose([fact], trace_id="limit", amount=502, producer=GUEST, causation_id=first.event_id)
@@ -118,7 +118,7 @@ def _compete(core: Core) -> None:
 
 
 def _carry_out(core: Core) -> None:
-    """Half-done work is compensated, a person is called, and the verdict begins the count anew."""
+    """Half-done work is compensated, a human review is requested, and the verdict begins the count anew."""
     fact = core.fact("order.status", "delivered", subject="order/5")
     approval = core.propose([fact], subject="order/5", trace_id="work", producer=OWNER)
     core.propose([fact], subject="order/5", trace_id="work", amount=900, producer=GUEST, causation_id=approval.event_id)

@@ -15,7 +15,7 @@ STORY = document(rejection_limit=3)
 def play_story() -> Core:
     """Play the story on a new bus: all kinds of events, timers that fired, open reviews."""
     core = Core(STORY)
-    # A trace is rejected until a person is called.
+    # A trace is rejected until a human review is requested.
     note = core.fact("k.note", "x")
     for _ in range(3):
         core.propose([note], trace_id="stubborn")

@@ -9,7 +9,7 @@ A PROPOSAL records the contest that it enters and what its citations resolve to.
 close looks nothing up in the log, even after a restart or on another server. A close is one timer that makes all its decisions in one
 commit; contests are bounded for that reason.
 
-Judging 64 candidates by costly rules takes long. A `Hearing` judges them ahead, one at a time, on the state that the close will find.
+Judging 64 candidates by costly rules takes long. A `EarlyJudging` judges them ahead, one at a time, on the state that the close will find.
 
 A bug in a close would reach no caller and would block the whole bus. A close therefore always ends: a candidate whose arbitration fails is
 left to a person (NOT_JUDGED); if the close itself fails, all candidates are. A replay cannot derive such a failure from the log. The log
@@ -93,7 +93,7 @@ def enter(recorder: Recorder, envelope: Envelope, approval: Decision, cited_even
     return ContestEntry(recorder.record(envelope, "proposal"))
 
 
-class Hearing:
+class EarlyJudging:
     """Judges the candidates of a contest that is due, ahead of its close, one with each `step`.
 
     `judgements` hold until the state changes. Their keys are 0, or the place of a shadow from 1 on, and the proposal's event_id. A
@@ -138,7 +138,7 @@ def close(
     """Decide every candidate of a contest that is due, the winner first.
 
     `unjudged` are the event_ids of candidates whose arbitration failed, as a replay knows from the log. `judgements` are those of a
-    Hearing.
+    EarlyJudging.
     """
     state = recorder.state
     mark, count = state.mark(), len(recorder.events)

@@ -1,7 +1,7 @@
 """From a proposal to exactly one decision: the walk through the table of stages (constitution §6).
 
 `arbitrate` is total and pure. The first stage that refuses gives the reason code. Nothing is approved by default: a proposal that cannot be
-evaluated is refused. `stages` holds the table, `verdict` fills decisions, `rejection_limit` calls a person after too many rejections.
+evaluated is refused. `stages` holds the table, `verdict` fills decisions, `rejection_limit` ends loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The limit of consecutive rejections, by class: at the limit a person is called, so no agent loops (constitution §5.6, §6.3)."""
+"""The limit of consecutive rejections, by class: at the limit a human review is requested, so no agent loops (constitution §5.6, §6.3)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def count_rejection(
     now_ms: int,
     actions: Sequence[CompiledAction],
 ) -> None:
-    """Count a rejection of a producer in a trace, and call a person if it reaches a limit."""
+    """Count a rejection of a producer in a trace, and request a human review if it reaches a limit."""
     outcome = decision.outcome
     if outcome == OUTCOME_APPROVED:
         return

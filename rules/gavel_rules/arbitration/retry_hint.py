@@ -114,7 +114,7 @@ def delay_retry(decision: Decision, retry_after_ms: int) -> None:
 
 
 def forbid_retry(decision: Decision) -> None:
-    """Make a refusal not retryable, because a person is called."""
+    """Make a refusal not retryable, because a human review is requested."""
     decision.retry_hint.retryable = False
 
 

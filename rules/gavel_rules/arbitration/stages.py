@@ -238,7 +238,7 @@ def check_projection_version(context: Context) -> bool:
 
 
 def check_contradictions(context: Context) -> bool:
-    """Call a person if observations read different values in a tool result that the evidence rests on (constitution §4.6)."""
+    """Request a human review if observations read different values in a tool result that the evidence rests on (constitution §4.6)."""
     return context.is_contradicted and _refuse(context, reason_codes.CONFLICTING_EVIDENCE)
 
 

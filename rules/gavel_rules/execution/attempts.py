@@ -43,7 +43,7 @@ def begin(recorder: Recorder, command: BeginExecution, references: References) -
     if live.phase == AWAITING_FACTS:
         return _refuse(reason_codes.REVOKED if live.is_revoked and not live.is_carried_out else reason_codes.ALREADY_FINISHED)
     if live.attempt in live.unreported_attempts and recorder.now_ms < live.lease_until_ms:
-        # Its executor may be at work, even if a person has been called meanwhile and grants another attempt.
+        # Its executor may be at work, even if a human review has been requested meanwhile and grants another attempt.
         return _refuse(reason_codes.ALREADY_RUNNING, live.lease_until_ms - recorder.now_ms)
     change = check_evidence(state, live, recorder.now_ms)
     if change is not None and live.phase == APPROVED:

@@ -20,7 +20,7 @@ from gavel_rules.state.records import LiveDecision
 
 
 def compensate(recorder: Recorder, live: LiveDecision, report: Envelope) -> None:
-    """Record the compensation of a partial execution, or call a person if there is none or its params are invalid."""
+    """Record the compensation of a partial execution, or request a human review if there is none or its params are invalid."""
     approval = live.decision.decision
     rule_set = recorder.state.rule_set_of(approval)
     compensation = rule_set.actions[approval.action_type].compensation if rule_set is not None else None

@@ -1,9 +1,9 @@
 """The life of an approved decision after its approval (constitution §4.4, §7).
 
 An approved decision is executing, then awaits the facts that its reports derive, then ends. It holds its conflict key until its execution
-is over, and a person is called if work may be half done. Leases are events, so that every replica and every replay knows them.
+is over, and a human review is requested if work may be half done. Leases are events, so that every replica and every replay knows them.
 
-Half-done work is compensated if the rule set declares how: see `compensation`. A compensation that nobody begins calls a person.
+Half-done work is compensated if the rule set declares how: see `compensation`. A compensation that nobody begins requests a human review.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEEDS_HUMAN_REVIEW: Final = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 
 
 def fire_timer(recorder: Recorder, live: LiveDecision) -> None:
-    """Expire an approval, or call a person for a lapsed lease or for a compensation that nobody begins."""
+    """Expire an approval, or request a human review for a lapsed lease or for a compensation that nobody begins."""
     if live.phase == APPROVED and not live.compensates:
         expired_id = derived_event_id(live.decision_id, live.sequence_number, "expired")
         record_later_decision(recorder, live, decision_pb2.OUTCOME_EXPIRED, reason_codes.APPROVAL_EXPIRED, live.decision, expired_id)

@@ -1,7 +1,7 @@
 """Reports of attempts, and what follows from them (constitution §7).
 
 A report of the running attempt is recorded as an EXECUTION; a later one, of an attempt that others have superseded, as a diagnostic. Both
-may call a person or record a compensation.
+may request a human review or record a compensation.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _record_report(recorder: Recorder, live: LiveDecision, envelope: Envelope) -
 
 
 def _record_late_report(recorder: Recorder, live: LiveDecision, envelope: Envelope) -> EventAnswer:
-    """Record a superseded attempt's report as a diagnostic with its event_id, and call a person: two attempts may have acted."""
+    """Record a superseded attempt's report as a diagnostic with its event_id, and request a human review: two attempts may have acted."""
     execution = envelope.execution
     execution.will_retry = False
     diagnostic = recorder.record_diagnostic(

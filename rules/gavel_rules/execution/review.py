@@ -115,7 +115,7 @@ def _approve(recorder: Recorder, review: Review, live: LiveDecision | None, caus
         decision.rule_set_digest = basis.rule_set_digest
         decision.rule_matches.extend(basis.rule_matches)
         if live is not None:
-            # One more attempt than the policy's limit. If nobody begins it in time, a person is called again.
+            # One more attempt than the policy's limit. If nobody begins it in time, a human review is requested again.
             decision.retry_policy.CopyFrom(live.decision.decision.retry_policy)
             decision.retry_policy.max_attempts = live.attempt + 1
             set_timestamp(decision.valid_until, recorder.now_ms + decision.retry_policy.human_takeover_after_ms)

@@ -16,7 +16,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.replay_service_pb2 import Divergence, FieldDifference
 from google.protobuf.message import DecodeError
 
-from gavel_rules.arbitration.contest import Hearing
+from gavel_rules.arbitration.contest import EarlyJudging
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.authorization import principal_of
 from gavel_rules.commands import Fault, Tick
@@ -55,17 +55,17 @@ class Recomputation:
         self._expected: deque[RecordedEvent] = deque()
         self._cited_events: dict[int, CitedEvent] = {}
         self._input: Envelope | None = None
-        self._hearing: Hearing | None = None
+        self._early_judging: EarlyJudging | None = None
         self.events = 0
         self.decisions = 0
         self.derived_facts = 0
 
-    def hearing(self, envelope_bytes: bytes) -> Hearing | None:
-        """Return the hearing of a contest that closes before this event, the next to be fed; None if none does.
+    def early_judging(self, envelope_bytes: bytes) -> EarlyJudging | None:
+        """Return the early judging of a contest that closes before this event, the next to be fed; None if none does.
 
         A caller that shares its thread may step it to the end before `feed`, which otherwise judges all candidates at once.
         """
-        self._hearing = None
+        self._early_judging = None
         if self._expected or not self.state.contests:
             return None
         try:
@@ -75,8 +75,8 @@ class Recomputation:
         now_ms = milliseconds(recorded.recorded_at)
         due = self.state.next_due(now_ms)
         if isinstance(due, OpenContest) and not unjudged_candidates(recorded):
-            self._hearing = Hearing(self.state, due, now_ms, evaluator(self.state, self.state.head + 1, self._engine))
-        return self._hearing
+            self._early_judging = EarlyJudging(self.state, due, now_ms, evaluator(self.state, self.state.head + 1, self._engine))
+        return self._early_judging
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> Envelope:
         """Recompute one event and return its recorded envelope.
@@ -111,8 +111,8 @@ class Recomputation:
         self.state.commit()
         number = recorded.sequence_number
         now_ms = milliseconds(recorded.recorded_at)
-        judgements = self._hearing.judgements if self._hearing is not None else {}
-        self._hearing = None
+        judgements = self._early_judging.judgements if self._early_judging is not None else {}
+        self._early_judging = None
         timers = handle(self.state, Tick(1, unjudged_candidates(recorded), judgements), now_ms=now_ms, engine=self._engine)
         if timers.events:
             self._input = timers.events[0].envelope

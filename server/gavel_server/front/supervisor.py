@@ -19,7 +19,7 @@ from gavel_server.front.backend import Backend
 from gavel_server.front.programs import command
 from gavel_server.process.background import new_supervisor
 from gavel_server.process.children import child_environment
-from gavel_server.rpc.plain_methods import Method
+from gavel_server.rpc.callback_methods import Method
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS
 
 if TYPE_CHECKING:

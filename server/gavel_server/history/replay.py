@@ -66,9 +66,9 @@ async def verify(
 
         async def before(envelope: bytes) -> None:
             await precompiler.before(recomputation.state, envelope)
-            hearing = recomputation.hearing(envelope)
+            early_judging = recomputation.early_judging(envelope)
             time_slice = call_slice(SLICE_EVENTS, INTERNAL)
-            while hearing is not None and hearing.step():
+            while early_judging is not None and early_judging.step():
                 await time_slice.spend(1)
 
         async for number in _pages(log, last, lambda record: feed(record.sequence_number, record.envelope), before):

@@ -24,7 +24,7 @@ OPEN_CONTESTS: Final = Gauge("gavel_open_contests", "Contests that wait for thei
 OPEN_REVIEWS: Final = Gauge("gavel_open_reviews", "Reviews that wait for a person.", ["bus"])
 REVIEW_AGE: Final = Gauge("gavel_oldest_review_age_seconds", "How long the oldest open review has waited; 0 if there is none.", ["bus"])
 LEASE_LAPSES: Final = Counter(
-    "gavel_lease_lapses", "Attempts whose lease lapsed without a report, when another one began or a person was called.", ["bus"]
+    "gavel_lease_lapses", "Attempts whose lease lapsed without a report, when another one began or a human review was requested.", ["bus"]
 )
 QUOTA_REFUSALS: Final = Counter("gavel_quota_refusals", "Calls that were refused because their caller had used up a quota.", ["quota"])
 COMMANDS_DROPPED: Final = Counter("gavel_commands_dropped", "Queued commands that were not decided because their caller had gone.", ["bus"])

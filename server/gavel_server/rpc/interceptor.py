@@ -28,12 +28,12 @@ from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
+from gavel_server.rpc.callback_methods import Answer, CallbackMethod, Method, Respond, Tasks, call
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.identity.authentication import CallAuthentication
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
-from gavel_server.rpc.plain_methods import Answer, Method, PlainMethod, Respond, Tasks, call
 from gavel_server.rpc.refusals import as_service_error, refuse
 from gavel_server.rpc.streaming import stream_answers
 from gavel_server.rpc.telemetry.call_observer import CallObserver, current
@@ -56,7 +56,7 @@ class HandlerRegistry(Protocol):
 
 
 class Interceptor:
-    """Registers services with a grpc.aio server so that every call passes here, and wraps plain methods for the native front's link."""
+    """Registers services with a grpc.aio server so that every call passes here, and wraps callback methods for the native front's link."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Interceptor:
         self._authentication: Final = authentication or CallAuthentication()
         self._closing: Final = asyncio.Event()
 
-    def intercept(self, service: ServiceDescriptor, methods: Mapping[str, PlainMethod]) -> dict[str, Method]:
-        """Return a service's plain methods, by name, as methods that never raise."""
+    def intercept(self, service: ServiceDescriptor, methods: Mapping[str, CallbackMethod]) -> dict[str, Method]:
+        """Return a service's callback methods, by name, as methods that never raise."""
         intercepted = {
             name: _intercept(f"{service.full_name}/{name}", method, self.quotas, self.access, _bus_number(service.methods_by_name[name]))
             for name, method in methods.items()
@@ -88,7 +88,7 @@ class Interceptor:
         return intercepted if observer is None else {name: _observe(method, observer) for name, method in intercepted.items()}
 
     def register_methods(self, server: HandlerRegistry, service: ServiceDescriptor, methods: Mapping[str, Method]) -> None:
-        """Serve intercepted plain methods over grpc.aio. A method with a stream of requests answers each request by itself."""
+        """Serve intercepted callback methods over grpc.aio. A method with a stream of requests answers each request by itself."""
         handlers = {
             name: (self._plain_stream if service.methods_by_name[name].client_streaming else self._plain_unary)(
                 f"{service.full_name}/{name}", method
@@ -262,7 +262,7 @@ class Interceptor:
         return handler
 
 
-def _intercept(name: str, method: PlainMethod, quotas: Quotas, access: AccessControl | None, bus_number: int) -> Method:
+def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: AccessControl | None, bus_number: int) -> Method:
     def intercepted(data: bytes, context: CallContext, answer: Answer) -> None:
         def respond(result: bytes | Exception) -> None:
             answer(refuse(name, result) if isinstance(result, Exception) else result)
@@ -283,9 +283,9 @@ def _intercept(name: str, method: PlainMethod, quotas: Quotas, access: AccessCon
 
 
 def _call_authorized(
-    access: AccessControl, name: str, method: PlainMethod, bus_number: int, data: bytes, context: CallContext, respond: Respond
+    access: AccessControl, name: str, method: CallbackMethod, bus_number: int, data: bytes, context: CallContext, respond: Respond
 ) -> None:
-    """Call a plain method if the caller has the right: at once if the bus is open, which it nearly always is. Raises ServiceError."""
+    """Call a callback method if the caller has the right: at once if the bus is open, which it nearly always is. Raises ServiceError."""
     try:
         bus = last_text_field(data, bus_number)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""ArbitrationService, the hot path: plain methods from the request's bytes to a command, and from the log's bytes to the answer's.
+"""ArbitrationService, the hot path: callback methods from the request's bytes to a command, and from the log's bytes to the answer's.
 
-grpc.aio and the native front call the same functions through the interceptor (`rpc/plain_methods`). They validate, queue a command and
+grpc.aio and the native front call the same functions through the interceptor (`rpc/callback_methods`). They validate, queue a command and
 frame its answer; the core decides.
 """
 
@@ -33,9 +33,9 @@ from gavel_server.intake.admission import admit_proposal
 from gavel_server.intake.envelope_validation import GROWTH_MAX
 from gavel_server.intake.human_commands import resolution, revocation
 from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.callback_methods import CallbackMethod, Respond, Tasks
 from gavel_server.rpc.decoding import BATCH_BYTES_AT_ONCE, SLICE_ITEMS, RequestDecoder
 from gavel_server.rpc.framing import decision_response, stream_response, vote_response
-from gavel_server.rpc.plain_methods import PlainMethod, Respond, Tasks
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.rpc.wire import text_field
@@ -68,7 +68,7 @@ class Arbitration:
         self._tasks: Final = Tasks()
         preflight = Preflight(buses, compiler)
         waiting = WaitDecision(buses)
-        self.methods: Final[Mapping[str, PlainMethod]] = {
+        self.methods: Final[Mapping[str, CallbackMethod]] = {
             "SubmitProposal": self._submit_proposal,
             "BatchSubmitProposals": self._batch_submit_proposals,
             "StreamProposals": self._stream_proposal,

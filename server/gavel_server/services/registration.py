@@ -10,9 +10,9 @@ from gavel_server.bus.registry import BusRegistry
 from gavel_server.compile.compiler import Compiler
 from gavel_server.fairness.work_slots import replay_slots
 from gavel_server.rpc import service_descriptors
+from gavel_server.rpc.callback_methods import Method
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
-from gavel_server.rpc.plain_methods import Method
 from gavel_server.services.administration import AdministrationServicer
 from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.event import EventServicer

@@ -220,7 +220,7 @@ async def test_compensation_survives_a_crash(tmp_path: Path) -> None:
 
 
 async def test_a_compensation_that_fails_goes_to_a_person(pair: tuple[Server, Server], new_bus_clients: Clients, bus: str) -> None:
-    """A PARTIAL report of a compensation calls a person; `gavel reviews` lists it, and its rejection frees the key."""
+    """A PARTIAL report of a compensation requests a human review; `gavel reviews` lists it, and its rejection frees the key."""
     first, second = new_bus_clients
     await open_bus(first, SAGA)
     approval = await approve(first, SUBJECT)

@@ -34,7 +34,7 @@ async def approve_and_begin(client: GavelClient) -> tuple[Envelope, BeginExecuti
 
 
 async def test_timers_due_while_the_server_was_down(tmp_path: Path) -> None:
-    """A server that was down when an approval expired and a lease lapsed ends the one and calls a person for the other.
+    """A server that was down when an approval expired and a lease lapsed ends the one and requests a human review for the other.
 
     Each event is recorded no earlier than it was due, and before any decision of the same time.
     """

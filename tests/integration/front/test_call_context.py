@@ -15,8 +15,8 @@ from gavel_server.front.frames import METHODS
 from gavel_server.front.programs import FrontSetting, native_program
 from gavel_server.front.supervisor import FrontSupervisor
 from gavel_server.rpc.call_context import CallContext, Metadata
+from gavel_server.rpc.callback_methods import Respond
 from gavel_server.rpc.interceptor import Interceptor
-from gavel_server.rpc.plain_methods import Respond
 from gavel_server.rpc.service_descriptors import ARBITRATION, EXECUTION, REPLAY
 from gavel_server.rpc.transport import bind, make_server
 

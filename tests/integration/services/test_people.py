@@ -24,7 +24,7 @@ COMMENT = fact_pb2.REVIEW_VERDICT_COMMENT
 
 
 async def under_review(world: World, subject: str = "order/1") -> Envelope:
-    """The decision that calls a person about a large refund."""
+    """The decision that requests a human review about a large refund."""
     status = await world.publish(fact(subject, "order.status", "delivered"))
     decision = await world.propose(proposal(subject, amount=5_000, cites=[status], trace_id=f"trace-{subject}"))
     assert decision.decision.outcome == REVIEW

@@ -39,6 +39,6 @@ def test_only_counting_codes_have_a_class() -> None:
 
 
 def test_calls_for_a_person_are_not_retryable() -> None:
-    """A first decision that calls a person is not retryable."""
+    """A first decision that requests a human review is not retryable."""
     reviews = [row for row in REASON_CODES if row.bearer is Bearer.FIRST_DECISION and Arms.TRACE_REVIEW in row.arms]
     assert [False] * 3 == [row.retryable for row in reviews]

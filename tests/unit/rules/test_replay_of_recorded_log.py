@@ -32,7 +32,7 @@ def test_every_decision_recomputes(bus: str) -> None:
 
 
 def test_shared_traces_recompute() -> None:
-    """By version 2 the refusals of a guest count against the owner of a trace, so the owner's second rejection calls a person."""
+    """By version 2 the refusals of a guest count against the owner of a trace, so the owner's second rejection requests a human review."""
     recomputation = replay_log(SHARED_BUS, SHARED_LOG)
     assert (len(SHARED_LOG), 2) == (recomputation.events, recomputation.state.arbiter_version)
     first, guests, second = (event.decision for event in decisions_of(SHARED_LOG)[:3])

@@ -107,7 +107,7 @@ class RetryPart(Part):
     backoff_max_ms: Annotated[int, Field(ge=0, le=BACKOFF_MS_MAX)] = 30_000
     """The longest pause, in milliseconds."""
     human_takeover_after_ms: Milliseconds = 600_000
-    """If attempts are left, how long after the lapse of a lease a person is called, in milliseconds."""
+    """If attempts are left, how long after the lapse of a lease a human review is requested, in milliseconds."""
 
 
 class VersionsPart(Part):
@@ -133,7 +133,7 @@ class CompensationPart(Part):
 
 
 class RejectionLimitsPart(Part):
-    """The number of consecutive rejections at which a person is called, for each class of reason codes."""
+    """The number of consecutive rejections at which a human review is requested, for each class of reason codes."""
 
     evidence: RejectionLimit | None = None
     """The limit of rejections for lack of evidence."""
@@ -170,7 +170,7 @@ class ActionPart(Part):
     decision_ttl_ms: Milliseconds = DECISION_TTL_MS_DEFAULT
     """How long after its approval the action may be started, in milliseconds."""
     rejection_limit: RejectionLimit | None = None
-    """The number of consecutive rejections of a producer in a trace at which a person is called. Default: 3."""
+    """The number of consecutive rejections of a producer in a trace at which a human review is requested. Default: 3."""
     rejection_limits: RejectionLimitsPart | None = None
     """Limits of single classes of rejections. A class with a limit counts by itself; `rejection_limit` covers the others."""
     score: ExpressionText | None = None
@@ -178,7 +178,7 @@ class ActionPart(Part):
     contest_window_ms: Annotated[int, Field(ge=0, le=CONTEST_WINDOW_MS_MAX)] = 0
     """How long to wait for proposals that compete for a free conflict key, in milliseconds, at most a day. 0: not at all."""
     compensation: CompensationPart | None = None
-    """The action that repairs a half-done execution. Without it a person is called."""
+    """The action that repairs a half-done execution. Without it a human review is requested."""
     retry: RetryPart = RetryPart()
     """How executors may retry. Default: not at all."""
     review: ReviewPart | None = None

@@ -16,7 +16,7 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.decision_pb2 import ENGINE_RETE
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_rules.arbitration.contest import Hearing
+from gavel_rules.arbitration.contest import EarlyJudging
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.commands import Answer, BeginExecution, Failure, Fault, Handled, LeasedAttempt, Tick
 from gavel_rules.decider import handle
@@ -62,7 +62,7 @@ class DecidedBatch(NamedTuple):
     answers: list[tuple[Request, Answer]]
     alarm_candidates: list[Envelope]  # of the envelopes: decisions that approve nothing, and diagnostics
     execution_count: int
-    lease_lapses: int  # attempts whose lease lapsed: another one began, or a person was called
+    lease_lapses: int  # attempts whose lease lapsed: another one began, or a human review was requested
     mark: int  # `State.undo` to this mark takes the batch back
     end: int  # `State.commit` to this position keeps the batch
 
@@ -99,10 +99,10 @@ class BatchDecision:
                 return
             tick = Tick(1)
             if isinstance(due, OpenContest):
-                hearing = Hearing(state, due, now_ms, evaluator(state, state.head + 1, ENGINE_RETE))
-                while hearing.step():
+                early_judging = EarlyJudging(state, due, now_ms, evaluator(state, state.head + 1, ENGINE_RETE))
+                while early_judging.step():
                     yield
-                tick.judgements = hearing.judgements
+                tick.judgements = early_judging.judgements
             elif isinstance(due, LiveDecision) and due.is_running:
                 self._lease_lapses += 1
             handled = handle(state, tick, now_ms=now_ms)

@@ -45,7 +45,7 @@ _LOST: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 _FIXED_OPTIONS: Final = ("protocol", "decode_responses", "socket_timeout", "timeout", "retry_on_timeout", "health_check_interval")
 
 
-class Link:
+class NetworkPath:
     """The state of the network path to one Redis, shared by its connection pools.
 
     After a silence of the network, connections may be dead without a sign, and a call on one of them would wait for its whole timeout.
@@ -94,12 +94,12 @@ class ConnectionPool:
         url: str,
         timeout_ms: int,
         connections_max: int,
-        link: Link | None = None,
+        link: NetworkPath | None = None,
         greeting: Sequence[Command] = (),
         check: Callable[[list[Any]], str] = lambda _: "",
     ) -> None:
         self.address = mask_url(url)
-        self._link = link or Link()
+        self._link = link or NetworkPath()
         self._greeting = greeting
         self._check = check
         self._timeout_seconds = timeout_ms / 1000
@@ -241,7 +241,7 @@ class Connections:
 
     def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT, *, accept_volatile: bool = True) -> None:
         self.timeout_ms = timeout_ms
-        link = Link()
+        link = NetworkPath()
         checks: tuple[Sequence[Command], Callable[[list[Any]], str]] = ((), lambda _: "") if accept_volatile else (COMMANDS, volatility)
         self.appends = ConnectionPool(url, timeout_ms, APPEND_CONNECTIONS_MAX, link, *checks)
         self.reads = ConnectionPool(url, timeout_ms, READ_CONNECTIONS_MAX, link)

@@ -119,7 +119,7 @@ def test_timers_fire_by_due_time_and_sequence_number() -> None:
     core = Core(document())
     approvals = [core.approve(f"order/{number}", trace_id=f"t{number}") for number in range(3)]
     core.pass_time(500)
-    core.start(approvals[1], lease_ms=4_000)  # calls a person at 500 + 4000 + 5000
+    core.start(approvals[1], lease_ms=4_000)  # requests a human review at 500 + 4000 + 5000
     expiries = core.tick(20_000)
     in_order = [approvals[1].event_id, approvals[0].event_id, approvals[2].event_id]
     assert in_order == [event.decision.previous_decision_id for event in expiries]

@@ -1,4 +1,4 @@
-"""The rejection limit: what counts, when a person is called, what resets the count (constitution §5.6, §6.3)."""
+"""The rejection limit: what counts, when a human review is requested, what resets the count (constitution §5.6, §6.3)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def refuse(core: Core, fact: Envelope, producer: Producer, amount: float) -> Dec
 
 
 def test_each_producer_has_its_own_count(core: Core) -> None:
-    """Rejections count against the producer that they refuse, and its count alone calls a person."""
+    """Rejections count against the producer that they refuse, and its count alone requests a human review."""
     fact = deliver(core)
     decisions = [refuse(core, fact, producer, 500 + number) for number, producer in enumerate([GUEST, OWNER] * 3)]
     assert [1, 1, 2, 2, 3, 3] == [decision.consecutive_rejections for decision in decisions]

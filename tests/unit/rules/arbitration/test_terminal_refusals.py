@@ -132,7 +132,7 @@ def test_a_fact_that_params_choose_is_not_certain() -> None:
 
 
 def test_at_the_limit_it_is_a_review_and_still_terminal() -> None:
-    """A terminal refusal that reaches the rejection limit calls a person and is terminal too; both notices are in its commit."""
+    """A terminal refusal that reaches the rejection limit requests a human review and is terminal too; both notices are in its commit."""
     core = Core(document(rejection_limit=1))
     assert (REVIEW, reason_codes.REJECTION_LIMIT, True) == verdict(core.decide([core.fact("order.status", "cancelled")]))
     assert ["NeedsHumanReview", "NoFeasibleProposal"] == [event.event_name for event in core.events[-2:]]

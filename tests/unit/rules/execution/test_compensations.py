@@ -1,4 +1,4 @@
-"""Compensations: half-done work is compensated in the same commit, or a person is called (constitution §4.7.3, §7)."""
+"""Compensations: half-done work is compensated in the same commit, or a human review is requested (constitution §4.7.3, §7)."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_params_are_expressions() -> None:
     ],
 )
 def test_invalid_params_call_a_person(params: dict[str, str], refunded: object, warning: tuple[str, str]) -> None:
-    """If an expression has no value, or the params do not fit the declared schema, a person is called, with the problem."""
+    """If an expression has no value, or the params do not fit the declared schema, a human review is requested, with the problem."""
     core = Core(bus_with_compensation({"action": UNDO, "params": params}))
     report = report_partial(core, refunded)
     decision = core.events[-1].decision
@@ -175,7 +175,7 @@ def test_params_that_are_too_large_call_a_person() -> None:
 
 
 def test_without_a_compensation_a_person_is_called() -> None:
-    """Without a declared compensation, PARTIAL calls a person with PARTIAL_EXECUTION."""
+    """Without a declared compensation, PARTIAL requests a human review with PARTIAL_EXECUTION."""
     core = Core(document())
     report_partial(core)
     assert (REVIEW, reason_codes.PARTIAL_EXECUTION) == (core.events[-1].decision.outcome, core.events[-1].decision.reason_code)
@@ -250,7 +250,7 @@ def abandoned_compensation(core: Core) -> tuple[Envelope, Envelope, Envelope]:
 
 
 def test_compensation_that_is_not_begun_calls_a_person() -> None:
-    """A compensation that nobody began in time calls a person once; the key stays held and no attempt may begin."""
+    """A compensation that nobody began in time requests a human review once; the key stays held and no attempt may begin."""
     core = Core(bus_with_compensation())
     report = report_partial(core)
     core.derive(report)
@@ -328,7 +328,7 @@ def test_rejecting_the_review_of_a_compensation_that_was_not_begun() -> None:
     ],
 )
 def test_failed_compensation_calls_a_person(reports: list[Any], reason_code: str) -> None:
-    """A compensation with a final status other than SUCCESS calls a person, and the key stays held."""
+    """A compensation with a final status other than SUCCESS requests a human review, and the key stays held."""
     core = Core(bus_with_compensation())
     report = report_partial(core)
     core.derive(report)
@@ -417,7 +417,7 @@ def test_a_granted_attempt_that_fails_calls_again() -> None:
 
 
 def test_granted_attempt_that_is_not_begun_calls_again() -> None:
-    """If nobody begins a granted attempt in time, a person is called again, as for any execution."""
+    """If nobody begins a granted attempt in time, a human review is requested again, as for any execution."""
     core = Core(bus_with_compensation())
     _, _, review = failed_compensation(core)
     core.resolve(review, REVIEW_VERDICT_APPROVE)
@@ -460,7 +460,7 @@ def late_and_compensated(core: Core) -> tuple[Envelope, Envelope, Envelope]:
 
 
 def test_late_report_during_a_compensation() -> None:
-    """A late report on the compensated decision calls a person; the compensation continues and holds the key until both are done."""
+    """A late report on the compensated decision requests a human review; the compensation goes on and holds the key until both are done."""
     core = Core(bus_with_compensation())
     compensation, report, review = late_and_compensated(core)
     core.derive(report)
@@ -486,7 +486,7 @@ def test_rejecting_a_late_report_leaves_the_key_with_the_compensation() -> None:
 
 
 def test_a_late_report_of_a_compensation() -> None:
-    """A late report of a superseded attempt at the compensation calls a person, as for any execution."""
+    """A late report of a superseded attempt at the compensation requests a human review, as for any execution."""
     core = Core(bus_with_compensation())
     compensation = compensation_of(core, report_partial(core))
     first = core.start(compensation, lease_ms=1_000)

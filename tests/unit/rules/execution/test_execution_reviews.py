@@ -152,7 +152,7 @@ def test_projection_shows_the_time_of_a_grant() -> None:
 
 
 def test_the_granted_attempt_is_the_last() -> None:
-    """If the granted attempt fails too, a person is called again and may grant another one."""
+    """If the granted attempt fails too, a human review is requested again and may grant another one."""
     core = single_attempt_bus()
     approval, review = fail_only_attempt(core)
     for attempt in (2, 3):
@@ -166,7 +166,7 @@ def test_the_granted_attempt_is_the_last() -> None:
 
 
 def test_grant_allows_one_attempt() -> None:
-    """A grant is for one attempt even if the policy has attempts left; after it a person is called again."""
+    """A grant is for one attempt even if the policy has attempts left; after it a human review is requested again."""
     core = Core(document(retry={"max_attempts": 5, "human_takeover_after_ms": TAKEOVER_MS}))
     approval = core.approve()
     core.start(approval)
@@ -179,7 +179,7 @@ def test_grant_allows_one_attempt() -> None:
 
 
 def test_grant_that_is_not_begun_calls_again() -> None:
-    """A grant does not hold the key for ever: after the takeover time a person is called again, each time by an event of its own."""
+    """A grant does not hold the key for ever: after the takeover time a human review is requested again, each time by its own event."""
     core = single_attempt_bus()
     approval = core.approve()
     core.start(approval)
@@ -211,7 +211,7 @@ def test_a_grant_needs_the_evidence() -> None:
 
 
 def test_facts_that_change_after_a_grant() -> None:
-    """The granted attempt rests on the evidence of the grant: if that changes before it begins, a person is called again."""
+    """The granted attempt rests on the evidence of the grant: if that changes before it begins, a human review is requested again."""
     core = single_attempt_bus()
     approval, review = fail_only_attempt(core)
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_ending_an_execution_that_awaits_facts() -> None:
 
 
 def test_a_report_after_the_grant() -> None:
-    """An attempt may report after a person has granted another one: the report is recorded as late and calls a person."""
+    """An attempt may report after a person has granted another one: the report is recorded as late and requests a human review."""
     core = single_attempt_bus()
     approval = core.approve()
     attempt = core.start(approval)

@@ -58,7 +58,7 @@ def finish_decision(core: Core) -> tuple[Envelope, Envelope]:
 
 
 def last_request(core: Core) -> tuple[str, str]:
-    """Return the reason code and the decision of the log's last event, which calls a person."""
+    """Return the reason code and the decision of the log's last event, which requests a human review."""
     event = core.events[-1]
     assert REVIEW == event.decision.outcome, event
     return event.decision.reason_code, event.decision.previous_decision_id
@@ -68,7 +68,7 @@ def last_request(core: Core) -> tuple[str, str]:
 
 
 def test_report_after_the_end_is_recorded_and_calls_a_person() -> None:
-    """A late report is recorded whole and calls a person, and the key is held again during the review."""
+    """A late report is recorded whole and requests a human review, and the key is held again during the review."""
     core = patient()
     approval, first = finish_decision(core)
     assert {} == core.state.conflict_keys
@@ -200,7 +200,7 @@ def test_ended_decision_is_forgotten_after_a_day() -> None:
 
 
 def test_every_attempt_may_report_late() -> None:
-    """Of several superseded attempts, the second to report is recorded during the review of the first, or calls a person again."""
+    """Of several superseded attempts, the second to report is recorded during the review of the first, or requests a human review again."""
     core = patient(4)
     approval = core.approve()
     attempts = []
@@ -313,7 +313,7 @@ def test_granted_attempt_waits_for_a_running_lease() -> None:
 
 @pytest.mark.parametrize("granted", [False, True])
 def test_aborted_beside_a_silent_attempt_calls_a_person(granted: bool) -> None:
-    """ABORTED while another attempt has begun and never reported calls a person, and the key stays held."""
+    """ABORTED while another attempt has begun and never reported requests a human review, and the key stays held."""
     core = patient(1 if granted else 2)
     if granted:
         approval = core.approve()
@@ -350,7 +350,7 @@ def test_success_ends_the_decision_despite_silent_attempts() -> None:
 
 
 def test_partial_report_beside_a_silent_attempt() -> None:
-    """PARTIAL beside a silent attempt leads to a compensation and calls a person; the key is held until both are done."""
+    """PARTIAL beside a silent attempt leads to a compensation and requests a human review; the key is held until both are done."""
     core = patient(compensation={"action": "refund.reverse", "params": {}})
     approval, first, second = take_over(core)
     report = core.report(second, PARTIAL, OTHER_EXECUTOR)
@@ -387,7 +387,7 @@ def test_late_report_of_an_ended_decision_during_its_compensation() -> None:
 
 
 def test_partial_report_without_a_compensation_calls_once() -> None:
-    """If PARTIAL has called a person already, the silent attempt does not call a second time."""
+    """If PARTIAL has requested a human review already, the silent attempt does not request another."""
     core = patient()
     _, _, second = take_over(core)
     core.report(second, PARTIAL, OTHER_EXECUTOR)
@@ -396,7 +396,7 @@ def test_partial_report_without_a_compensation_calls_once() -> None:
 
 
 def test_late_report_of_an_ended_compensation() -> None:
-    """A late report of an ended compensation calls a person, because it may have been carried out twice; the key is held."""
+    """A late report of an ended compensation requests a human review, because it may have been carried out twice; the key is held."""
     core = patient(compensation={"action": "refund.reverse", "params": {}})
     report = core.report(core.start(core.approve()), PARTIAL)
     compensation = core.events[-1]

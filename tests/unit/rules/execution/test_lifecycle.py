@@ -18,7 +18,7 @@ WRONG_STATE = error_pb2.ERROR_REASON_WRONG_STATE
 
 
 def last_review(core: Core) -> tuple[str, str]:
-    """Return the reason code and the decision of the log's last event, which calls a person."""
+    """Return the reason code and the decision of the log's last event, which requests a human review."""
     event = core.events[-1]
     assert ("HumanReviewRequested", REVIEW) == (event.event_name, event.decision.outcome)
     return event.decision.reason_code, event.decision.previous_decision_id
@@ -187,7 +187,7 @@ def test_a_first_start_is_refused_when_the_facts_no_longer_hold(change: Any, rea
 @pytest.mark.parametrize(("change", "reason_code", "named"), CHANGES)
 @pytest.mark.parametrize("first", ["failed", "lapsed"])
 def test_a_retry_after_a_change_calls_a_person(change: Any, reason_code: str, named: str, first: str) -> None:
-    """After a first attempt, work may be half done: changed facts call a person with RETRY_FACTS_CHANGED, and the key stays held.
+    """After a first attempt, work may be half done: changed facts request a human review with RETRY_FACTS_CHANGED, and the key stays held.
 
     A warning names the changed facts.
     """

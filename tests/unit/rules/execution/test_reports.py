@@ -35,7 +35,7 @@ WRONG_STATE = error_pb2.ERROR_REASON_WRONG_STATE
 
 
 def last_review(core: Core) -> tuple[str, str]:
-    """Return the reason code and the decision of the log's last event, which calls a person."""
+    """Return the reason code and the decision of the log's last event, which requests a human review."""
     event = core.events[-1]
     assert ("HumanReviewRequested", REVIEW) == (event.event_name, event.decision.outcome)
     return event.decision.reason_code, event.decision.previous_decision_id
@@ -115,7 +115,7 @@ def test_a_lapsed_lease_can_be_taken_over() -> None:
     ("attempts", "waited_ms", "reason_code"), [(1, 5_000, reason_codes.EXECUTION_ABANDONED), (2, 0, reason_codes.ATTEMPTS_EXHAUSTED)]
 )
 def test_a_lapsed_lease_calls_a_person(attempts: int, waited_ms: int, reason_code: str) -> None:
-    """A person is called at the lapse of the last attempt's lease; with attempts left `human_takeover_after_ms` later; never earlier."""
+    """A review is requested at the lapse of the last attempt's lease; with attempts left `human_takeover_after_ms` later; never earlier."""
     core = Core(document())
     approval = core.approve()
     for _ in range(attempts - 1):
@@ -171,7 +171,7 @@ def test_a_report_is_completed_by_the_server() -> None:
 
 @pytest.mark.parametrize("status", [FAILED, TIMEOUT])
 def test_will_retry_while_attempts_are_left(status: Any) -> None:
-    """FAILED and TIMEOUT are retried while attempts are left; the last one is final and calls a person with ATTEMPTS_EXHAUSTED."""
+    """FAILED and TIMEOUT are retried while attempts are left; the last one is final and requests a human review with ATTEMPTS_EXHAUSTED."""
     core = Core(document())
     approval = core.approve()
     first = core.report(core.start(approval), status, error=ExecutionError(code="PSP_DOWN", message="no answer"))
@@ -185,7 +185,7 @@ def test_will_retry_while_attempts_are_left(status: Any) -> None:
 
 @pytest.mark.parametrize("status", [SUCCESS, PARTIAL, ABORTED])
 def test_other_reports_are_final(status: Any) -> None:
-    """SUCCESS, PARTIAL and ABORTED end the decision however many attempts are left; PARTIAL calls a person (constitution §7.1)."""
+    """SUCCESS, PARTIAL and ABORTED end the decision however many attempts are left; PARTIAL requests a human review (constitution §7.1)."""
     core = Core(document())
     approval = core.approve()
     report = core.report(core.start(approval), status)
@@ -200,7 +200,7 @@ def test_other_reports_are_final(status: Any) -> None:
 
 
 def test_a_failed_attempt_that_nobody_retries_calls_a_person() -> None:
-    """Between two attempts the takeover timer keeps running, and calls a person if no attempt follows."""
+    """Between two attempts the takeover timer keeps running, and requests a human review if no attempt follows."""
     core = Core(document())
     approval = core.approve()
     core.report(core.start(approval, lease_ms=1_000), FAILED)
@@ -262,7 +262,7 @@ def take_over(core: Core) -> tuple[Envelope, Envelope, Envelope]:
 
 
 def test_late_report_is_recorded_whole_and_calls_a_person() -> None:
-    """The report of a superseded attempt is recorded whole as a diagnostic, changes no execution, and calls a person."""
+    """The report of a superseded attempt is recorded whole as a diagnostic, changes no execution, and requests a human review."""
     core = Core(document())
     approval, first, _ = take_over(core)
     command = core.report_command(first, SUCCESS, result=python_to_value({"amount": 50}).struct_value, completed_steps=["paid"])
@@ -300,7 +300,7 @@ def test_late_report_of_another_executor_is_refused() -> None:
 
 
 def test_reports_after_a_late_report_are_late() -> None:
-    """Once a person has been called, further reports are recorded and do not call again."""
+    """Once a human review has been requested, further reports are recorded and request no other."""
     core = Core(document())
     _, first, second = take_over(core)
     core.report(first, FAILED)

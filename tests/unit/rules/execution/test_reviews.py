@@ -27,7 +27,7 @@ NOT_FOUND = error_pb2.ERROR_REASON_DECISION_NOT_FOUND
 
 
 def under_review(core: Core, subject: str = SUBJECT, trace_id: str = "trace-1", **changes: Any) -> Envelope:
-    """Return the decision of a rule that calls a person, about an order with all facts that the rules read."""
+    """Return the decision of a rule that requests a human review, about an order with all facts that the rules read."""
     status = core.fact("order.status", "delivered", subject=subject)
     core.fact("order.score", 0.95, subject=subject, trace_id="facts")
     decision = core.propose([status], subject=subject, trace_id=trace_id, **changes)

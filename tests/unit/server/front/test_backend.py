@@ -27,7 +27,7 @@ from gavel_server.front.frames import (
 )
 from gavel_server.front.link import Link
 from gavel_server.rpc.call_context import CallContext
-from gavel_server.rpc.plain_methods import Answer, Method
+from gavel_server.rpc.callback_methods import Answer, Method
 from google.rpc.status_pb2 import Status
 
 Frame = tuple[int, int, bytes]

@@ -12,9 +12,9 @@ from gavel.v1.event_service_pb2 import SubscribeEventsRequest, SubscribeEventsRe
 from gavel_client import GavelError
 from gavel_server.rpc import interceptor, transport
 from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.callback_methods import Respond
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.rpc.limits import CONNECTION_CALLS_MAX, HEADER_BYTES_MAX
-from gavel_server.rpc.plain_methods import Respond
 from gavel_server.rpc.service_descriptors import ARBITRATION, EVENT, HEALTH
 from gavel_server.rpc.transport import bind, make_server
 from grpc_health.v1 import health

@@ -35,7 +35,7 @@ SERVICERS: dict[ServiceDescriptor, type[object]] = {
 
 
 def test_every_service_has_a_servicer() -> None:
-    """The servicers and the plain methods of ArbitrationService are all services of the contract."""
+    """The servicers and the callback methods of ArbitrationService are all services of the contract."""
     assert {*service_descriptors.SERVICES} == {*SERVICERS, service_descriptors.ARBITRATION}
 
 
@@ -58,6 +58,6 @@ def test_methods_have_the_types_of_the_contract(service: ServiceDescriptor) -> N
 
 
 def test_every_method_of_arbitration_is_a_plain_method() -> None:
-    """ArbitrationService has a plain method for each method of the contract."""
+    """ArbitrationService has a callback method for each method of the contract."""
     methods = Arbitration(None, None).methods  # type: ignore[arg-type]  # no method is called
     assert {method.name for method in service_descriptors.ARBITRATION.methods} == {*methods}

@@ -9,7 +9,7 @@ from gavel.v1 import decision_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventReference
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
-from gavel_rules.arbitration.contest import Hearing
+from gavel_rules.arbitration.contest import EarlyJudging
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.authoring.simulate import Simulation
 from gavel_rules.commands import ActivateRuleSet, ContestEntry, DeployRuleSet, RuleSetPosition, Tick
@@ -99,7 +99,7 @@ def test_reference_engine_replays_contests() -> None:
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_candidates_judged_ahead(failing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A close with the judgements of a hearing makes the same events as one without, and evaluates no candidate again."""
+    """A close with the judgements of an early judging makes the same events as one without, and evaluates no candidate again."""
     core = Core(contest_document())
     text = contest_document(version=2, score="-double(proposal.priority)")
     core.run(DeployRuleSet(core.new_id(), compile_cached(text), text))
@@ -124,12 +124,12 @@ def test_candidates_judged_ahead(failing: bool, monkeypatch: pytest.MonkeyPatch)
     core.state.undo(mark)
     open_contest = core.state.next_due(core.now_ms)
     assert isinstance(open_contest, OpenContest)
-    hearing = Hearing(core.state, open_contest, core.now_ms, evaluator(core.state, core.state.head + 1, decision_pb2.ENGINE_RETE))
+    ahead = EarlyJudging(core.state, open_contest, core.now_ms, evaluator(core.state, core.state.head + 1, decision_pb2.ENGINE_RETE))
     steps = 0
-    while hearing.step():
+    while ahead.step():
         steps += 1
     evaluations = calls
-    closed = handle(core.state, Tick(1, judgements=hearing.judgements), now_ms=core.now_ms)
+    closed = handle(core.state, Tick(1, judgements=ahead.judgements), now_ms=core.now_ms)
     assert 6 == steps
     assert expected == [event.SerializeToString() for event in closed.envelopes]
     assert failing or evaluations == calls
@@ -137,7 +137,7 @@ def test_candidates_judged_ahead(failing: bool, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_replay_judges_candidates_ahead() -> None:
-    """A replay that steps the hearing of each contest before it feeds the close proves the log; other events have no hearing."""
+    """A replay that steps the early judging of each contest before it feeds the close proves the log; other events have none."""
     core = Core(contest_document())
     fact = deliver(core)
     for priority in (3, 1, 2):
@@ -146,14 +146,14 @@ def test_replay_judges_candidates_ahead() -> None:
     recomputation = Recomputation(BUS)
     steps: dict[int, int] = {}
     for number, record in enumerate(core.records, 1):
-        hearing = recomputation.hearing(record.envelope)
-        while hearing is not None and hearing.step():
+        early_judging = recomputation.early_judging(record.envelope)
+        while early_judging is not None and early_judging.step():
             steps[number] = steps.get(number, 0) + 1
         recomputation.feed(number, record.envelope)
     recomputation.finish(at_head=True)
     assert {len(core.records) - 2: 3} == steps
     assert core.state.digest() == recomputation.state.digest()
-    assert recomputation.hearing(b"\xff") is None
+    assert recomputation.early_judging(b"\xff") is None
 
 
 def test_shadow_decides_the_contest() -> None:

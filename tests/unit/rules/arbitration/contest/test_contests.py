@@ -257,7 +257,7 @@ def test_a_score_that_fails_at_the_close() -> None:
 
 
 def test_rejections_are_counted_at_the_close() -> None:
-    """Rejections count at the close, one by one, until a person is called; then the trace's other candidates are UNDER_REVIEW."""
+    """Rejections count at the close, one by one, until a human review is requested; then the trace's other candidates are UNDER_REVIEW."""
     core = Core(contest_document(rejection_limit=2))
     fact = deliver(core)
     winner = core.enter([fact], trace_id="w", priority=9)

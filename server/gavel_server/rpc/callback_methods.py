@@ -1,4 +1,4 @@
-"""Plain methods: from a request's bytes to an answer's bytes by callback, without gRPC, coroutine or task.
+"""Callback methods: from a request's bytes to an answer's bytes by callback, without gRPC, coroutine or task.
 
 The hot path is made of them (`services/arbitration`), because a coroutine and a task for each call cost more than the call's framing. The
 native front calls them through its link; `interceptor` serves the same functions over grpc.aio.
@@ -15,13 +15,13 @@ from gavel_server.rpc.call_context import CallContext
 
 Respond = Callable[[bytes | Exception], None]
 """Takes the outcome of a call, once: at once, or later from the event loop's thread."""
-PlainMethod = Callable[[bytes, CallContext, Respond], None]
+CallbackMethod = Callable[[bytes, CallContext, Respond], None]
 """Answers a request's bytes through the callback, or raises."""
 
 Answer = Callable[[bytes | ServiceError], None]
 """Takes what the caller gets, once."""
 Method = Callable[[bytes, CallContext, Answer], None]
-"""A plain method behind the interceptor: it never raises."""
+"""A callback method behind the interceptor: it never raises."""
 
 
 async def call(method: Method, data: bytes, context: CallContext) -> bytes | ServiceError:
