@@ -114,7 +114,7 @@ class BusWatcher:
         """Stop watching a bus; after the last one the tasks end."""
         self._buses.pop(replica, None)
         if not any(other.bus == replica.bus for other in self._buses):
-            metrics.remove_gauges(replica.bus)
+            metrics.remove_series(replica.bus)
         if not self._buses:
             tasks, self._tasks = self._tasks, []
             for task in tasks:

@@ -16,6 +16,8 @@ from gavel_rules.events.kinds import AGENT_DIAGNOSTIC, DECISION
 from gavel_rules.reason_codes import ALARMING
 from prometheus_client import Counter, Gauge, start_http_server
 
+from gavel_server.process.telemetry.instruments import APPEND_SECONDS, DECISION_SECONDS, QUEUE_SECONDS, QUEUED_COMMANDS
+
 EVENTS: Final = Counter("gavel_events", "Events that this server has committed.", ["bus"])
 HEAD: Final = Gauge("gavel_head_sequence_number", "The last committed event that this server knows.", ["bus"])
 WRITABLE: Final = Gauge("gavel_writable", "1 if this server accepts writes to the bus, else 0.", ["bus"])
@@ -42,11 +44,13 @@ def serve(listen: str) -> None:
     start_http_server(int(port), addr=host.strip("[]"))
 
 
-def remove_gauges(bus: str) -> None:
-    """Forget the gauges of a bus that this server no longer has in memory."""
+def remove_series(bus: str) -> None:
+    """Forget the gauges and times of a bus that this server no longer has in memory: callers could name ever new buses."""
     for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS, OPEN_REVIEWS, REVIEW_AGE):
         with suppress(KeyError):  # a bus that was in memory for less than a round has none
             gauge.remove(bus)
+    for metric in (DECISION_SECONDS, QUEUE_SECONDS, APPEND_SECONDS, QUEUED_COMMANDS):
+        metric.remove_by_labels({"bus": bus})
 
 
 def set_gauges(bus: str, head: int, writable: bool, waiting_callers: int, open_contests: int) -> None:
