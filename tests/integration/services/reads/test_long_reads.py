@@ -13,14 +13,17 @@ from gavel_client.supervision import Supervisor
 from gavel_rules.commands import PublishEvent
 from gavel_rules.state.digest import digest_parts
 from gavel_rules.values import value_to_python
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.intake.admission import admit
 from gavel_server.log import Head
 from gavel_server.rpc.call_context import UNIX_PEER, CallContext, Caller
-from gavel_server.services.projection import SLICE_UNITS, ProjectionServicer
+from gavel_server.services import projection as projection_service
+from gavel_server.services.projection import NARROW_KEYS_MAX, SLICE_UNITS, ProjectionServicer
+from gavel_server.services.reads.paging import Page
 from gavel_server.services.reads.projection_digests import SLICE_BYTES, ProjectionDigests
-from gavel_server.services.reads.subject_projection import ITEM_UNITS
+from gavel_server.services.reads.subject_projection import ITEM_UNITS, Place
 
 from tests.integration.services.world import World, fact, observation, refusal, tool_call
 
@@ -58,11 +61,13 @@ async def turns_of(work: Awaitable[Any]) -> int:
     return turns.count
 
 
-async def project(world: World) -> GetProjectionResponse:
-    """Read the subject's first page as the interceptor would, without a transport."""
-    servicer = ProjectionServicer(world.buses, Supervisor(), Quotas(QuotaLimits()))
-    context = CallContext("gavel.v1.ProjectionService/GetProjection", lambda: Caller("grpc.aio", UNIX_PEER, (), None))
-    return await servicer.GetProjection(GetProjectionRequest(subject=SUBJECT), context)
+async def project(
+    world: World, servicer: ProjectionServicer | None = None, peer: str = UNIX_PEER, subject: str = SUBJECT
+) -> GetProjectionResponse:
+    """Read a subject's first page as the interceptor would, without a transport."""
+    servicer = servicer or ProjectionServicer(world.buses, Supervisor(), Quotas(QuotaLimits()))
+    context = CallContext("gavel.v1.ProjectionService/GetProjection", lambda: Caller("grpc.aio", peer, (), None))
+    return await servicer.GetProjection(GetProjectionRequest(subject=subject), context)
 
 
 async def publish(world: World, count: int, trace_id: str = "") -> None:
@@ -193,3 +198,34 @@ async def test_a_trace_with_many_tool_calls(world: World) -> None:
         await world.events.BatchPublishEvents(BatchPublishEventsRequest(envelopes=calls[first : first + 500]))
     trace = await world.events.GetTrace(GetTraceRequest(trace_id="long"))
     assert (2_000, 2_000) == (len(trace.envelopes), len(trace.pairs))
+
+
+async def test_few_reads_of_wide_subjects_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of subjects with more than NARROW_KEYS_MAX keys, two pages are read at once, one for each address; all callers get theirs."""
+    await publish(world, NARROW_KEYS_MAX + 1)
+    await world.publish(fact("order/2", "order.status", "paid"))
+    running: list[tuple[str, str]] = []
+    seen: list[list[tuple[str, str]]] = []
+    read = projection_service._projection
+
+    async def noted(sequencer: Sequencer, subject: str, page: Page, after: Place, caller: str) -> GetProjectionResponse:
+        running.append((subject, caller.rsplit(":", 1)[0]))
+        seen.append(list(running))
+        await asyncio.sleep(0)  # as a read of a large page does
+        try:
+            return await read(sequencer, subject, page, after, caller)
+        finally:
+            running.remove((subject, caller.rsplit(":", 1)[0]))
+
+    monkeypatch.setattr(projection_service, "_projection", noted)
+    servicer = ProjectionServicer(world.buses, Supervisor(), Quotas(QuotaLimits()))
+    peers = [f"ipv4:10.0.0.{address}:{port}" for address in range(4) for port in range(1, 5)]
+    narrow = [project(world, servicer, peer, "order/2") for peer in peers]
+
+    pages = await asyncio.gather(*(project(world, servicer, peer) for peer in peers), *narrow)
+
+    assert [NARROW_KEYS_MAX + 1] * 16 + [1] * 16 == [len(page.projection.facts) for page in pages]
+    wide = [[address for subject, address in reads if subject == SUBJECT] for reads in seen]
+    assert all(len(addresses) == len(set(addresses)) for addresses in wide)
+    assert 2 == max(map(len, wide))
+    assert 2 < max(map(len, seen))
