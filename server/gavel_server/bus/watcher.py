@@ -114,7 +114,7 @@ class BusWatcher:
         """Stop watching a bus; after the last one the tasks end."""
         self._buses.pop(replica, None)
         if not any(other.bus == replica.bus for other in self._buses):
-            metrics.remove_series(replica.bus)
+            metrics.remove_series(replica.bus, is_empty=replica.head.sequence_number == 0)
         if not self._buses:
             tasks, self._tasks = self._tasks, []
             for task in tasks:

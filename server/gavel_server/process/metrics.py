@@ -44,13 +44,16 @@ def serve(listen: str) -> None:
     start_http_server(int(port), addr=host.strip("[]"))
 
 
-def remove_series(bus: str) -> None:
-    """Forget the gauges and times of a bus that this server no longer has in memory: callers could name ever new buses."""
+def remove_series(bus: str, *, is_empty: bool) -> None:
+    """Forget the gauges of a bus that this server no longer has in memory, and if it is empty its times: callers name ever new buses."""
     for gauge in (HEAD, WRITABLE, WAITING_CALLERS, OPEN_CONTESTS, OPEN_REVIEWS, REVIEW_AGE):
         with suppress(KeyError):  # a bus that was in memory for less than a round has none
             gauge.remove(bus)
-    for metric in (DECISION_SECONDS, QUEUE_SECONDS, APPEND_SECONDS, QUEUED_COMMANDS):
-        metric.remove_by_labels({"bus": bus})
+    with suppress(KeyError):
+        QUEUED_COMMANDS.remove(bus)
+    if is_empty:
+        for histogram in (DECISION_SECONDS, QUEUE_SECONDS, APPEND_SECONDS):
+            histogram.remove_by_labels({"bus": bus})
 
 
 def set_gauges(bus: str, head: int, writable: bool, waiting_callers: int, open_contests: int) -> None:

@@ -188,7 +188,7 @@ def _settings(opening: OpenConsumer) -> ConsumerSettings:
     ):
         if not 0 <= value <= maximum:
             violations.append((field, f"is not between 1 and {maximum} (0: {default})"))
-    shortest, longest = limits.CONSUMER_SILENCE_MS
+    shortest, longest = limits.CONSUMER_SILENCE_MS_MIN, limits.CONSUMER_SILENCE_MS_MAX
     if opening.silence_ms_max and not shortest <= opening.silence_ms_max <= longest:
         violations.append(("open.silence_ms_max", f"is not between {shortest} and {longest} (0: no limit)"))
     if violations:

@@ -14,7 +14,8 @@ DELIVERIES_DEFAULT: Final = 16
 ACTION_TYPES_MAX: Final = 64
 KINDS_MAX: Final = 64
 # Of a consumer that promises heartbeats.
-CONSUMER_SILENCE_MS: Final = (1_000, 600_000)
+CONSUMER_SILENCE_MS_MIN: Final = 1_000
+CONSUMER_SILENCE_MS_MAX: Final = 600_000
 REJECT_DELAY_MS_MAX: Final = 24 * 60 * 60 * 1000
 REASON_LENGTH_MAX: Final = 1_024
 # Items that were read and are not sent: of this server, and for one address. The item that reaches a limit is still read.
