@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import subprocess
 import sys
@@ -14,22 +13,6 @@ from gavel_server.front.programs import native_program
 
 from tests.support.fronts import FRONTS
 from tests.support.paths import ROOT
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The wheels by distribution, built as the Makefile builds them."""
-    directory = tmp_path_factory.mktemp("wheels")
-    for folder in ("client/python", "rules", "server"):
-        subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)],
-            cwd=ROOT / folder,
-            env={**os.environ, "GAVEL_COMPILE": "true"},
-            check=True,
-            capture_output=True,
-            timeout=900,  # a minute on a quiet machine
-        )
-    return {wheel.name.split("-")[0]: wheel for wheel in directory.glob("*.whl")}
 
 
 @pytest.mark.parametrize(("distribution", "package"), [("gavel_rules", "gavel_rules"), ("gavel_arbiter", "gavel_server")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import runpy
 import subprocess
@@ -208,17 +209,56 @@ def test_one_version() -> None:
         assert {f"=={VERSION}"} | {str(requirement.specifier) for requirement in own} == {f"=={VERSION}"}
 
 
-def test_lock_satisfies_the_floors() -> None:
-    """Every requirement of the distributions and of developers admits the version that requirements.lock pins."""
+def declared() -> list[Requirement]:
+    """Return every requirement of the distributions, of their extras and of developers, without those between the distributions."""
+    lines = list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["dev"])
+    for distribution in DISTRIBUTIONS:
+        project = project_of(distribution)
+        lines += project["dependencies"]
+        lines += [line for extra in project.get("optional-dependencies", {}).values() for line in extra]
+    return [one for one in map(Requirement, lines) if not one.name.startswith("gavel")]
+
+
+def pins() -> dict[str, Requirement]:
+    """Return the pins of requirements.lock by name, with their markers."""
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    pins = {match[1]: Version(match[2]) for line in lines if (match := re.match(r"([a-z0-9.-]+)==(\S+)", line))}
-    developers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]["dev"]
-    listed = [*developers, *(line for distribution in DISTRIBUTIONS for line in project_of(distribution)["dependencies"])]
-    requirements = [one for one in map(Requirement, listed) if not one.name.startswith("gavel") and one.name != "async-timeout"]
-    assert len(requirements) > 40
-    assert [] == [
-        str(requirement) for requirement in requirements if pins[canonicalize_name(requirement.name)] not in requirement.specifier
-    ]
+    found = [Requirement(line.removesuffix("\\").strip()) for line in lines if re.match(r"[a-z0-9]", line)]
+    assert len(found) == len({one.name for one in found})
+    return {one.name: one for one in found}
+
+
+def pinned_version(name: str) -> Version:
+    """Return the version at which requirements.lock pins a package."""
+    (specifier,) = pins()[canonicalize_name(name)].specifier
+    assert "==" == specifier.operator
+    return Version(specifier.version)
+
+
+def test_lock_satisfies_the_floors() -> None:
+    """Every requirement of the distributions, their extras and developers admits the version that requirements.lock pins."""
+    requirements = [one for one in declared() if one.name != "async-timeout"]  # for Python 3.10, which is not developed on
+    assert len(requirements) > 50
+    assert [] == [str(one) for one in requirements if pinned_version(one.name) not in one.specifier]
+
+
+def test_lock_is_complete() -> None:
+    """The lock file pins all that the requirements lead to at the versions that are installed, and nothing else."""
+    needed: dict[str, Version] = {}
+    waiting = [(one.name, "") for one in declared() if one.marker is None or one.marker.evaluate()]
+    waiting += [(one.name, extra) for one in declared() for extra in one.extras]
+    seen = set(waiting)
+    while waiting:
+        name, extra = waiting.pop()
+        package = importlib.metadata.distribution(name)
+        needed[canonicalize_name(name)] = Version(package.version)
+        for required in map(Requirement, package.requires or ()):
+            if required.marker is None or required.marker.evaluate({"extra": extra}):
+                further = {(required.name, one) for one in ("", *required.extras)} - seen
+                seen |= further
+                waiting += further
+    here = {name for name, one in pins().items() if one.marker is None or one.marker.evaluate()}
+    assert {*needed} == here, "run make lock, and then make setup"
+    assert {} == {name: version for name, version in needed.items() if pinned_version(name) != version}
 
 
 def test_engine_of_the_wheels_is_the_locked_one() -> None:

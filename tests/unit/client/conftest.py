@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from gavel_client.consumers.work_queue import DECISIONS, WorkQueue
+from gavel_client.consumers.work_queue import WorkQueue
+from gavel_client.consumers.work_source import DECISIONS
 from gavel_client.executor.executor import Executor
 from gavel_client.handlers import Handlers
 from gavel_client.rpc.backoff import Backoff

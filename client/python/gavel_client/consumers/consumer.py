@@ -19,8 +19,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_client.consumers.work_queue import BLOCK_MS, START
-from gavel_client.consumers.work_source import WorkEntry, WorkSource
+from gavel_client.consumers.work_source import BLOCK_MS, START, WorkEntry, WorkSource
 from gavel_client.rpc.backoff import Backoff, retry
 from gavel_client.rpc.errors import GavelClientError, GavelError, WorkQueueError, describe_error
 from gavel_client.supervision import Supervisor

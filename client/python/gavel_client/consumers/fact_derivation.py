@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from gavel.v1.common_pb2 import EVENT_CATEGORY_DECISION_EVENT, EVENT_CATEGORY_EXECUTION_EVENT
@@ -27,16 +27,18 @@ from gavel.v1.execution_pb2 import EXECUTION_STATUS_STARTED
 from gavel.v1.projection_service_pb2 import PENDING_PHASE_AWAITING_FACTS, PendingDecision
 from gavel_rules.derivation import derive
 from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set
-from redis.asyncio import ConnectionPool
 
+from gavel_client import consumers
 from gavel_client.consumers.consumer import Consumer, Disposition, Statistics
 from gavel_client.consumers.pending_work import SCAN_INTERVAL_MS_DEFAULT, scan_pending
-from gavel_client.consumers.work_queue import EXECUTIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
-from gavel_client.consumers.work_source import WorkSource
+from gavel_client.consumers.work_source import EXECUTIONS, MIN_IDLE_MS_DEFAULT, WorkSource
 from gavel_client.consumers.work_stream import WorkStream
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError
 from gavel_client.rpc.paging import pages
+
+if TYPE_CHECKING:
+    from redis.asyncio import ConnectionPool
 
 GROUP: Final = "fdr"
 CONCURRENCY_DEFAULT: Final = 32
@@ -70,7 +72,7 @@ class FactDerivationReactor:
         self._rule_sets: dict[str, CompiledRuleSet] = {}  # by digest
         self._compiling = asyncio.Lock()
         queue: WorkSource = (
-            WorkQueue(
+            consumers.WorkQueue(
                 redis_url, queue=EXECUTIONS, group=GROUP, bus=client.bus, min_idle_ms=min_idle_ms, wakeup=wakeup, connections=connections
             )
             if redis_url

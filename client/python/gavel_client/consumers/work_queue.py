@@ -37,25 +37,16 @@ from google.protobuf.message import DecodeError
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from gavel_client.consumers.work_source import BLOCK_MS, BUS_DEFAULT, MIN_IDLE_MS_DEFAULT
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.errors import WorkQueueError
 from gavel_client.timeouts import timeout
 
-BUS_DEFAULT: Final = "default"
-DECISIONS: Final = "decisions"
-EXECUTIONS: Final = "executions"
-
-# Silence of a consumer after which other consumers claim its entries.
-MIN_IDLE_MS_DEFAULT: Final = 30_000
-# Longest wait of one read, and thus the longest time that a stop waits for a read.
-BLOCK_MS: Final = 200
 # A consumer that waits for the wakeup event reads at least this often without it.
 WAKEUP_TIMEOUT_MS: Final = 10_000
 # Longer than any command takes; detects a connection to a host that has vanished.
 COMMAND_TIMEOUT_S: Final = 3.0
 CLAIM_IDS_MAX: Final = 500
-# First cursor of XAUTOCLAIM, which it also returns at the end of the stream.
-START: Final = "0-0"
 _RAW_COMMANDS: Final = ("XREADGROUP", "XRANGE", "XAUTOCLAIM", "XCLAIM", "XPENDING")
 
 _logger = logging.getLogger(__name__)

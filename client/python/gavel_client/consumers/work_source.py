@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from gavel.v1.envelope_pb2 import Envelope
+
+# Names of the queues that have one form in Redis and one over gRPC, and the bus of clients that name none.
+DECISIONS: Final = "decisions"
+EXECUTIONS: Final = "executions"
+BUS_DEFAULT: Final = "default"
+# Silence of a consumer after which other consumers claim its entries.
+MIN_IDLE_MS_DEFAULT: Final = 30_000
+# Longest wait of one read, and thus the longest time that a stop waits for a read.
+BLOCK_MS: Final = 200
+# First cursor of `claim`, which it also returns at the end of the queue.
+START: Final = "0-0"
 
 
 class WorkEntry(Protocol):

@@ -31,7 +31,7 @@ from gavel.v1.work_service_pb2 import (
     WorkQueue,
 )
 
-from gavel_client.consumers.work_queue import BLOCK_MS, BUS_DEFAULT, DECISIONS, EXECUTIONS, START
+from gavel_client.consumers.work_source import BLOCK_MS, BUS_DEFAULT, DECISIONS, EXECUTIONS, START
 from gavel_client.rpc.backoff import BUS_POLL_MS, Backoff, is_transient, is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError, WorkQueueError, describe_error

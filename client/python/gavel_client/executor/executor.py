@@ -37,10 +37,10 @@ from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse, ExecutionRefusal, ExecutionStarted
 from gavel.v1.projection_service_pb2 import PENDING_PHASE_APPROVED
 
+from gavel_client import consumers
 from gavel_client.consumers.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Disposition, Statistics, try_for
 from gavel_client.consumers.pending_work import SCAN_INTERVAL_MS_DEFAULT, scan_pending
-from gavel_client.consumers.work_queue import DECISIONS, MIN_IDLE_MS_DEFAULT, WorkQueue
-from gavel_client.consumers.work_source import WorkSource
+from gavel_client.consumers.work_source import DECISIONS, MIN_IDLE_MS_DEFAULT, WorkSource
 from gavel_client.consumers.work_stream import WorkStream
 from gavel_client.envelopes import new_event_id
 from gavel_client.executor.lease import RENEWAL_FRACTION, keep_alive
@@ -98,7 +98,7 @@ class Executor:
         self._lease_ms = lease_ms
         self._scan_interval_ms = scan_interval_ms
         self._queue: WorkSource = (
-            WorkQueue(redis_url, queue=DECISIONS, group=group, bus=client.bus, min_idle_ms=min_idle_ms)
+            consumers.WorkQueue(redis_url, queue=DECISIONS, group=group, bus=client.bus, min_idle_ms=min_idle_ms)
             if redis_url
             else WorkStream(
                 client, queue=DECISIONS, group=group, concurrency=concurrency, action_types=list(handlers), min_idle_ms=min_idle_ms

@@ -16,7 +16,8 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client.consumers import consumer as consumers
 from gavel_client.consumers.consumer import Consumer, ConsumerStoppedError, Disposition
-from gavel_client.consumers.work_queue import DECISIONS, START, WorkQueue
+from gavel_client.consumers.work_queue import WorkQueue
+from gavel_client.consumers.work_source import DECISIONS, START
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.errors import GavelError, WorkQueueError
 from gavel_server.log.redis.embedded import EmbeddedRedis

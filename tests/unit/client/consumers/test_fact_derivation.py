@@ -21,7 +21,7 @@ from gavel.v1.projection_service_pb2 import (
 )
 from gavel.v1.rule_set_service_pb2 import GetRuleSetResponse
 from gavel_client.consumers.fact_derivation import FactDerivationReactor
-from gavel_client.consumers.work_queue import EXECUTIONS
+from gavel_client.consumers.work_source import EXECUTIONS
 from gavel_client.rpc.client import GavelClient
 from gavel_rules.derivation import derive
 from gavel_rules.language.rule_set import CompiledRuleSet, compile_rule_set

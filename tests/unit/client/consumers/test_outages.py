@@ -9,7 +9,8 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client.consumers import work_queue
 from gavel_client.consumers.consumer import Consumer, Disposition
-from gavel_client.consumers.work_queue import DECISIONS, WorkQueue
+from gavel_client.consumers.work_queue import WorkQueue
+from gavel_client.consumers.work_source import DECISIONS
 from gavel_client.rpc.backoff import Backoff
 from gavel_server.log.redis.embedded import EmbeddedRedis
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel_client.consumers.work_queue import DECISIONS, START, Entry, WorkQueue
+from gavel_client.consumers.work_queue import Entry, WorkQueue
+from gavel_client.consumers.work_source import DECISIONS, START
 from gavel_client.rpc.errors import WorkQueueError
 
 from tests.unit.client.work_queues import WAIT_S, Member, Queue, until
