@@ -22,6 +22,9 @@ from tests.support.paths import ROOT
 settings.register_profile("gavel", settings(), max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gavel")
 
+# The contexts of whoever runs the tests (gavel context) must not lead commands to another server.
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
+
 
 def pytest_sessionstart() -> None:
     """Refuse to test another build than TEST_BUILD names: `compiled`, or by default `interpreted`."""

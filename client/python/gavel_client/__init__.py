@@ -26,6 +26,7 @@ from gavel_client.envelopes import (
     tool_result_envelope,
 )
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.credentials import Certificate, Tls, TokenFile
 from gavel_client.rpc.errors import (
     GavelClientError,
     GavelError,
@@ -39,6 +40,7 @@ from gavel_client.rpc.errors import (
 from gavel_client.rpc.sync import SyncGavelClient
 
 __all__ = [
+    "Certificate",
     "FactNeed",
     "FactProviders",
     "Firing",
@@ -54,6 +56,8 @@ __all__ = [
     "StopReason",
     "SyncGavelClient",
     "SyncProposalLoop",
+    "Tls",
+    "TokenFile",
     "ToolReading",
     "Trigger",
     "TriggerFileError",

@@ -19,6 +19,7 @@ from gavel_server.cli.commands.grants.lint import lint_grants_files
 from gavel_server.cli.commands.grants.list import list_grants
 from gavel_server.cli.commands.grants.test import run_grant_suites
 from gavel_server.cli.commands.identity.certs import dev
+from gavel_server.cli.commands.identity.context import context
 from gavel_server.cli.commands.identity.token import create as create_token
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
@@ -54,6 +55,7 @@ from gavel_server.cli.commands.submissions.preflight import preflight
 from gavel_server.cli.commands.submissions.propose import propose
 from gavel_server.cli.commands.submissions.publish import publish
 from gavel_server.cli.commands.submissions.signal import signal
+from gavel_server.cli.server_options import with_server_options
 
 PROGRAM: Final = "gavel"
 
@@ -116,6 +118,7 @@ app.add_typer(log, name="log")
 app.add_typer(rules, name="rules")
 app.add_typer(grants, name="grants")
 app.add_typer(buses, name="bus")
+app.add_typer(context, name="context")
 app.add_typer(certs, name="certs")
 app.add_typer(token, name="token")
 
@@ -153,6 +156,8 @@ certs.command("dev")(dev)
 
 token.command("create")(create_token)
 
-for group in (app, review, work, log, rules, grants, buses, certs, token):
+for group in (app, review, work, log, rules, grants, buses, context, certs, token):
     for command in group.registered_commands:
         command.cls = Command
+        if command.callback is not None:
+            command.callback = with_server_options(command.callback)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from gavel_server.cli.documents import invalid_rule_set
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, InvalidInputError
 from gavel_server.cli.options import person
+from gavel_server.cli.server_options import client_arguments, server_options
 
 if TYPE_CHECKING:
-    from gavel_client import GavelError, SyncGavelClient
+    from gavel_client import GavelClient, GavelError, SyncGavelClient
 
 _Response = TypeVar("_Response")
 
@@ -23,18 +24,43 @@ _Response = TypeVar("_Response")
 TRIES_MAX: Final = 5
 # The field of a violation that names a place in a rule set, e.g. "document:3:9".
 _PLACE: Final = re.compile(r"[a-z_]+:([0-9]+):([0-9]+)")
+# What gRPC says of a connection that the server has ended during or after the handshake.
+_CLOSED: Final = re.compile(r"Socket closed|Unwrap failed|[Cc]onnection reset|Broken pipe|SSL_ERROR_SSL|settings frame|GOAWAY|EOF")
+_GIVE_CREDENTIALS: Final = "show who you are with --token-file, --tls-cert and --tls-key, or a context (gavel context add)"
 
 
 @contextmanager
 def connect(server: str, bus: str, document: str = "") -> Iterator[SyncGavelClient]:
     """Yield a client of the server. `document` is the file of the rule set that is sent, if any. Raises CommandError."""
+    # Failed handshakes are reported as errors of calls; gRPC would log them, too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gavel_client import GavelError, SyncGavelClient
 
-    with _exit_on_interrupt(), SyncGavelClient(server, bus=bus, tries_max=TRIES_MAX) as client:
+    tls, credentials = client_arguments(server)
+    with _exit_on_interrupt(), SyncGavelClient(server, bus=bus, tls=tls, credentials=credentials, tries_max=TRIES_MAX) as client:
+        _check_credentials(client)
         try:
             yield client
         except GavelError as error:
             raise command_error(error, server, bus, document) from error
+
+
+def open_client(server: str, bus: str) -> GavelClient:
+    """Return an asynchronous client of the server. Raises CommandError."""
+    from gavel_client import GavelClient
+
+    tls, credentials = client_arguments(server)
+    client = GavelClient(server, bus=bus, tls=tls, credentials=credentials)
+    _check_credentials(client)
+    return client
+
+
+def _check_credentials(client: GavelClient | SyncGavelClient) -> None:
+    """Raise InvalidInputError if a file of the connection cannot be used."""
+    try:
+        client.check_credentials()
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"{error} (--tls-ca, --tls-cert, --tls-key)") from error
 
 
 def as_person(by: str | None, call: Callable[[str], _Response]) -> _Response:
@@ -88,6 +114,8 @@ def command_error(error: GavelError, server: str, bus: str, document: str = "") 
         lines = [f"{document}:{place[1]}:{place[2]}: {description}" for place, description in mistakes if place]
         return invalid_rule_set(document, lines)
     lines = [f"{error.message} ({error.reason})"]
+    if error.reason == "UNAUTHENTICATED" and not server_options().has_credentials:
+        lines[0] += f"; {_GIVE_CREDENTIALS}"
     if error.retry_after_ms:
         lines[0] += f"; try again in {error.retry_after_ms} ms"
     if len(error.violations) > 1:
@@ -99,9 +127,7 @@ def _grpc_error(error: GavelError, server: str) -> CommandError:
     """Return the CommandError of an error without a reason: gRPC's own, because Gavel's errors always carry one."""
     match error.code.name:
         case "UNAVAILABLE":
-            return CommandError(
-                f"no server answers at {server}; start one with `gavel serve`, or name another with --server or GAVEL_SERVER"
-            )
+            return CommandError(_unavailable(error.message, server))
         case "DEADLINE_EXCEEDED":
             return CommandError(f"the server at {server} did not answer in time; try again, and look at `gavel status`")
         case "UNIMPLEMENTED":
@@ -109,3 +135,28 @@ def _grpc_error(error: GavelError, server: str) -> CommandError:
         case "INVALID_ARGUMENT" | "RESOURCE_EXHAUSTED":
             return InvalidInputError(f"the server at {server} refused the request: {error.message}")
     return CommandError(f"the call to {server} failed: {error.code.name}: {error.message}")
+
+
+def _unavailable(message: str, server: str) -> str:
+    """Return why there is no connection to a server, from gRPC's message, and what to do."""
+    options = server_options()
+    if "Hostname Verification Check failed" in message:
+        host = server.rpartition(":")[0]
+        return f"the certificate of the server at {server} is not for {host}; use a name that it has, or issue one for {host}"
+    if "certificate has expired" in message or "certificate is not yet valid" in message:
+        return f"the certificate of the server at {server} has expired or is not valid yet; renew it, and check this machine's clock"
+    if "CERTIFICATE_VERIFY_FAILED" in message:
+        authorities = f"the authorities in {options.tls_ca}" if options.tls_ca else "an authority that this machine trusts"
+        return f"the certificate of the server at {server} is not signed by {authorities}; name its authority with --tls-ca"
+    if "WRONG_VERSION_NUMBER" in message:
+        return (
+            f"the server at {server} does not use TLS; omit --tls-ca (or use another context), or set tls_cert and tls_key for the server"
+        )
+    refused = "Connection refused" in message or "No such file" in message
+    if options.has_tls and not refused and _CLOSED.search(message):
+        certificate = "one of its authorities (tls_client_ca) has not signed --tls-cert, or it has expired"
+        why = certificate if options.tls_cert else "if it requires a client certificate, give --tls-cert and --tls-key"
+        return f"the server at {server} closed the connection: {why}"
+    if not options.has_tls and not refused and _CLOSED.search(message):
+        return f"the server at {server} closed the connection; if it uses TLS, name the authority of its certificate with --tls-ca"
+    return f"no server answers at {server}; start one with `gavel serve`, or name another with --server or GAVEL_SERVER"

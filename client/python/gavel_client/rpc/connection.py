@@ -74,6 +74,11 @@ class Connection(ABC, Generic[Channel]):
         """Whether no channel is open: before the first call and after `close`."""
         return self._channel is None
 
+    def check_credentials(self) -> None:
+        """Read the files of `tls` and `credentials`, as the first call does. Raises OSError, ValueError for a file that cannot be used."""
+        self._credentials.channel_credentials()
+        self._credentials.metadata()
+
     @abstractmethod
     def _open_channel(self, target: str) -> Channel:
         """Open a channel to "HOST:PORT" or "unix:PATH"."""

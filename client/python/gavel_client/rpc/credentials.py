@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ import grpc
 
 AUTHORIZATION_KEY: Final = "authorization"
 Metadata = tuple[tuple[str, str], ...]
+# What a header can carry: visible ASCII, as tokens of every kind are (RFC 6750 §2.1).
+_TOKEN: Final = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,42 @@ class Certificate:
     """File with the certificate in PEM, followed by those between it and its authority."""
     key: str | Path
     """File with its private key in PEM."""
+
+
+class TokenFile:
+    """A provider of the token in a file, which is read again when it changes, as tokens of a workload do before they expire.
+
+    While a changed file cannot be read, the token of before serves. The first read raises OSError, or ValueError for a file without a
+    token.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path: Final = Path(path)
+        self._token = ""
+        self._version: tuple[int, ...] = ()
+
+    def __call__(self) -> str:
+        """Return the token."""
+        try:
+            status = os.stat(self._path)
+            version = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if version != self._version:
+                self._token, self._version = self._read(), version
+        except (OSError, ValueError):
+            if not self._token:
+                raise
+        return self._token
+
+    def __repr__(self) -> str:
+        return f"TokenFile({str(self._path)!r})"
+
+    def _read(self) -> str:
+        token = self._path.read_text(encoding="utf-8", errors="replace").strip()
+        if not _TOKEN.fullmatch(token):
+            raise ValueError(
+                f"{self._path} holds {'something else than one token' if token else 'no token'}; write the token alone into it"
+            )
+        return token
 
 
 TokenProvider = Callable[[], str]
@@ -71,9 +111,10 @@ class ClientCredentials:
         return ((AUTHORIZATION_KEY, f"Bearer {token}"),)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Return the credentials of an encrypted channel; None: it is not encrypted. Raises OSError if a file cannot be read."""
+        """Return the credentials of an encrypted channel; None: it is not encrypted. Raises OSError, ValueError for a useless file."""
         if self._tls is None:
             return None
+        _check_files(self._tls, self._certificate)
         ca = None if self._tls.ca is None else Path(self._tls.ca).read_bytes()
         if self._certificate is None:
             return grpc.ssl_channel_credentials(root_certificates=ca)
@@ -85,6 +126,37 @@ class ClientCredentials:
         if self._tls is None or not self._tls.server_name:
             return ()
         return (("grpc.ssl_target_name_override", self._tls.server_name),)
+
+
+def _check_files(tls: Tls, certificate: Certificate | None) -> None:
+    """Read the files as TLS does. Raises OSError, ValueError.
+
+    gRPC only logs a file that it cannot use, and then fails every call as if no server answered.
+    """
+    import ssl  # only clients with TLS pay for it
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls.ca is not None:
+        with open(tls.ca, "rb"):
+            pass  # the error of ssl would not name the file
+        try:
+            context.load_verify_locations(tls.ca)
+        except ssl.SSLError:
+            raise ValueError(f"{tls.ca} holds no certificate in PEM") from None
+    if certificate is None:
+        return
+    for path in (certificate.certificate, certificate.key):
+        with open(path, "rb"):
+            pass
+    try:
+        context.load_cert_chain(certificate.certificate, certificate.key, password="")
+    except ssl.SSLError as error:
+        why = (
+            "is not the key of the certificate"
+            if error.reason == "KEY_VALUES_MISMATCH"
+            else "is not an unencrypted private key in PEM for it"
+        )
+        raise ValueError(f"{certificate.certificate} is not a certificate in PEM, or {certificate.key} {why}") from None
 
 
 def _as_sequence(credentials: Credential | Sequence[Credential] | None) -> Sequence[Credential]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from gavel_server.cli.connection import command_error
+from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.rendering.progress import Passes
 
@@ -54,10 +54,10 @@ async def simulate_on_server(
     server: str, bus: str, file: str, document: str, from_sequence_number: int, to_sequence_number: int
 ) -> AsyncGenerator[SimulateRuleSetResponse, None]:
     """Let a server replay its log with a candidate rule set. Raises CommandError."""
-    from gavel_client import GavelClient, GavelError
+    from gavel_client import GavelError
 
     try:
-        async with GavelClient(server, bus=bus) as client:
+        async with open_client(server, bus) as client:
             async for response in client.simulate_rule_set(
                 document, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number
             ):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, PRODUCER_ID
 
+from gavel_server.cli.connection import open_client
 from gavel_server.cli.consumer import Data, Redis, run_until_signal, stop_on_signal, work_queue_url
 from gavel_server.cli.errors import InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
@@ -74,12 +75,11 @@ def executor(
     url = work_queue_url(data, redis)
 
     async def run() -> None:
-        from gavel_client import GavelClient
         from gavel_client.executor.executor import Executor
 
         from gavel_server.cli.rendering import output
 
-        async with GavelClient(server, bus=bus) as client:
+        async with open_client(server, bus) as client:
             consumer = Executor(
                 client, handlers, redis_url=url, producer_id=producer_id, group=group, concurrency=concurrency, lease_ms=lease_ms
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gavel_server.cli.connection import open_client
 from gavel_server.cli.consumer import Data, Redis, run_until_signal, stop_on_signal, work_queue_url
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
 
@@ -14,12 +15,11 @@ def fdr(redis: Redis = "", data: Data = None, server: Server = SERVER_DEFAULT, b
     url = work_queue_url(data, redis)
 
     async def run() -> None:
-        from gavel_client import GavelClient
         from gavel_client.consumers.fact_derivation import FactDerivationReactor
 
         from gavel_server.cli.rendering import output
 
-        async with GavelClient(server, bus=bus) as client:
+        async with open_client(server, bus) as client:
             reactor = FactDerivationReactor(client, redis_url=url)
             output.print_line(f"gavel: deriving facts on bus {bus}")
             stop_on_signal(reactor.stop)

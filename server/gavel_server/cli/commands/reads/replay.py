@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gavel_server.cli import documents
-from gavel_server.cli.connection import command_error
+from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, Bus, Debug, Json, check_address, check_int64, check_redis, log_location
 from gavel_server.cli.rendering import simulation
@@ -136,10 +136,10 @@ async def verify_log(
 async def _verify_on_server(
     server: str, bus: str, from_sequence_number: int, to_sequence_number: int, engine: Engine.ValueType
 ) -> AsyncGenerator[VerifyReplayResponse, None]:
-    from gavel_client import GavelClient, GavelError
+    from gavel_client import GavelError
 
     try:
-        async with GavelClient(server, bus=bus) as client:
+        async with open_client(server, bus) as client:
             async for response in client.verify_replay(
                 from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number, engine=engine
             ):
