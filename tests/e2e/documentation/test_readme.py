@@ -1,4 +1,4 @@
-"""The sessions in the documentation, executed: the README's first session, the tutorial, and the Python example.
+"""The sessions in the documentation, executed: the README's sessions, the tutorial, and the Python example.
 
 grpcurl is a Go program that a test machine need not have; a few lines of Python stand in for it and make the same calls with the
 same JSON.
@@ -81,6 +81,7 @@ def _shell(script: str, directory: Path, address: str, installed: bool) -> Itera
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GAVEL_")} | {
         "PATH": f"{tools}:{BIN}:{os.environ['PATH']}",
         "TMPDIR": str(directory),
+        "XDG_CONFIG_HOME": str(directory / "config"),
         "COLUMNS": "200",
         "GAVEL_LISTEN": address,
         "GAVEL_SERVER": address,
@@ -104,8 +105,8 @@ def _shell(script: str, directory: Path, address: str, installed: bool) -> Itera
         process.wait()
 
 
-def test_first_session(tmp_path: Path) -> None:
-    """The README's first session runs to its end and prints what the README shows."""
+def test_sessions(tmp_path: Path) -> None:
+    """The README's sessions run to their end, one after the other, and print what the README shows."""
     readme = ROOT / "README.md"
     address = _free_address()
     # The virtual environment of this process replaces the one that the page sets up.
