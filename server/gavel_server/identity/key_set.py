@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import jwt
 import structlog
@@ -131,10 +132,16 @@ def _fetch(url: str) -> bytes:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=FETCH_SECONDS_MAX) as response:
             content: bytes = response.read(KEY_SET_BYTES_MAX + 1)
     except urllib.error.HTTPError as error:
-        raise KeySetError(f"{url} answered {error.code}") from None
+        raise KeySetError(f"{_place(url)} answered {error.code}") from None
     except (OSError, ValueError) as error:
-        raise KeySetError(f"{url} cannot be fetched: {error}") from None
+        raise KeySetError(f"{_place(url)} cannot be fetched: {error}") from None
     return content
+
+
+def _place(url: str) -> str:
+    """Return a URL without the parts that may hold a secret, for the log."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _read_file(path: Path) -> bytes:

@@ -13,7 +13,6 @@ import pytest
 from gavel_server.front.programs import FrontSetting
 from gavel_server.identity.tokens import PREFIX
 
-from tests.e2e.identity.issuer import Issuer
 from tests.e2e.identity.world import (
     HEALTH,
     METHODS,
@@ -26,6 +25,7 @@ from tests.e2e.identity.world import (
     wait_until,
 )
 from tests.support.fronts import TRANSPORTS
+from tests.support.identity.issuer import Issuer
 
 DAY_SECONDS = 86_400
 

@@ -18,8 +18,8 @@ from gavel_server.front.programs import FrontSetting
 from gavel_server.identity.development_certificates import Authority, host_name
 from gavel_server.identity.tokens import add_token
 
-from tests.e2e.identity.issuer import AUDIENCE, ISSUER, Issuer
 from tests.e2e.world import WAIT_SECONDS_MAX, Server, run_servers
+from tests.support.identity.issuer import AUDIENCE, ISSUER, Issuer
 
 CALL_SECONDS_MAX: Final = 20.0
 # A call over the link of the front and a forwarded one; without a front both arrive over grpc.aio.

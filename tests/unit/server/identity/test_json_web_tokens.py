@@ -1,0 +1,172 @@
+"""Principals of JSON Web Tokens: names, groups, chains of actors, and the times between which a token is accepted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gavel_server.errors import ServiceError
+from gavel_server.identity.json_web_tokens import ACTORS_MAX, JwtAuthenticator
+from gavel_server.identity.names import GROUPS_MAX, NAME_CHARACTERS_MAX
+from gavel_server.identity.settings import JwtIssuer
+
+from tests.support.identity.issuer import AUDIENCE, ISSUER, Issuer
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Issuer:
+    """An issuer."""
+    return Issuer()
+
+
+@pytest.fixture(scope="module")
+def file(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of its keys."""
+    path = tmp_path_factory.mktemp("issuer") / "keys.json"
+    issuer.write(path)
+    return path
+
+
+def authenticator(file: Path, **settings: Any) -> JwtAuthenticator:
+    """Return the authenticator of the issuer with some settings."""
+    document = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_file": file, "leeway_seconds": 0, **settings}
+    return JwtAuthenticator([JwtIssuer.model_validate(document)])
+
+
+async def refusal(authenticator: JwtAuthenticator, token: str) -> str:
+    """Return the message with which a token is refused."""
+    with pytest.raises(ServiceError) as raised:
+        await authenticator.session(token)
+    assert token not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "claims", "groups"),
+    [
+        ("groups", {"groups": ["b", "a", "b"]}, ("a", "b")),
+        ("groups", {"groups": "one"}, ("one",)),
+        ("groups", {}, ()),
+        ("realm_access.roles", {"realm_access": {"roles": ["r"]}}, ("r",)),
+        ("https://acme.example/groups", {"https://acme.example/groups": ["g"]}, ("g",)),
+        ("a.b", {"a.b": ["flat"], "a": {"b": ["deep"]}}, ("flat",)),
+        ("a.b", {"a": ["b"]}, ()),
+        ("", {"groups": ["x"], "": ["y"]}, ()),
+    ],
+)
+async def test_groups(issuer: Issuer, file: Path, path: str, claims: dict[str, Any], groups: tuple[str, ...]) -> None:
+    """Groups come from the claim of the configured name, else from the path; without the claim there are none."""
+    session = await authenticator(file, groups_claim=path).session(issuer.token(**claims))
+    assert groups == session.principal.groups
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        ({"a": 1}, "is not a list of texts"),
+        ([1], "has a group that is not a text"),
+        ([""], "has a group that is not a text"),
+        (["a\nb"], "has a group that is not a text"),
+        (["x" * (NAME_CHARACTERS_MAX + 1)], "has a group that is not a text"),
+        ([f"g{number}" for number in range(GROUPS_MAX + 1)], f"has more than {GROUPS_MAX} groups"),
+    ],
+)
+async def test_groups_that_are_refused(issuer: Issuer, file: Path, groups: Any, problem: str) -> None:
+    """A token with malformed groups is refused, and not taken without them."""
+    assert problem in await refusal(authenticator(file), issuer.token(groups=groups))
+
+
+async def test_chain_of_actors(issuer: Issuer, file: Path) -> None:
+    """The chain of `act` claims is kept in its order, nearest first."""
+    act = {"sub": "agent-7", "act": {"sub": "orchestrator"}}
+    session = await authenticator(file).session(issuer.token(act=act))
+    assert ("alice", ("agent-7", "orchestrator")) == (session.principal.name, session.principal.actors)
+
+
+def chain(length: int) -> dict[str, Any]:
+    """Return a chain of so many actors."""
+    act: dict[str, Any] = {"sub": "a"}
+    for _ in range(length - 1):
+        act = {"sub": "a", "act": act}
+    return act
+
+
+async def test_chains_of_actors_that_are_refused(issuer: Issuer, file: Path) -> None:
+    """A chain that is malformed or too long is refused: a shortened one would hide who acts."""
+    verified = authenticator(file)
+    assert ACTORS_MAX == len((await verified.session(issuer.token(act=chain(ACTORS_MAX)))).principal.actors)
+    malformed: list[Any] = [chain(ACTORS_MAX + 1), [], "agent", {"sub": "a", "act": "b"}]
+    for act in malformed:
+        assert "is not a chain" in await refusal(verified, issuer.token(act=act))
+    assert "the sub of an actor" in await refusal(verified, issuer.token(act={}))
+    assert "is reserved" in await refusal(verified, issuer.token(act={"sub": "gavel:server"}))
+
+
+@pytest.mark.parametrize(
+    "name", ["", " alice", "a\u202eb", "x" * (NAME_CHARACTERS_MAX + 1), "uid:0", "group:admins", "gavel:server", "anonymous", 7, None]
+)
+async def test_names_that_are_refused(issuer: Issuer, file: Path, name: Any) -> None:
+    """A name that is missing, unprintable, too long or reserved is refused, also behind a prefix."""
+    for settings in ({}, {"name_claim": "email"}, {"name_prefix": "corp:"}):
+        token = issuer.token(sub=name, email=name) if name is not None else issuer.token(sub=None)
+        assert "claim" in await refusal(authenticator(file, **settings), token)
+
+
+async def test_names(issuer: Issuer, file: Path) -> None:
+    """The name is the configured claim behind the issuer's prefix; the credential is named by `jti`, else by the key."""
+    verified = authenticator(file, name_claim="email", name_prefix="corp:")
+    principal = (await verified.session(issuer.token(email="a@acme.example"))).principal
+    assert ("corp:a@acme.example", "jwt", ISSUER, "token-1") == (
+        principal.name,
+        principal.method,
+        principal.issuer,
+        principal.credential_id,
+    )
+    assert "kid:key-1" == (await verified.session(issuer.token(email="a", jti=None))).principal.credential_id
+
+
+async def test_leeway(issuer: Issuer, file: Path) -> None:
+    """The leeway for clocks applies to the start and the end of a token, and the session ends with it."""
+    now = int(time.time())
+    token = issuer.token(exp=now - 10, nbf=now - 20)
+    assert "the credentials have expired" in await refusal(authenticator(file), token)
+    session = await authenticator(file, leeway_seconds=60).session(token)
+    assert now + 50 == session.expires_at
+    early = issuer.token(nbf=now + 30)
+    assert "is not valid yet" in await refusal(authenticator(file), early)
+    await authenticator(file, leeway_seconds=60).session(early)
+
+
+async def test_algorithms(issuer: Issuer, file: Path) -> None:
+    """A token is refused if its algorithm is not one of the issuer's, even if its key could verify it."""
+    assert "is not one that issuer" in await refusal(authenticator(file, algorithms=["RS256"]), issuer.token())
+
+
+@pytest.mark.parametrize("algorithm", ["HS256", "none"])
+def test_symmetric_algorithms_cannot_be_configured(file: Path, algorithm: str) -> None:
+    """The settings take asymmetric algorithms only."""
+    with pytest.raises(ValueError, match="algorithms"):
+        authenticator(file, algorithms=[algorithm])
+
+
+@pytest.mark.parametrize(
+    "url", ["http://login.example/keys", "file:///etc/keys", "https://", "ftp://login.example", "http://localhost.evil.example/"]
+)
+def test_urls_of_keys_that_are_refused(url: str) -> None:
+    """Keys are fetched over https, or from this machine."""
+    with pytest.raises(ValueError, match="is not an https URL"):
+        JwtIssuer.model_validate({"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": url})
+
+
+async def test_withdrawn_key(issuer: Issuer, tmp_path: Path) -> None:
+    """A session whose key was withdrawn has a problem; one whose key stays has none."""
+    path = tmp_path / "keys.json"
+    issuer.write(path)
+    verified = authenticator(path)
+    session = await verified.session(issuer.token())
+    assert "" == verified.problem(session)
+    Issuer("other").write(path)
+    await verified.key_sets[ISSUER].reload()
+    assert "is no longer among the keys" in verified.problem(session)

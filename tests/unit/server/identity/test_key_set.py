@@ -1,0 +1,152 @@
+"""The keys of issuers: when they are fetched, how long they serve, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gavel_server.errors import ServiceError
+from gavel_server.identity import key_set
+from gavel_server.identity.key_set import KEY_SET_BYTES_MAX, KEYS_MAX, KeySet
+from structlog.testing import capture_logs
+
+from tests.support.identity.issuer import Issuer
+from tests.support.identity.key_server import KeyServer, running_key_server
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyServer]:
+    """An issuer's web server, which may be asked at any time."""
+    monkeypatch.setattr(key_set, "RETRY_SECONDS", 0.0)
+    with running_key_server() as served:
+        served.content = Issuer("one").key_set().encode()
+        yield served
+
+
+async def refusal(keys: KeySet, key_id: str) -> str:
+    """Return the message with which a key is refused."""
+    with pytest.raises(ServiceError) as raised:
+        await keys.key(key_id)
+    return str(raised.value)
+
+
+async def test_keys_are_fetched_once(web: KeyServer) -> None:
+    """A known key is fetched once; it serves until it is old, and is then fetched again."""
+    keys = KeySet("issuer", url=web.url)
+    first = await keys.key("one")
+    assert first == await keys.key("one")
+    assert 1 == web.requests
+    await keys.reload()
+    assert (2, True, 1) == (web.requests, keys.has("one", first), keys.version)
+
+
+async def test_old_keys_are_fetched_again(web: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are older than REFRESH_SECONDS are fetched again, so that a withdrawn key is no longer accepted."""
+    keys = KeySet("issuer", url=web.url)
+    first = await keys.key("one")
+    web.content = Issuer("two").key_set().encode()
+    monkeypatch.setattr(key_set, "REFRESH_SECONDS", 0.0)
+    assert "is not among the keys of issuer issuer" in await refusal(keys, "one")
+    assert not keys.has("one", first)
+
+
+async def test_an_unknown_key_is_looked_for(web: KeyServer) -> None:
+    """A token with an unknown key makes the server fetch the set at once, so a new key is accepted without delay."""
+    keys = KeySet("issuer", url=web.url)
+    await keys.key("one")
+    web.content = Issuer("two").key_set().encode()
+    await keys.key("two")
+    assert 2 == web.requests
+
+
+async def test_unknown_keys_do_not_flood_the_issuer(web: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tokens name unknown keys, the set is fetched once in RETRY_SECONDS."""
+    monkeypatch.setattr(key_set, "RETRY_SECONDS", 3600.0)
+    keys = KeySet("issuer", url=web.url)
+    for number in range(20):
+        assert "is not among the keys" in await refusal(keys, f"unknown-{number}")
+    assert 1 == web.requests
+
+
+async def test_another_key_under_the_same_name_ends_sessions(web: KeyServer) -> None:
+    """A key that is replaced under its name is another key: sessions of the old one are no longer accepted."""
+    keys = KeySet("issuer", url=web.url)
+    first = await keys.key("one")
+    web.content = Issuer("one").key_set().encode()
+    await keys.reload()
+    assert (False, 2) == (keys.has("one", first), keys.version)
+
+
+async def test_an_issuer_that_is_away(web: KeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the issuer is away its keys serve; after STALE_SECONDS none of its tokens is accepted."""
+    keys = KeySet("issuer", url=web.url)
+    first = await keys.key("one")
+    web.status = 500
+    monkeypatch.setattr(key_set, "REFRESH_SECONDS", 0.0)
+    assert first == await keys.key("one")
+    monkeypatch.setattr(key_set, "STALE_SECONDS", 0.0)
+    assert "cannot be read now" in await refusal(keys, "one")
+    assert not keys.has("one", first)
+
+
+async def test_redirects_are_refused(web: KeyServer) -> None:
+    """A redirect is not followed: it could lead away from https, or from the issuer."""
+    with running_key_server() as other:
+        other.content = web.content
+        web.status, web.location = 302, other.url
+        assert "cannot be read now" in await refusal(KeySet("issuer", url=web.url), "one")
+        assert 0 == other.requests
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"keys": {}}',
+        b'{"keys": [' + b" " * KEY_SET_BYTES_MAX + b"]}",
+        json.dumps({"keys": [{}] * (KEYS_MAX + 1)}).encode(),
+    ],
+    ids=["empty", "a list", "no text", "no list", "too large", "too many"],
+)
+async def test_invalid_key_sets(web: KeyServer, content: bytes) -> None:
+    """A key set that is invalid is refused as a whole, and the keys of before serve."""
+    keys = KeySet("issuer", url=web.url)
+    first = await keys.key("one")
+    web.content = content
+    with capture_logs() as logs:
+        await keys.reload()
+    assert ["identity.keys_unavailable"] == [line["event"] for line in logs]
+    assert keys.has("one", first)
+
+
+async def test_keys_that_are_never_used(tmp_path: Path) -> None:
+    """Symmetric keys, private keys, keys for encryption and keys without an id are left out, whatever a token names."""
+    (own,) = json.loads(Issuer("own").key_set())["keys"]
+    entries = [
+        {"kty": "oct", "kid": "symmetric", "k": "c2VjcmV0"},
+        {**own, "kid": "private", "d": "c2VjcmV0"},
+        {**own, "kid": "encryption", "use": "enc"},
+        {**own, "kid": ""},
+        {**own, "kid": "damaged", "x": "!"},
+        "text",
+        {**own, "kid": "usable"},
+    ]
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": entries}))
+    keys = KeySet("issuer", file=file)
+    assert "ES256" == (await keys.key("usable")).algorithm
+    for name in ("symmetric", "private", "encryption", "", "damaged"):
+        assert "is not among the keys" in await refusal(keys, name)
+
+
+async def test_urls_with_secrets_are_not_logged() -> None:
+    """The log names the place of a key set that cannot be fetched, without the password or key that its URL may hold."""
+    keys = KeySet("issuer", url="http://alice:planted@127.0.0.1:1/keys?api_key=planted")
+    with capture_logs() as logs:
+        assert "planted" not in await refusal(keys, "one")
+    assert "http://127.0.0.1:1/keys cannot be fetched" in logs[0]["problem"]
+    assert "planted" not in str(logs)
