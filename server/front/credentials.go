@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -87,6 +89,9 @@ func (call *call) authenticate(ctx context.Context) (*credential, error) {
 	table.unlock()
 	if handle == 0 || reason != nil {
 		found.release()
+		if method, has := grpc.Method(ctx); has && reason.Code() == codes.Unauthenticated {
+			table.calls.link.Send(link.NewFrame(link.Refused, 0, strings.TrimPrefix(method, "/")))
+		}
 		return nil, reason.Err()
 	}
 	return found, nil

@@ -190,7 +190,9 @@ async def _serve_on(
         observer=telemetry.observer,
         authentication=security.of_calls(),
     )
-    methods = register_services(listener, interceptor, buses, supervisor, AccessControl(buses, settings.admins))
+    security.on_refused = interceptor.note_unauthenticated
+    access = AccessControl(buses, settings.admins)
+    methods = register_services(listener, interceptor, buses, supervisor, access)
     states = _register_libraries(listener, interceptor, buses)
     async with _listening(settings, listener, security, methods, supervisor) as listening:
         if reactors is not None:
@@ -204,6 +206,7 @@ async def _serve_on(
             supervisor.start("gRPC listener", listener.watch_forever, problem=lambda: listener.problem),
             supervisor.start("idle buses", buses.close_idle_forever),
             supervisor.start("work queues", partial(trim_forever, buses.all)),
+            supervisor.start("refused calls", access.refusals.record_forever),
             supervisor.start("free memory", return_free_pages_forever),
         ]
         if security.identity.is_watched:
@@ -223,6 +226,7 @@ async def _serve_on(
         await states.servicer.enter_graceful_shutdown()
         if reactors is not None:
             await reactors.stop()
+        await access.refusals.stop()
         await buses.stop()
         interceptor.close_streams()
         await asyncio.sleep(FAREWELL_SECONDS)

@@ -52,6 +52,8 @@ class EndpointSecurity:
         # Without TLS, authentication and front, the address for callers serves the server's own parts, too.
         self.is_private: Final = program is not None or identity.tls is not None or identity.authenticator is not None
         self.secret: Final = secrets.token_hex(_SECRET_BYTES) if self.is_private else ""
+        # Called with the method of each call that the front refuses because its caller has no valid credentials.
+        self.on_refused: Callable[[str], None] = lambda _: None
 
     def of_calls(self) -> CallAuthentication:
         """Return the authentication of calls over grpc.aio."""
@@ -61,7 +63,13 @@ class EndpointSecurity:
 
     def of_front(self) -> FrontAuthentication:
         """Return the authentication of calls through the front."""
-        return FrontAuthentication(self.identity.authenticator, secret=self.secret, handles=self._handles, tls=self.identity.tls)
+        return FrontAuthentication(
+            self.identity.authenticator,
+            secret=self.secret,
+            handles=self._handles,
+            tls=self.identity.tls,
+            on_refused=self.on_refused,
+        )
 
 
 @contextlib.asynccontextmanager

@@ -98,9 +98,15 @@ RPCS_WITHOUT_RIGHT: Final = frozenset(
 
 RIGHT_OF_RPC: Final[Mapping[str, Right]] = {rpc: right for right, rpcs in RPCS_OF_RIGHT.items() for rpc in rpcs}
 
-# Rights whose calls record events: their refusals are recorded too.
-WRITING_RIGHTS: Final = frozenset(
-    {"propose", "publish", "execute", "review", "revoke", "deploy", "activate", "tools", "grant", "operate"},
-)
+# RPCs that write, to the log or to a queue of work: their refusals are recorded.
+WRITING_RPCS: Final = RIGHT_OF_RPC.keys() - {
+    *(rpc for right in ("preflight", "read", "subscribe", "simulate", "replay", "prove") for rpc in RPCS_OF_RIGHT[right]),
+    "gavel.v1.RuleSetService/ValidateRuleSet",
+    "gavel.v1.ToolService/ResolveTool",
+    "gavel.v1.ToolService/ListContracts",
+    "gavel.v1.AdministrationService/ValidateGrants",
+    "gavel.v1.WorkService/ListParked",
+    "gavel.v1.WorkService/ListConsumers",
+}
 # Rights under which a caller names the producer of an event.
 PRODUCING_RIGHTS: Final = frozenset({"propose", "preflight", "publish", "execute"})

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _UNKNOWN_SESSION: Final = session_that_is_over(UNKNOWN)
 
 
+def _ignore(_: str) -> None:
+    """The default of `on_refused`."""
+
+
 class FrontAuthentication:
     """What a front needs to know of callers. Without an authenticator they need no credentials."""
 
@@ -32,12 +36,17 @@ class FrontAuthentication:
         secret: str = "",
         handles: Handles | None = None,
         tls: TlsMaterial | None = None,
+        on_refused: Callable[[str], None] = _ignore,
     ) -> None:
-        """`secret` is the one of this start, for the server's private socket; `tls` what new connections are encrypted with."""
+        """`secret` is the one of this start, for the server's private socket; `tls` what new connections are encrypted with.
+
+        `on_refused` is called with the method of each call that the front refuses because its caller has no valid credentials.
+        """
         self._authenticator: Final = authenticator
         self._handles: Final = Handles() if handles is None else handles
         self.secret: Final = secret
         self.tls = tls
+        self.on_refused: Final = on_refused
 
     @property
     def is_required(self) -> bool:

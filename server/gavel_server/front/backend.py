@@ -19,6 +19,7 @@ from gavel_server.front.frames import (
     FORGET,
     METHODS,
     PING,
+    REFUSED,
     RESPONSE,
     REVOKE,
     SERVE,
@@ -121,6 +122,8 @@ class Backend:
         elif kind == FORGET:
             self._handles.discard(number)
             self._authentication.forget(number)
+        elif kind == REFUSED:
+            self._authentication.on_refused(content.decode())
         elif kind == BOUND:
             self._settle(content.decode())
         elif kind == UNBOUND:

@@ -26,7 +26,7 @@ from gavel_server.rpc.call_context import Caller, own_metadata
 
 # The version of the link: of its layout, kinds and methods, and of the arguments of the program. Raise it with any change, also in
 # server/front/main.go: a front may have been built before the server that starts it.
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 
 # The methods that go over the link, by kind of frame.
 METHODS: Final = ("SubmitProposal", "BatchSubmitProposals", "Preflight", "BatchPreflight", "StreamProposals")
@@ -41,6 +41,7 @@ REVOKE: Final = 5  # number: the handle; content: why
 TLS: Final = 6  # use other certificates for new connections; content: JSON (`orders`)
 
 # Kinds of the front's frames besides the methods.
+REFUSED: Final = 249  # a call of a caller without valid credentials was refused; content: the method
 AUTHENTICATE: Final = 250  # content: JSON (`authentication`); the response is HANDLE
 FORGET: Final = 251  # number: the handle
 CANCEL: Final = 252  # the caller of the request with this number has gone, or its deadline has passed; no content

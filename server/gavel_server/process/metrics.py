@@ -28,6 +28,9 @@ REVIEW_AGE: Final = Gauge("gavel_oldest_review_age_seconds", "How long the oldes
 LEASE_LAPSES: Final = Counter(
     "gavel_lease_lapses", "Attempts whose lease lapsed without a report, when another one began or a human review was requested.", ["bus"]
 )
+REFUSALS_NOT_RECORDED: Final = Counter(
+    "gavel_refusals_not_recorded", "Failed attempts to record refused calls in the log of a bus; they are tried again."
+)
 QUOTA_REFUSALS: Final = Counter("gavel_quota_refusals", "Calls that were refused because their caller had used up a quota.", ["quota"])
 COMMANDS_DROPPED: Final = Counter("gavel_commands_dropped", "Queued commands that were not decided because their caller had gone.", ["bus"])
 DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import grpc
 from gavel.v1 import error_pb2
+from gavel_rules.identity.principal import ANONYMOUS
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -26,6 +27,7 @@ from google.rpc.status_pb2 import Status
 
 from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
+from gavel_server.identity.refusals import unauthenticated
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.callback_methods import Answer, CallbackMethod, Method, Respond, Tasks, call
@@ -78,6 +80,13 @@ class Interceptor:
         self._authentication: Final = authentication or CallAuthentication()
         self._closing: Final = asyncio.Event()
 
+    def note_unauthenticated(self, name: str) -> None:
+        """Count a call of a caller without valid credentials, which the front may have refused."""
+        if self._observer is not None:
+            self._observer.count_unauthenticated()
+        if self.access is not None:
+            self.access.refusals.note(name, "", ANONYMOUS, unauthenticated(""))
+
     def intercept(self, service: ServiceDescriptor, methods: Mapping[str, CallbackMethod]) -> dict[str, Method]:
         """Return a service's callback methods, by name, as methods that never raise."""
         intercepted = {
@@ -127,7 +136,12 @@ class Interceptor:
         session: Session | None = None
         if not self._authentication.is_open:
             async with _errors(name, context):
-                session = await self._authentication.session(name, context)
+                try:
+                    session = await self._authentication.session(name, context)
+                except ServiceError as error:
+                    if error.reason == error_pb2.ERROR_REASON_UNAUTHENTICATED:
+                        self.note_unauthenticated(name)
+                    raise
         return grpc_call_context(name, context, behind_front=self._behind_front, session=session)
 
     @contextmanager
@@ -193,7 +207,8 @@ class Interceptor:
                     request = await decode(data, call_context)
                     if data is first:
                         # Consume, the one such method, names its bus in the first request's `open`.
-                        await _authorize(access, name, request.open, call_context)
+                        with _noting(access, name, request.open, call_context):
+                            await _authorize(access, name, request.open, call_context)
                     yield request
                     data = await context.read()
 
@@ -211,8 +226,9 @@ class Interceptor:
                 with self._observed(call_context, context):
                     self.quotas.charge(call_context.address, len(data))
                     request = await decode(data, call_context)
-                    await _authorize(access, name, request, call_context)
-                    return await behaviour(request, call_context)
+                    with _noting(access, name, request, call_context):
+                        await _authorize(access, name, request, call_context)
+                        return await behaviour(request, call_context)
 
         async def stream(_: object, context: _GrpcContext) -> None:
             call_context = await self._begin(name, context)
@@ -265,7 +281,11 @@ class Interceptor:
 def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: AccessControl | None, bus_number: int) -> Method:
     def intercepted(data: bytes, context: CallContext, answer: Answer) -> None:
         def respond(result: bytes | Exception) -> None:
-            answer(refuse(name, result) if isinstance(result, Exception) else result)
+            if isinstance(result, Exception):
+                if access is not None:
+                    _note(access, name, bus_number, result, data, context)
+                result = refuse(name, result)
+            answer(result)
 
         if context.session is not None and (error := context.session.error()) is not None:
             respond(error)
@@ -312,6 +332,26 @@ async def _authorize(access: AccessControl | None, name: str, request: Any, cont
     """Return if the caller has the right that the call needs. Raises ServiceError."""
     if access is not None and access.is_bound(name, context.principal):
         await access.check(name, getattr(request, "bus", ""), context.principal)
+
+
+def _note(access: AccessControl, name: str, bus_number: int, error: Exception, data: bytes, context: CallContext) -> None:
+    """Count a call that was answered with an error, if the error denies access."""
+    try:
+        bus = last_text_field(data, bus_number)
+    except ValueError:
+        return
+    access.refusals.note(name, bus, context.principal, error, data)
+
+
+@contextmanager
+def _noting(access: AccessControl | None, name: str, request: Any, context: CallContext) -> Iterator[None]:
+    """Count the call if the block raises an error that denies access."""
+    try:
+        yield
+    except ServiceError as error:
+        if access is not None:
+            access.refusals.note(name, getattr(request, "bus", ""), context.principal, error, request)
+        raise
 
 
 def _bus_number(method: MethodDescriptor) -> int:

@@ -6,7 +6,7 @@ frame its answer; the core decides.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from gavel.v1 import error_pb2
@@ -36,6 +36,7 @@ from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.callback_methods import CallbackMethod, Respond, Tasks
 from gavel_server.rpc.decoding import BATCH_BYTES_AT_ONCE, SLICE_ITEMS, RequestDecoder
 from gavel_server.rpc.framing import decision_response, stream_response, vote_response
+from gavel_server.rpc.identity.access_refusals import AccessRefusals
 from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.rpc.wire import text_field
@@ -63,8 +64,10 @@ _REQUEST_ID: Final = StreamProposalsRequest.REQUEST_ID_FIELD_NUMBER
 class Arbitration:
     """The methods of ArbitrationService, by name."""
 
-    def __init__(self, buses: BusRegistry, compiler: Compiler) -> None:
+    def __init__(self, buses: BusRegistry, compiler: Compiler, refusals: AccessRefusals | None = None) -> None:
+        """`refusals` counts the proposals of batches and streams that are refused; default: nobody records them."""
         self._buses = buses
+        self._refusals: Final = AccessRefusals(buses) if refusals is None else refusals
         self._tasks: Final = Tasks()
         preflight = Preflight(buses, compiler)
         waiting = WaitDecision(buses)
@@ -100,7 +103,7 @@ class Arbitration:
         request = _BATCH.decode(data)
         check_batch(len(request.envelopes))
         envelopes = request.envelopes[:]
-        answers = BatchAnswers(context.method, len(envelopes), respond)
+        answers = BatchAnswers(context.method, len(envelopes), respond, self._note_refused(request.bus, envelopes, context))
         share_bytes = len(data) // len(envelopes)
         bus = self._bus(request.bus)
         requests = answers.admit(
@@ -121,7 +124,7 @@ class Arbitration:
             check_batch(len(request.envelopes))
             envelopes = request.envelopes[:]
             bus = self._bus(request.bus)
-            answers = BatchAnswers(context.method, len(envelopes), respond)
+            answers = BatchAnswers(context.method, len(envelopes), respond, self._note_refused(request.bus, envelopes, context))
             # Measuring each proposal takes time: only if one of the batch could exceed the limit.
             share_bytes = len(data) // len(envelopes) if len(data) * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
             requests: list[Request] = []
@@ -142,6 +145,14 @@ class Arbitration:
             respond(error)
             return
         self._submit_all(request.bus, requests, context, respond)
+
+    def _note_refused(self, bus: str, envelopes: Sequence[Envelope], context: CallContext) -> Callable[[int, Exception], None]:
+        """Return what counts the proposals of a batch that are refused."""
+
+        def note(index: int, error: Exception) -> None:
+            self._refusals.note(context.method, bus, context.principal, error, envelopes[index])
+
+        return note
 
     def _submit_all(self, bus: str, requests: list[Request], context: CallContext, respond: Respond) -> None:
         if requests:
@@ -164,6 +175,7 @@ class Arbitration:
             elif isinstance(result, ServiceError) and result.reason == error_pb2.ERROR_REASON_SHUTTING_DOWN:
                 respond(result)
             else:
+                self._refusals.note(context.method, request.bus, context.principal, result, request.envelope)
                 respond(stream_response(request.request_id, refuse(context.method, result).status()))
 
         if len(request.request_id) > REQUEST_ID_LENGTH_MAX:

@@ -50,6 +50,7 @@ from gavel_server.log import EventLog
 from gavel_server.log.protocol import DAY_MS
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
+from gavel_server.rpc.identity.access_refusals import AccessRefusals
 from gavel_server.rpc.refusals import refuse
 from gavel_server.services.batches.commands import AdmittedCommand, admit_all, check_batch, execute_all
 from gavel_server.services.reads.log_reader import (
@@ -93,8 +94,10 @@ _BATCH_METHOD: Final = "gavel.v1.EventService/BatchPublishEvents"
 class EventServicer:
     """Serves EventService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry) -> None:
+    def __init__(self, buses: BusRegistry, refusals: AccessRefusals | None = None) -> None:
+        """`refusals` counts the events of batches that are refused; default: nobody records them."""
         self._buses = buses
+        self._refusals = AccessRefusals(buses) if refusals is None else refusals
         self._scans = scan_slots()
         self._page_reads = asyncio.Semaphore(PAGE_READS_MAX)
         self._follow_bytes = ByteBudget(FOLLOW_BYTES_MAX, CALLER_FOLLOW_BYTES_MAX)
@@ -119,8 +122,9 @@ class EventServicer:
             lambda: self._buses.open(request.bus, context.bus_incarnation), admitted, context.caller, context.principal
         )
         parts: list[bytes] = []
-        for result in results:
+        for envelope, result in zip(request.envelopes, results, strict=True):
             if isinstance(result, ServiceError):
+                self._refusals.note(_BATCH_METHOD, bus, context.principal, result, envelope)
                 parts.append(_PUBLISHED.content(PublishResult(error=refuse(_BATCH_METHOD, result).status()).SerializeToString()))
             else:
                 record = record_of(result)

@@ -40,9 +40,9 @@ def register_services(
     access = access or AccessControl(buses)
     interceptor.access = access
     slots = replay_slots()
-    methods = interceptor.intercept(service_descriptors.ARBITRATION, Arbitration(buses, compiler).methods)
+    methods = interceptor.intercept(service_descriptors.ARBITRATION, Arbitration(buses, compiler, access.refusals).methods)
     interceptor.register_methods(server, service_descriptors.ARBITRATION, methods)
-    interceptor.register(server, service_descriptors.EVENT, EventServicer(buses))
+    interceptor.register(server, service_descriptors.EVENT, EventServicer(buses, access.refusals))
     interceptor.register(server, service_descriptors.EXECUTION, ExecutionServicer(buses))
     interceptor.register(server, service_descriptors.RULE_SET, RuleSetServicer(buses, compiler, slots))
     interceptor.register(server, service_descriptors.PROJECTION, ProjectionServicer(buses, supervisor or Supervisor(), interceptor.quotas))

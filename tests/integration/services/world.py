@@ -43,6 +43,7 @@ from gavel_server.log import EventLog
 from gavel_server.log.memory import MemoryLog
 from gavel_server.process.clock import GuardedClock
 from gavel_server.rpc.identity.access import AccessControl
+from gavel_server.rpc.identity.access_refusals import AccessRefusals
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.services.registration import register_services
 from google.protobuf.struct_pb2 import Struct
@@ -105,8 +106,9 @@ class Refusal(NamedTuple):
 class World:
     """A server and the stubs of a client of it. `open_log` makes the log of a bus."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, buses: BusRegistry, clock: Clock) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, buses: BusRegistry, clock: Clock, refusals: AccessRefusals) -> None:
         self.channel = channel
+        self.refusals = refusals
         self.address = address
         self.buses = buses
         self.clock = clock
@@ -197,11 +199,12 @@ async def running_world(
 
     buses = BusRegistry(open_bus, exists)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
-    register_services(server, interceptor or Interceptor(), buses, access=AccessControl(buses, admins))
+    refusals = AccessRefusals(buses, monotonic=lambda: clock.now_ms / 1000)
+    register_services(server, interceptor or Interceptor(), buses, access=AccessControl(buses, admins, refusals))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield World(channel, f"127.0.0.1:{port}", buses, clock)
+        yield World(channel, f"127.0.0.1:{port}", buses, clock, refusals)
         await buses.stop()
     await server.stop(None)
     for sequencer in buses.all():

@@ -32,6 +32,7 @@ const (
 
 // Kinds of the front's frames besides the methods.
 const (
+	Refused      byte = 249 // a call without valid credentials was refused; content: the method
 	Authenticate byte = 250
 	Forget       byte = 251 // number: the handle
 	Cancel       byte = 252

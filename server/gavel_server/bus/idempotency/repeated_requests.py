@@ -16,7 +16,7 @@ import structlog
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.arbitration.first_decision import first_decision_id
-from gavel_rules.commands import BeginExecution, EventAnswer, LeasedAttempt, RenewExecution, command_envelope
+from gavel_rules.commands import BeginExecution, EventAnswer, LeasedAttempt, RecordRefusals, RenewExecution, command_envelope
 from gavel_rules.identity.principal import Principal
 
 from gavel_server.bus.idempotency.same_request import is_same_request, is_same_start
@@ -90,6 +90,9 @@ class RepeatedRequests:
         command = request.command
         if isinstance(command, _STARTS):
             self._answer_start(request, command, recorded, record)
+            return True
+        if isinstance(command, RecordRefusals):  # the server's own; it repeats one whose outcome it does not know
+            replica.answers.answer(request, CommittedAnswer(EventAnswer(recorded), record), number)
             return True
         if sent is None:
             return False

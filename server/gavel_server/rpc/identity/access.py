@@ -9,32 +9,33 @@ A bus that does not exist is not opened by a call of an authenticated caller: Cr
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from gavel.v1 import error_pb2
 from gavel_rules.identity.grants import GROUP_PREFIX
 from gavel_rules.identity.principal import SERVER, Principal
-from gavel_rules.identity.rights import RIGHT_OF_RPC, RIGHTS, RPCS_WITHOUT_RIGHT, WRITING_RIGHTS, Right
+from gavel_rules.identity.rights import RIGHT_OF_RPC, RIGHTS, RPCS_WITHOUT_RIGHT, Right
 from gavel_rules.state.state import State
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
-
-Refused = Callable[[str, str, Principal, ServiceError], None]
-"""Called with the bus, the RPC, the caller and the error of a refused call that would have written something."""
+from gavel_server.rpc.identity.access_refusals import CREATE_BUS, AccessRefusals
 
 _ALL_RIGHTS: Final = frozenset(RIGHTS)
 
 
 class AccessControl:
-    """Checks the rights of callers on the buses of this server. `admins` are names, or groups as "group:NAME"."""
+    """Checks the rights of callers on the buses of this server. `admins` are names, or groups as "group:NAME".
 
-    def __init__(self, buses: BusRegistry, admins: Sequence[str] = (), on_refused: Refused | None = None) -> None:
+    `refusals` counts the calls that are refused.
+    """
+
+    def __init__(self, buses: BusRegistry, admins: Sequence[str] = (), refusals: AccessRefusals | None = None) -> None:
         self._buses: Final = buses
         self._admins: Final = frozenset(admins)
-        self._on_refused: Final = on_refused
+        self.refusals: Final = AccessRefusals(buses) if refusals is None else refusals
 
     def is_bound(self, rpc: str, principal: Principal) -> bool:
         """Return whether a call needs a right: the caller is authenticated and not the server itself, and the RPC is not open to all."""
@@ -69,11 +70,11 @@ class AccessControl:
             why = "the bus has no grants, so only administrators of the server's settings may use it"
         else:
             why = f"no grant of {in_force.deployed.name} version {in_force.deployed.version} gives it the right {right} there"
-        return self._refuse(bus, rpc, principal, f"{principal.name!r} may not {right} on bus {bus}: {why}")
+        return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, f"{principal.name!r} may not {right} on bus {bus}: {why}")
 
     def check_now(self, rpc: str, bus: str, principal: Principal) -> ServiceError | Awaitable[None] | None:
         """Return why a call is refused, None if it is allowed, or what to await if the bus is not open in this process. Hot path."""
-        sequencer = None if rpc == _CREATE_BUS else self._buses.find_open(bus)
+        sequencer = None if rpc == CREATE_BUS else self._buses.find_open(bus)
         if sequencer is not None:
             return self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
         return self.check(rpc, bus, principal)
@@ -81,7 +82,7 @@ class AccessControl:
     async def check(self, rpc: str, bus: str, principal: Principal) -> None:
         """Return if a call is allowed. Raises ServiceError RIGHT_LACKING, BUS_NOT_FOUND, and the errors of opening an existing bus."""
         self._buses.check_name(bus)
-        if rpc == _CREATE_BUS:
+        if rpc == CREATE_BUS:
             await self._check_creation(bus, principal)
             return
         sequencer = await self._buses.existing(bus)
@@ -96,13 +97,4 @@ class AccessControl:
         in_force = (await self._buses.existing(BUS_DEFAULT)).replica.state.grants_in_force
         if in_force is None or "operate" not in in_force.grants.rights_of(principal, bus):
             message = f"{principal.name!r} may not create bus {bus}: that needs the right operate for it in the grants of bus {BUS_DEFAULT}"
-            raise self._refuse(BUS_DEFAULT, _CREATE_BUS, principal, message)
-
-    def _refuse(self, bus: str, rpc: str, principal: Principal, message: str) -> ServiceError:
-        error = ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
-        if self._on_refused is not None and RIGHT_OF_RPC[rpc] in WRITING_RIGHTS:
-            self._on_refused(bus, rpc, principal, error)
-        return error
-
-
-_CREATE_BUS: Final = "gavel.v1.AdministrationService/CreateBus"
+            raise ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)

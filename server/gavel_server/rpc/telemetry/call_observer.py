@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from gavel.v1.error_pb2 import ErrorReason
+from gavel_rules.identity.principal import ANONYMOUS
 
 from gavel_server.errors import ServiceError
 from gavel_server.process.telemetry.call_trace import CURRENT, CallTrace
@@ -57,6 +58,10 @@ class CallObserver:
     def count_refusal(self, context: CallContext, reason: str) -> None:
         """Count a call that was answered with an error."""
         REFUSALS.labels(self._principals.bound(context.principal.name), reason).inc()
+
+    def count_unauthenticated(self) -> None:
+        """Count a call whose caller has no valid credentials, and which was not begun."""
+        REFUSALS.labels(self._principals.bound(ANONYMOUS.name), "UNAUTHENTICATED").inc()
 
     def record(self, method: str, code: grpc.StatusCode, milliseconds: float) -> None:
         """Record the duration of a call."""

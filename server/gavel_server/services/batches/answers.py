@@ -23,10 +23,16 @@ _QUEUE_FULL: Final = error_pb2.ERROR_REASON_QUEUE_FULL
 
 
 class BatchAnswers:
-    """Gathers the answers to the `count` proposals of a call of `method`, and calls `respond` with the response's bytes after the last."""
+    """Gathers the answers to the `count` proposals of a call of `method`, and calls `respond` with the response's bytes after the last.
 
-    def __init__(self, method: str, count: int, respond: Callable[[bytes], None]) -> None:
+    `on_error` is called with the index and the error of each proposal that is refused.
+    """
+
+    def __init__(
+        self, method: str, count: int, respond: Callable[[bytes], None], on_error: Callable[[int, Exception], None] | None = None
+    ) -> None:
         self._method = method
+        self._on_error = on_error
         self._answers: list[Record | Status | None] = [None] * count
         self._missing = count
         self._respond = respond
@@ -64,6 +70,8 @@ class BatchAnswers:
 
     def take(self, index: int, result: CommittedAnswer | Exception) -> None:
         """Take the answer to one proposal. Call it once for each index."""
+        if self._on_error is not None and isinstance(result, Exception):
+            self._on_error(index, result)
         self._answers[index] = self._answer(result)
         self._missing -= 1
         if not self._missing:
