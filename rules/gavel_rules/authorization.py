@@ -36,6 +36,7 @@ from gavel_rules.commands import (
 )
 from gavel_rules.derivation import is_derived
 from gavel_rules.events.kinds import GAVEL
+from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.identity.access import Access, access_of, execution_access, explain_refusal, permits
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.identity.rights import Right
@@ -65,6 +66,17 @@ def authorize(recorder: Recorder, command: Command, principal: Principal) -> Fau
     return None
 
 
+def preflight_fault(state: State, proposal: ProposalView, principal: Principal) -> Fault | None:
+    """Return why the caller may not try a proposal; or None. The grants restrict a dry run as they restrict the proposal itself."""
+    in_force = state.grants_in_force
+    if in_force is None or (principal.is_anonymous and not in_force.binds_anonymous):
+        return None
+    access = _proposal_access("preflight", state.bus, proposal)
+    if permits(in_force.grants, principal, access):
+        return None
+    return Fault(error_pb2.ERROR_REASON_RIGHT_LACKING, explain_refusal(in_force.grants, principal, access))
+
+
 def access_of_command(state: State, command: Command) -> Access | None:
     """Return what a command would do, as far as grants restrict it; None if it needs no grant.
 
@@ -73,8 +85,7 @@ def access_of_command(state: State, command: Command) -> Access | None:
     bus = state.bus
     match command:
         case SubmitProposal():
-            proposal = command.proposal
-            return Access("propose", bus, proposal.producer_type, proposal.producer_id, (proposal.action_type,), proposal.subject)
+            return _proposal_access("propose", bus, command.proposal)
         case PublishEvent():
             return None if is_derived(command.envelope.fact) else access_of(command.envelope, bus)
         case BeginExecution() | RenewExecution():
@@ -120,6 +131,10 @@ def principal_of(envelope: Envelope) -> Principal:
         tuple(attestation.actors),
         attestation.credential_id,
     )
+
+
+def _proposal_access(right: Right, bus: str, proposal: ProposalView) -> Access:
+    return Access(right, bus, proposal.producer_type, proposal.producer_id, (proposal.action_type,), proposal.subject)
 
 
 def _decision_access(right: Right, bus: str, decision: Envelope | None) -> Access:

@@ -17,10 +17,12 @@ from gavel_rules.arbitration.action_view import case_of, view_action
 from gavel_rules.arbitration.evaluation import evaluator
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.arbitration.submission import version_fault
+from gavel_rules.authorization import preflight_fault
 from gavel_rules.commands import Fault, Tick
 from gavel_rules.decider import handle
 from gavel_rules.events.citation import CitedEvent
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.state.active_actions import actions_by_type
@@ -35,14 +37,17 @@ def preflight(
     cited_events: Mapping[int, CitedEvent],
     now_ms: int,
     actions: tuple[CompiledAction, ...] | None = None,
+    principal: Principal = ANONYMOUS,
 ) -> Decision | Fault:
     """Return the decision on a proposal at `now_ms`, or a fault if its projection_version is ahead of the log.
+
+    It is also a fault if the grants in force do not let `principal`, the caller, try the proposal.
 
     `cited_events` holds the events that the proposal cites, by sequence number. `actions` stand in for the active rule sets: see
     `actions_with`. The decision has the state_version that it was made on, and no ids.
     """
     head = state.head
-    fault = version_fault(proposal.projection_version, head)
+    fault = preflight_fault(state, proposal, principal) or version_fault(proposal.projection_version, head)
     if fault is not None:
         return fault
     next_timer_ms = state.next_timer_ms()

@@ -52,10 +52,11 @@ type authentication struct {
 // noCredential is used where the server asks for none.
 var noCredential = &credential{}
 
-// authenticate returns the credential of a call, which the server has accepted, or the error that refuses the call. End its use with `release`.
+// authenticate returns the credential of a call, which the server has accepted, or the error that refuses the call. A call that needs none
+// may have one all the same; if the server does not accept it, the call has none. End its use with `release`.
 func (call *call) authenticate(ctx context.Context) (*credential, error) {
 	table := call.connection.table
-	if !table.identity.IsRequired || call.method.IsOpen {
+	if !table.identity.IsRequired || call.method.IsOpen && !call.hasCredentials() {
 		return noCredential, nil
 	}
 	table.mutex.Lock()
@@ -64,6 +65,9 @@ func (call *call) authenticate(ctx context.Context) (*credential, error) {
 	table.unlock()
 	if isAccepted {
 		return found, nil
+	}
+	if found == nil && call.method.IsOpen {
+		return noCredential, nil
 	}
 	if found == nil {
 		message := fmt.Sprintf("the connection uses more than %d credentials at once; open another connection", credentialsMax)
@@ -89,12 +93,21 @@ func (call *call) authenticate(ctx context.Context) (*credential, error) {
 	table.unlock()
 	if handle == 0 || reason != nil {
 		found.release()
+		if call.method.IsOpen {
+			return noCredential, nil
+		}
 		if method, has := grpc.Method(ctx); has && reason.Code() == codes.Unauthenticated {
 			table.calls.link.Send(link.NewFrame(link.Refused, 0, strings.TrimPrefix(method, "/")))
 		}
 		return nil, reason.Err()
 	}
 	return found, nil
+}
+
+// hasCredentials reports whether the call or its connection presents any.
+func (call *call) hasCredentials() bool {
+	connection := call.connection
+	return len(call.metadata.Get(headers.AuthorizationKey)) > 0 || connection.user != nil || len(connection.certificates()) > 0
 }
 
 // use returns the credential of a digest, and whether the server is yet to be asked about it. It returns nil if there are too many.

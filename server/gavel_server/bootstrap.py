@@ -56,7 +56,7 @@ from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS, SER
 from gavel_server.rpc.telemetry.call_observer import CallObserver
 from gavel_server.rpc.transport import STOP_GRACE_SECONDS
 from gavel_server.rpc.wakeups import read_all_wakeups
-from gavel_server.services.health import HealthServicer
+from gavel_server.services.health import HealthServicer, check_health_access
 from gavel_server.services.registration import register_services
 from gavel_server.work.trimming import trim_forever
 
@@ -193,7 +193,7 @@ async def _serve_on(
     security.on_refused = interceptor.note_unauthenticated
     access = AccessControl(buses, settings.admins)
     methods = register_services(listener, interceptor, buses, supervisor, access)
-    states = _register_libraries(listener, interceptor, buses)
+    states = _register_libraries(listener, interceptor, buses, access, is_required=security.identity.authenticator is not None)
     async with _listening(settings, listener, security, methods, supervisor) as listening:
         if reactors is not None:
             reactors.target, reactors.secret = listening.inner, security.secret
@@ -344,10 +344,12 @@ class _Health(NamedTuple):
         await self.servicer.set(BACKGROUND_HEALTH, status)
 
 
-def _register_libraries(server: HandlerRegistry, interceptor: Interceptor, buses: BusRegistry) -> _Health:
-    """Serve health and reflection."""
+def _register_libraries(
+    server: HandlerRegistry, interceptor: Interceptor, buses: BusRegistry, access: AccessControl, *, is_required: bool
+) -> _Health:
+    """Serve health and reflection. `is_required`: callers need credentials."""
     servicer = HealthServicer(buses)
-    interceptor.register_library(server, HEALTH, servicer)
+    interceptor.register_library(server, HEALTH, servicer, partial(check_health_access, access=access, is_required=is_required))
     reflection = Reflection(NAMES)
     for service in REFLECTIONS:
         interceptor.register_library(server, service, reflection)

@@ -12,14 +12,14 @@ do not answer a call that ends without a request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import grpc
 from gavel.v1 import error_pb2
-from gavel_rules.identity.principal import ANONYMOUS
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -46,6 +46,8 @@ _SUBSCRIBE: Final = "SubscribeEvents"
 # Calls that wait for a bus to be opened in this process before their rights are checked.
 _TASKS: Final = Tasks()
 _GrpcContext = grpc.aio.ServicerContext[Any, Any]
+Guard = Callable[[Any, Principal], Awaitable[None]]
+"""Checks whether a caller may make a request. Raises ServiceError."""
 if TYPE_CHECKING:  # grpc's class takes no parameters at run time
     _Handler = grpc.RpcMethodHandler[Any, Any]
 
@@ -114,14 +116,14 @@ class Interceptor:
         handlers = {method.name: self._handler(method, getattr(servicer, method.name)) for method in service.methods}
         _add(server, service, handlers)
 
-    def register_library(self, server: HandlerRegistry, service: ServiceDescriptor, servicer: object) -> None:
+    def register_library(self, server: HandlerRegistry, service: ServiceDescriptor, servicer: object, guard: Guard | None = None) -> None:
         """Serve a servicer of gRPC's own libraries, whose methods take gRPC's context and may use it to end a call.
 
-        A method that the library does not implement is not served.
+        A method that the library does not implement is not served. `guard` checks each request of the methods with one request.
         """
         behaviours = {method.name: getattr(servicer, method.name) for method in service.methods}
         handlers = {
-            name: self._library_handler(service.methods_by_name[name], behaviour)
+            name: self._library_handler(service.methods_by_name[name], behaviour, guard)
             for name, behaviour in behaviours.items()
             if iscoroutinefunction(behaviour) or isasyncgenfunction(behaviour)
         }
@@ -250,7 +252,7 @@ class Interceptor:
             return grpc.stream_stream_rpc_method_handler(stream, response_serializer=encode)
         return grpc.stream_unary_rpc_method_handler(unary, response_serializer=encode)
 
-    def _library_handler(self, method: MethodDescriptor, behaviour: Callable[..., Any]) -> _Handler:
+    def _library_handler(self, method: MethodDescriptor, behaviour: Callable[..., Any], guard: Guard | None) -> _Handler:
         """Return the handler of a library's method. It is a generator of answers, or a coroutine that returns or writes them."""
         name, decode, encode = _name(method), _request_decoder(method).decode, _encoder(method)
         is_generator = isasyncgenfunction(behaviour)
@@ -265,6 +267,8 @@ class Interceptor:
             async with _errors(name, context), _lasting(call_context):
                 with self._observed(call_context, context, is_traced=False):
                     request = decoded(requests) if method.client_streaming else decode(data)
+                    if guard is not None and not method.client_streaming:
+                        await guard(request, call_context.principal)
                     if not is_generator:
                         return await behaviour(request, context)
                     async for response in behaviour(request, context):

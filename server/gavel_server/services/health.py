@@ -2,6 +2,9 @@
 
 A bus is SERVING while this server accepts writes to it. A check never opens a bus: one without events is NOT_FOUND, or SERVICE_UNKNOWN
 for Watch. A bus that has events and is not in memory is read again, as for any other read: whether it can be written depends on its log.
+
+The health of process and services is open to everybody. With authentication the health of a bus needs credentials and the right to read
+the bus; without credentials the answer is the same whether the bus exists or not.
 """
 
 from __future__ import annotations
@@ -13,21 +16,42 @@ from typing import Any, Final
 
 import grpc
 from gavel.v1 import error_pb2
+from gavel_rules.identity.principal import Principal
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.errors import ServiceError
-from gavel_server.rpc.service_descriptors import ARBITRATION
+from gavel_server.identity.refusals import unauthenticated
+from gavel_server.rpc.identity.access import AccessControl
+from gavel_server.rpc.service_descriptors import ARBITRATION, PROJECTION
 
 # Before the name of a bus.
 BUS_PREFIX: Final = f"{ARBITRATION.full_name}/"
+# The RPC whose right opens the health of a bus.
+_READ: Final = f"{PROJECTION.full_name}/GetStatus"
 # How often the status of a watched bus is looked at.
 WATCH_INTERVAL_SECONDS: Final = 0.5
 
 _UNKNOWN: Final = frozenset({error_pb2.ERROR_REASON_BUS_NOT_FOUND, error_pb2.ERROR_REASON_INVALID_REQUEST})
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def check_health_access(request: Any, principal: Principal, access: AccessControl, *, is_required: bool) -> None:
+    """Return if a caller may ask for the health that it asks for. Raises ServiceError. `is_required`: callers need credentials."""
+    name = getattr(request, "service", "")
+    if not is_required or not name.startswith(BUS_PREFIX):
+        return
+    if principal.is_anonymous:
+        raise unauthenticated("the health of a bus needs credentials; without them ask for that of the server")
+    if not access.is_bound(_READ, principal):
+        return
+    try:
+        await access.check(_READ, name.removeprefix(BUS_PREFIX), principal)
+    except ServiceError as error:
+        if error.reason not in _UNKNOWN:
+            raise
 
 
 class HealthServicer(health.aio.HealthServicer):

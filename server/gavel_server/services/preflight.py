@@ -92,7 +92,7 @@ class Preflight:
             raise of_fault(actions)
         response = PreflightResponse(evaluated_at_sequence_number=state.head)
         now_ms = sequencer.now_ms()
-        response.decision.CopyFrom(_decision(preflight(state, proposal, citations, now_ms, actions)))
+        response.decision.CopyFrom(_decision(preflight(state, proposal, citations, now_ms, actions, context.principal)))
         if request.explain:
             response.explanations.extend(explain(state, proposal, now_ms, actions))
         return response.SerializeToString()
@@ -148,7 +148,7 @@ class Preflight:
                 state = await self._state(sequencer)
                 now_ms = sequencer.now_ms()
             try:
-                results.append(_decision(preflight(state, proposal, citations, now_ms)).SerializeToString())
+                results.append(_decision(preflight(state, proposal, citations, now_ms, None, principal)).SerializeToString())
             except Exception as error:  # noqa: BLE001  # a bug or a broken engine costs one proposal, not the others of its batch
                 results.append(error)
         return results

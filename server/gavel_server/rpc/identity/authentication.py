@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hmac
 import os
+from contextlib import suppress
 from ssl import PEM_cert_to_DER_cert
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from gavel_rules.identity.principal import SERVER
 
+from gavel_server.errors import ServiceError
 from gavel_server.identity.credentials import Credentials
 from gavel_server.identity.handles import NO_HANDLE, UNKNOWN, Handles
 from gavel_server.identity.refusals import unauthenticated
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 SECRET_KEY: Final = "gavel-secret"  # noqa: S105  # its name
 HANDLE_KEY: Final = "gavel-handle"
 AUTHORIZATION_KEY: Final = "authorization"
-# Health says only whether the server answers. Load balancers and orchestrators ask for it and have no credentials.
+# Health says whether the server answers. Load balancers and orchestrators ask for it and have no credentials. A caller may show some all
+# the same, to ask for the health of a bus (`services/health`).
 OPEN_METHODS: Final = frozenset(f"{HEALTH.full_name}/{method.name}" for method in HEALTH.methods)
 _OWN: Final = Session(SERVER)
 _CERTIFICATE_CHAIN: Final = "x509_pem_cert_chain"
@@ -64,17 +67,25 @@ class CallAuthentication:
                 return self._inner_session(method, [value for key, value in metadata if key == HANDLE_KEY])
             if self._behind_front:
                 raise unauthenticated("this socket is private to the server; use the address that the server listens on")
-        if self._authenticator is None or method in OPEN_METHODS:
+        if self._authenticator is None:
             return None
-        return await self._authenticator.authenticate(_credentials(call, metadata))
+        credentials = _credentials(call, metadata)
+        if method not in OPEN_METHODS:
+            return await self._authenticator.authenticate(credentials)
+        if credentials.authorizations or credentials.certificates or credentials.user_id is not None:
+            with suppress(ServiceError):
+                return await self._authenticator.authenticate(credentials)
+        return None
 
     def _inner_session(self, method: str, handles: list[Any]) -> Session | None:
         if not handles:
             return _OWN
-        if self._authenticator is None or method in OPEN_METHODS:
+        if self._authenticator is None:
             return None
         handle = int(handles[0]) if str(handles[0]).isdecimal() else NO_HANDLE
         session = self._handles.get(handle)
+        if method in OPEN_METHODS:
+            return session if session is not None and session.error() is None else None
         if session is None:
             raise unauthenticated(UNKNOWN)
         session.check()

@@ -15,6 +15,7 @@ from gavel.v1.arbitration_service_pb2 import (
     StreamProposalsRequest,
     SubmitProposalRequest,
 )
+from gavel.v1.common_pb2 import Producer
 from gavel.v1.diagnostic_pb2 import AccessRefused
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import BatchPublishEventsRequest, ListEventsRequest, PublishEventRequest
@@ -132,7 +133,7 @@ async def test_items_of_batches_and_streams(world: World) -> None:
     request = BatchSubmitProposalsRequest(envelopes=[good, bad, bad])
     await world.arbitration.BatchSubmitProposals(request, metadata=by(AGENT))
     stream = world.arbitration.StreamProposals(
-        iter([StreamProposalsRequest(envelope=one) for one in (good, bad)]),  # type: ignore[arg-type]  # gRPC takes iterators too
+        iter([StreamProposalsRequest(envelope=one) for one in (good, bad)]),
         metadata=by(AGENT),
     )
     assert [False, True] == [answer.HasField("error") async for answer in stream]
@@ -196,8 +197,8 @@ async def test_many_principals(world: World) -> None:
 
 async def test_producers_of_any_form(world: World) -> None:
     """A producer that no event could name does not reach the log."""
-    await submit(world, STRANGER, Envelope(producer={"type": common_pb2.PRODUCER_TYPE_AGENT, "id": "x" * 100_000}))
-    await submit(world, Principal("other", "token"), Envelope(producer={"id": "a b\n"}))
+    await submit(world, STRANGER, Envelope(producer=Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="x" * 100_000)))
+    await submit(world, Principal("other", "token"), Envelope(producer=Producer(id="a b\n")))
     await world.refusals.record_due()
     assert [False, False] == [refused.HasField("producer") for refused in await refusals(world)]
 

@@ -335,7 +335,7 @@ Global___ShadowVerdict: _TypeAlias = ShadowVerdict  # noqa: Y015
 @_typing.final
 class AccessRefused(_message.Message):
     """AccessRefused counts calls of one principal that would have written something and were refused for one reason. At most
-    one a minute is recorded for each principal and reason.
+    one a minute is recorded for each principal and reason, and one more when the server stops.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -350,20 +350,24 @@ class AccessRefused(_message.Message):
     FIRST_AT_FIELD_NUMBER: _builtins.int
     LAST_AT_FIELD_NUMBER: _builtins.int
     principal: _builtins.str
-    """The authenticated caller; empty if it was not authenticated."""
+    """The authenticated caller; empty if it was not authenticated. "*" with an empty method: several callers, beyond the
+    number that is told apart.
+    """
     method: _builtins.str
-    """How the caller was authenticated, as in Attestation."""
+    """How the caller was authenticated, as in Attestation; empty if it was not."""
     category: _common_pb2.EventCategory.ValueType
-    """The category of the refused events; unspecified for other calls."""
+    """The category of the event that the first of the calls would have recorded; unspecified for other calls."""
     reason: _builtins.str
     """Machine-readable reason, as in the error's ErrorInfo, e.g. "PRODUCER_NOT_ALLOWED"."""
     rpc: _builtins.str
-    """The method that was called, e.g. "gavel.v1.EventService/PublishEvent"."""
+    """The method of the first of the calls, e.g. "gavel.v1.EventService/PublishEvent"."""
     count: _builtins.int
-    """Number of refused calls."""
+    """Number of refused calls and items of batches and streams."""
     @_builtins.property
     def producer(self) -> _common_pb2.Producer:
-        """The producer that the calls named."""
+        """The producer that the first of the calls named; absent if the call named none in valid form, or was not
+        authenticated: its request is then not read.
+        """
 
     @_builtins.property
     def first_at(self) -> _timestamp_pb2.Timestamp:
