@@ -39,6 +39,7 @@ from gavel_server.services.reads.log_reader import action_type_violations, enum_
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
 from gavel_server.services.reads.projection_digests import ProjectionDigests
 from gavel_server.services.reads.subject_projection import START, Place, fill_projection, subject_items
+from gavel_server.work.items import find_lost
 
 if TYPE_CHECKING:
     from gavel_client.supervision import Supervisor
@@ -93,13 +94,17 @@ class ProjectionServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         phases, action_types = frozenset(request.phases), frozenset(request.action_types)
-        query = ("pending decisions", sequencer.bus, sorted(phases), sorted(action_types))
+        query = ("pending decisions", sequencer.bus, sorted(phases), sorted(action_types), request.lost_work)
         page = page_of(request.page_size, request.page_token, query, (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
         pending = views.pending_decisions(state, _after(page), phases)
         passes = (lambda item: item.action_type in action_types) if action_types else None
         decisions, token = await fill(page, pending, _place, context.caller, passes)
+        if request.lost_work:
+            live = [one for decision in decisions if (one := state.decisions.get(decision.decision_id)) is not None]
+            lost = await find_lost(sequencer.log.work, live)
+            decisions = [decision for decision in decisions if decision.decision_id in lost]
         return ListPendingDecisionsResponse(decisions=decisions, next_page_token=token, projection_version=covered)
 
     async def ListPendingReviews(self, request: ListPendingReviewsRequest, context: CallContext) -> ListPendingReviewsResponse:

@@ -19,6 +19,7 @@ from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
 from gavel_server.process.time_slice import TimeSlice
+from gavel_server.work.items import decision_number
 
 TRIM_SECONDS: Final = 10.0
 # Entries that are examined in one step, and in one round of a queue.
@@ -58,7 +59,7 @@ async def _trim_decisions(sequencer: Sequencer) -> None:
         after = numbers[-1]
         state = await sequencer.confirmed_state()
         # Without a pause from here: the state that is read is committed.
-        live = {decision.sequence_number for decision in state.pending_decisions() if decision.phase in _EXECUTABLE}
+        live = {decision_number(decision) for decision in state.pending_decisions() if decision.phase in _EXECUTABLE}
         ended = [number for number in numbers if number <= state.head and number not in live]
         if ended:
             await work.remove("decisions", ended)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from gavel.v1.arbitration_service_pb2 import RevokeDecisionRequest
-from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
+from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
+from gavel.v1.execution_pb2 import EXECUTION_STATUS_PARTIAL, EXECUTION_STATUS_SUCCESS
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE
+from gavel.v1.projection_service_pb2 import ListPendingDecisionsRequest, ListPendingReviewsRequest
+from gavel_server.log.work.protocol import ParkedEntry
 from gavel_server.work.trimming import trim
 
 from tests.integration.services.world import World, report
@@ -23,3 +26,55 @@ async def test_entries_of_ended_decisions_are_removed(world_with_rules: World) -
     await trim(sequencer)
     assert [live.sequence_number] == await work.numbers("decisions", 0, 9)
     assert 3 == len(await work.numbers("executions", 0, 9))
+
+
+async def test_an_attempt_that_a_person_granted_stays(world_with_rules: World) -> None:
+    """The item of a DECISION that grants one more attempt stays until the decision has ended; that of the first approval goes."""
+    world = world_with_rules
+    sequencer = await world.buses.open("")
+    work = sequencer.log.work
+    approval = await world.approve("order/1")
+    await world.report(report(approval, await world.begin(approval), EXECUTION_STATUS_PARTIAL))
+    (review,) = (await world.projections.ListPendingReviews(ListPendingReviewsRequest())).reviews
+    verdict = ResolveReviewRequest(decision_id=review.decision_id, verdict=REVIEW_VERDICT_APPROVE, reviewer="ada", reason="seen")
+    grant = (await world.arbitration.ResolveReview(verdict)).decision
+    await trim(sequencer)
+    assert [grant.sequence_number] == await work.numbers("decisions", 0, 9)
+    assert [] == await lost_of(world)
+    await work.remove("decisions", [grant.sequence_number])
+    assert [approval.event_id] == await lost_of(world)
+
+
+async def test_lost_work(world_with_rules: World) -> None:
+    """Only an item that its queue does not hold is lost: not one that is held, parked or discarded."""
+    world = world_with_rules
+    work = (await world.buses.open("")).log.work
+    approvals = [await world.approve(f"order/{number}") for number in range(5)]
+    held, parked, discarded, lost, new = [approval.sequence_number for approval in approvals]
+    await work.join("decisions", "g", "a")
+    assert [held, parked, discarded] == [entry.sequence_number for entry in await work.take_new("decisions", "g", "a", 3)]
+    for number in (parked, discarded):
+        assert await work.park("decisions", "g", "a", ParkedEntry(number, "id", 1, "broken", 0))
+    assert 1 == await work.discard_parked("decisions", "g", [discarded])
+    assert [] == await lost_of(world)
+    await work.remove("decisions", [lost])
+    assert [approvals[3].event_id] == await lost_of(world)
+    assert new in await work.numbers("decisions", 0, 9)
+
+    done = await world.begin(approvals[0])
+    await world.report(report(approvals[0], done, EXECUTION_STATUS_SUCCESS))
+    assert [approvals[3].event_id] == await lost_of(world)
+    await work.remove("executions", await work.numbers("executions", 0, 9))
+    assert [approvals[0].event_id, approvals[3].event_id] == await lost_of(world)
+
+
+async def lost_of(world: World) -> list[str]:
+    """Return the decisions whose work is lost, page by page."""
+    found: list[str] = []
+    request = ListPendingDecisionsRequest(lost_work=True, page_size=2)
+    while True:
+        page = await world.projections.ListPendingDecisions(request)
+        found += [decision.decision_id for decision in page.decisions]
+        request.page_token = page.next_page_token
+        if not request.page_token:
+            return found

@@ -1,9 +1,9 @@
 """Pending work whose queue entry is lost.
 
 A queue may lose entries: its Redis restarts without them, or an operator trims it. A consumer whose queue has no new entry
-therefore asks the server from time to time for pending decisions. A decision that was already pending at the scan before is
-taken for lost, because its entry would have been delivered since. The guess may be wrong, and several consumers may guess alike;
-that is harmless, because only the server decides what is to be done.
+therefore asks the server from time to time for pending decisions. A decision that was already pending at the scan before, and whose
+entry the queue does not hold, is lost. An entry that is parked, or that an operator has discarded, is not: it waits for that operator.
+Several consumers may find the same decision; that is harmless, because only the server decides what is to be done.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ async def scan_pending(
         await asyncio.sleep(interval_ms * random.uniform(0.5, 1.0) / 1000)
         try:
             first, pending = await _list_pending(client, phase)
+            may_be_lost = pending_before & {one.decision_id for one in pending} if consumer.drained else set()
+            lost = [one for one in await _list_lost(client, phase) if one.decision_id in may_be_lost] if may_be_lost else []
         except GavelError as error:
             if not is_unopened_bus(error):
                 _logger.info("pending decisions cannot be read: %s", describe_error(error))
@@ -60,7 +62,6 @@ async def scan_pending(
                 _logger.info("bus=%s does not exist yet; waiting for the first write to it", client.bus)
             continue
         is_opened = True
-        lost = [one for one in pending if one.decision_id in pending_before] if consumer.drained else []
         random.shuffle(lost)
         pending_before = {one.decision_id for one in pending}
         yield PendingScan(first, lost)
@@ -75,3 +76,8 @@ async def _list_pending(client: GavelClient, phase: PendingPhase.ValueType) -> t
         pending.extend(one for one in page.decisions if one.phase == phase)
         covered = page.projection_version
     return first or covered + 1, pending
+
+
+async def _list_lost(client: GavelClient, phase: PendingPhase.ValueType) -> list[PendingDecision]:
+    found = pages(client.list_pending_decisions, phases=[phase], lost_work=True, page_size=_PAGE_SIZE)
+    return [one async for page in found for one in page.decisions]

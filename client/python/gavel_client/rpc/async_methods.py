@@ -345,15 +345,25 @@ class AsyncMethods(ABC):
         *,
         phases: Sequence[projections.PendingPhase.ValueType] = (),
         action_types: Sequence[str] = (),
+        lost_work: bool = False,
         page_size: int = 0,
         page_token: str = "",
         bus: str = "",
         timeout_ms: int = READ_TIMEOUT_MS,
     ) -> projections.ListPendingDecisionsResponse:
-        """Read a page of approved decisions that have not ended, oldest first. Empty filters select all."""
+        """Read a page of approved decisions that have not ended, oldest first. Empty filters select all.
+
+        `lost_work` selects those whose item the work queue has lost.
+        """
         return await self._call(
             calls.list_pending_decisions(
-                phases=phases, action_types=action_types, page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms
+                phases=phases,
+                action_types=action_types,
+                lost_work=lost_work,
+                page_size=page_size,
+                page_token=page_token,
+                bus=bus,
+                timeout_ms=timeout_ms,
             )
         )
 

@@ -454,14 +454,18 @@ def list_pending_decisions(
     *,
     phases: Sequence[projections.PendingPhase.ValueType] = (),
     action_types: Sequence[str] = (),
+    lost_work: bool = False,
     page_size: int = 0,
     page_token: str = "",
     bus: str = "",
     timeout_ms: int = READ_TIMEOUT_MS,
 ) -> UnaryCall[projections.ListPendingDecisionsResponse]:
-    """Read a page of approved decisions that have not ended, oldest first. Empty filters select all."""
+    """Read a page of approved decisions that have not ended, oldest first. Empty filters select all.
+
+    `lost_work` selects those whose item the work queue has lost.
+    """
     request = projections.ListPendingDecisionsRequest(
-        bus=bus, page_size=page_size, page_token=page_token, phases=phases, action_types=action_types
+        bus=bus, page_size=page_size, page_token=page_token, phases=phases, action_types=action_types, lost_work=lost_work
     )
     return _unary(ProjectionServiceStub, lambda stub: stub.ListPendingDecisions, request, timeout_ms)
 

@@ -50,15 +50,11 @@ async def _play(address: str, data: Path, bus: str) -> str:
     from gavel_server.cli.demo.story import Story
     from gavel_server.cli.demo.timeline import Timeline
     from gavel_server.cli.rendering.projection import print_projection
-    from gavel_server.log.redis.data_directory import noted_url
 
-    redis_url = noted_url(data)
-    if redis_url is None:
-        raise CommandError(f"the server on {data} has not written the URL of its Redis; run the demo on another directory with --data DIR")
     output.print_line(f"gavel demo: a server on {address}, its log in {data}, bus {bus}")
     async with GavelClient(address, bus=bus) as client:
         timeline = Timeline()
-        story = Story(client, redis_url, timeline)
+        story = Story(client, timeline)
         try:
             projection = await story.play()
         except GavelError as error:

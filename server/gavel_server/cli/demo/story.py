@@ -47,14 +47,13 @@ OTHER_AGENT: Final = Producer(type=PRODUCER_TYPE_AGENT, id="billing-agent", vers
 
 
 class Story:
-    """Plays the demo on the bus of `client`; `redis_url` is where the executor finds its work queue.
+    """Plays the demo on the bus of `client`, from which its executor takes its work too.
 
     Subjects and traces carry a fresh run id, so that the story can be played on one log any number of times.
     """
 
-    def __init__(self, client: GavelClient, redis_url: str, timeline: Timeline) -> None:
+    def __init__(self, client: GavelClient, timeline: Timeline) -> None:
         self._client = client
-        self._redis_url = redis_url
         self._timeline = timeline
         self._run = os.urandom(3).hex()
         self._shown = 0
@@ -218,7 +217,7 @@ class Story:
         """Run an executor until the facts of the decision's execution are in the log."""
         handlers = Handlers()
         handlers.action(ACTION)(_create_refund)
-        executor = Executor(self._client, handlers, redis_url=self._redis_url, producer_id="demo-executor", producer_version="demo")
+        executor = Executor(self._client, handlers, producer_id="demo-executor", producer_version="demo")
         running = asyncio.create_task(executor.run())
         watching = asyncio.create_task(self._show_until(lambda event: _is_last_fact(event, decision)))
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,18 +10,17 @@
 --       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, - for none  8 count of ids to check
 --       9 the chain hashes of all entries, one after the other
 --       10 and 11 the earliest and the latest time of Redis at which the batch may be written, in milliseconds
+--       12 entries that work:requests keeps: nobody has to consume them, and no end of a decision removes them
 --       then the envelopes; then for each entry event_id, value; then the ids to check
 -- Reply {'OK', why a work queue was begun anew, …}, {'MOVED', number, hash}, {'FENCED', fence}, {'UNTIMELY', time}, {'TAKEN', id, value, …},
 -- {'FORMAT', version} or {'CORRUPT', why}
 
 local call, byte = redis.call, string.byte
-local FIXED_ARGUMENTS = 11
+local FIXED_ARGUMENTS = 12
 local HASH_BYTES = 32
 -- Far below the 8000 values that Lua can unpack at once.
 local CHUNK = 2000
 local DECISIONS, EXECUTIONS, REQUESTS = byte('d'), byte('x'), byte('r')
--- Nobody has to consume requests, and no end of a decision removes them (REQUESTS_MAX).
-local REQUESTS_MAX = 10000
 
 local log_key, head_key, ids_key = KEYS[1], KEYS[2], KEYS[6]
 local number, flags, hashes = tonumber(ARGV[1]), ARGV[7], ARGV[9]
@@ -90,7 +89,7 @@ for index = 1, entries do
     enqueue(KEYS[4], id, envelope, hash)
   elseif flag == REQUESTS then
     enqueue(KEYS[5], id, envelope, hash)
-    call('XTRIM', KEYS[5], 'MAXLEN', '~', REQUESTS_MAX)
+    call('XTRIM', KEYS[5], 'MAXLEN', '~', ARGV[12])
   end
 end
 

@@ -42,7 +42,7 @@ from gavel_server.log.redis.durability import COMMANDS, judge
 from gavel_server.log.redis.replies import chunks, info_fields, pairs, reason
 from gavel_server.log.redis.resp import Argument, Command, flags_and_arguments
 from gavel_server.log.redis.script import Script
-from gavel_server.log.work.protocol import QUEUES
+from gavel_server.log.work.protocol import QUEUES, REQUESTS_MAX
 from gavel_server.log.work.redis import RedisWorkQueues
 from gavel_server.process.clock import DELAY_MS_MAX, SKEW_MS_MAX
 
@@ -351,7 +351,7 @@ class RedisLog:
         # An event_id written at the end of its day stays known until one day after the window.
         ids_seconds = (self.idempotency_window_ms + 2 * DAY_MS) // 1000
         times = (0, TIME_MS_MAX) if dated_ms is None else (dated_ms - SKEW_MS_MAX, dated_ms + SKEW_MS_MAX + DELAY_MS_MAX)
-        fixed: list[Argument] = [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes, *times]
+        fixed: list[Argument] = [self._genesis, FORMAT_VERSION, ids_seconds, flags, len(idempotency_keys), hashes, *times, REQUESTS_MAX]
         return keys, [*fixed, *of_entries, *idempotency_keys]
 
     async def _run_append(self, body: tuple[Argument, ...]) -> list[Any]:

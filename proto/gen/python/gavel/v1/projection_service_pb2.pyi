@@ -522,12 +522,18 @@ class ListPendingDecisionsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     ACTION_TYPES_FIELD_NUMBER: _builtins.int
+    LOST_WORK_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     page_size: _builtins.int
     """Maximum number of items, 1..1000. 0: 100."""
     page_token: _builtins.str
     """next_page_token of the previous page. Empty: the first page."""
+    lost_work: _builtins.bool
+    """Include only decisions whose work is lost: the next step is up to an executor or to the fact derivation reactor, and
+    the work queue does not hold its item any more. An item that is delivered, rejected, parked, acknowledged or
+    discarded is not lost. A page may have fewer items than page_size.
+    """
     @_builtins.property
     def phases(self) -> _containers.RepeatedScalarFieldContainer[Global___PendingPhase.ValueType]:
         """Phases to include. Empty: all."""
@@ -544,10 +550,11 @@ class ListPendingDecisionsRequest(_message.Message):
         page_token: _builtins.str = ...,
         phases: _abc.Iterable[Global___PendingPhase.ValueType] | None = ...,
         action_types: _abc.Iterable[_builtins.str] | None = ...,
+        lost_work: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "page_size", b"page_size", "page_token", b"page_token", "phases", b"phases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_types", b"action_types", "bus", b"bus", "lost_work", b"lost_work", "page_size", b"page_size", "page_token", b"page_token", "phases", b"phases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
