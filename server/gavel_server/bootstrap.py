@@ -180,7 +180,7 @@ async def _serve_on(
         if reactors is not None:
             await reactors.stop_bus(sequencer.bus)
 
-    buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed, names=redis_logs.names)
+    buses = BusRegistry(open_bus, redis_logs.exists, opened=opened, closed=closed, names=redis_logs.names, creates=settings.create_buses)
     security = _security(settings)
     behind_front = security.program is not None
     listener = Listener(behind_front=behind_front)

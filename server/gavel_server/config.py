@@ -125,6 +125,8 @@ class Settings(BaseSettings):
     """Which decisions of a new bus both engines evaluate: always, off or sample N."""
     idempotency_window_days: int = Field(IDEMPOTENCY_WINDOW_DAYS_DEFAULT, ge=1, le=IDEMPOTENCY_WINDOW_DAYS_MAX)
     """How long a new bus remembers an event_id, in days."""
+    create_buses: bool = True
+    """Whether the first write to a bus creates it. False, or with authentication: only CreateBus does. The bus `default` always exists."""
     quota_calls_per_second: int = Field(CALLS_PER_SECOND_DEFAULT, ge=1)
     """How many calls one principal, or one address without authentication, may make a second."""
     quota_bytes_per_second: int = Field(BYTES_PER_SECOND_DEFAULT, ge=1)

@@ -43,7 +43,7 @@ class BusRegistry:
 
     `opener` creates and starts the sequencer of a bus. `exists` tells whether the log store holds a bus. `opened` runs once a
     bus has its first event, and `closed` after its sequencer has stopped. `names` lists the buses of the log store; default:
-    those that are open in this process.
+    those that are open in this process. `creates`: whether a command creates its bus; otherwise only `create` does.
     """
 
     def __init__(
@@ -54,12 +54,14 @@ class BusRegistry:
         opened: Opened = _do_nothing,
         closed: Closed = _do_nothing,
         names: BusNames | None = None,
+        creates: bool = True,
     ) -> None:
         self._opener = opener
         self._exists = exists
         self._opened = opened
         self._closed = closed
         self._names = names
+        self._creates = creates
         self._sequencers: dict[str, Sequencer] = {}
         # Started for a write, and without an event yet.
         self._unopened: dict[str, Sequencer] = {}
@@ -102,13 +104,13 @@ class BusRegistry:
             except LogError as error:
                 raise _log_unavailable(error) from error
             if not exists:
-                raise _not_found(name, incarnation)
-        sequencer = await self.open(name)
+                raise self._not_found(name, incarnation)
+        sequencer = await self._find_or_open(name)
         if not sequencer.is_open:
             # Another server has just opened it, or nobody.
             await sequencer.read_on()
             if not sequencer.is_open:
-                raise _not_found(name, incarnation)
+                raise self._not_found(name, incarnation)
         _check_incarnation(sequencer, incarnation)
         return sequencer
 
@@ -119,9 +121,13 @@ class BusRegistry:
 
         Raises ServiceError: INVALID_REQUEST, LOG_UNAVAILABLE, QUEUE_FULL, SHUTTING_DOWN, and the errors of the opener.
         """
-        if incarnation:
-            return await self.existing(name, incarnation)
         name = name or BUS_DEFAULT
+        if incarnation or not (self._creates or name == BUS_DEFAULT):
+            return await self.existing(name, incarnation)
+        return await self._find_or_open(name)
+
+    async def _find_or_open(self, name: str) -> Sequencer:
+        """Return the sequencer of a bus, which may have no events."""
         sequencer = self.find_open(name) or self._unopened.get(name)
         if sequencer is not None:
             sequencer.is_used = True
@@ -145,7 +151,7 @@ class BusRegistry:
                 raise
         else:
             raise _exists(name)
-        sequencer = await self.open(name)
+        sequencer = await self._find_or_open(name)
         try:
             await sequencer.create(caller, principal)
         except ServiceError as error:
@@ -153,6 +159,12 @@ class BusRegistry:
                 raise _exists(name) from error  # somebody else has just opened it
             raise
         return sequencer
+
+    def _not_found(self, name: str, incarnation: str) -> ServiceError:
+        if incarnation:
+            return _replaced(name, incarnation)
+        remedy = "write to the bus first: the first event opens it" if self._creates else "create it first: `gavel bus create`, CreateBus"
+        return ServiceError(error_pb2.ERROR_REASON_BUS_NOT_FOUND, f"bus {name} does not exist; check the name, or {remedy}")
 
     async def names(self) -> list[str]:
         """Return the names of all buses of the log store, sorted. Raises ServiceError LOG_UNAVAILABLE."""
@@ -264,13 +276,6 @@ def _replaced(bus: str, incarnation: str) -> ServiceError:
         "Check which of your events are missing, then continue with a new client"
     )
     return ServiceError(error_pb2.ERROR_REASON_BUS_REPLACED, message)
-
-
-def _not_found(name: str, incarnation: str) -> ServiceError:
-    if incarnation:
-        return _replaced(name, incarnation)
-    message = f"bus {name} does not exist; check the name, or write to the bus first: the first event opens it"
-    return ServiceError(error_pb2.ERROR_REASON_BUS_NOT_FOUND, message)
 
 
 def _exists(name: str) -> ServiceError:

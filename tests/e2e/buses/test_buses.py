@@ -146,6 +146,27 @@ def scrape(port: int) -> str:
         return str(response.read().decode())
 
 
+@pytest.mark.parametrize("front", TRANSPORTS)
+async def test_writes_create_no_bus(tmp_path: Path, front: str) -> None:
+    """With `--create-buses=false` a write to a bus that does not exist is BUS_NOT_FOUND; CreateBus creates it, and `default` exists."""
+    server = Server(tmp_path / "gavel", options=["--front", front, "--create-buses=false"])
+    with run_servers(server):
+        ready = fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")
+        async with server.client(BUS) as client, server.client() as default:
+            effect = fact_envelope("parcel/1", DEPOT, key="parcel.status", value="ready")
+            draft = proposal(effect)
+            draft.ClearField("causation_id")
+            draft.proposal.ClearField("based_on_events")
+            for call in (client.publish_event(ready), client.submit_proposal(draft), client.deploy_rule_set(rule_set())):
+                with pytest.raises(GavelError, match="gavel bus create") as caught:
+                    await call
+                assert "BUS_NOT_FOUND" == caught.value.reason
+            assert ["default"] == [bus.name for bus in (await default.list_buses()).buses]
+            await client.create_bus()
+            await client.publish_event(ready)
+            await default.publish_event(ready)
+
+
 async def test_reads_find_a_bus_after_a_restart(tmp_path: Path) -> None:
     """A bus that only the log store holds is opened for reading."""
     server = Server(tmp_path / "gavel", options=["--front", "none"])

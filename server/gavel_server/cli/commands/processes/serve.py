@@ -71,6 +71,14 @@ def serve(
     idempotency_window_days: Annotated[
         int | None, typer.Option(metavar="N", help="How long an event_id is remembered, for buses created here: 1 to 365 days. Default: 7.")
     ] = None,
+    create_buses: Annotated[
+        str | None,
+        typer.Option(
+            metavar="true|false",
+            autocompletion=lambda: ["true", "false"],
+            help="Whether a write without authentication creates its bus. Otherwise only `gavel bus create` does. Default: true.",
+        ),
+    ] = None,
     quota_calls_per_second: Annotated[int | None, typer.Option(metavar="N", help="Calls a second of one caller. Default: 20,000.")] = None,
     quota_bytes_per_second: Annotated[
         int | None, typer.Option(metavar="N", help="Bytes of requests a second of one caller. Default: 256 MiB.")
@@ -134,6 +142,7 @@ def serve(
         "log_json": log_json,
         "cross_check": cross_check,
         "idempotency_window_days": idempotency_window_days,
+        "create_buses": create_buses,
         "quota_calls_per_second": quota_calls_per_second,
         "quota_bytes_per_second": quota_bytes_per_second,
         "quota_streams": quota_streams,
