@@ -27,6 +27,7 @@ from gavel.v1.work_service_pb2 import (
     RetryParkedRequest,
     RetryParkedResponse,
     WorkItem,
+    WorkNotHeld,
     WorkQueue,
 )
 from gavel_rules.events.timestamps import set_timestamp
@@ -41,7 +42,7 @@ from gavel_server.services.reads import views
 from gavel_server.services.reads.paging import fill, page_of
 from gavel_server.work import limits
 from gavel_server.work.groups import ConsumerSettings, WorkGroups
-from gavel_server.work.stream import Item, WorkStream
+from gavel_server.work.stream import Item, NotHeld, WorkStream
 
 Violations = list[tuple[str, str]]
 
@@ -77,7 +78,7 @@ class WorkServicer:
                 try:
                     yield ConsumeResponse(opened=ConsumerOpened(consumer=stream.consumer))
                     while (item := await stream.next()) is not None:
-                        yield ConsumeResponse(work=_work_item(item))
+                        yield _response(item)
                         del item  # may be large, and the next one may be long in coming
                 finally:
                     settling.cancel()
@@ -131,6 +132,7 @@ async def _settle_all(requests: AsyncGenerator[ConsumeRequest, None], stream: Wo
             if request is None:
                 break
             _settle(request, stream)
+            await stream.wait_for_answers()
     except TimeoutError:
         message = f"the consumer sent nothing for {silence_ms_max} ms, its silence_ms_max; others get its items; open the stream again"
         stream.end(ServiceError(error_pb2.ERROR_REASON_CONSUMER_SILENT, message))
@@ -243,6 +245,12 @@ def _reason(reason: str, field: str, violations: Violations) -> str:
     if len(reason) > limits.REASON_LENGTH_MAX:
         violations.append((field, f"has more than {limits.REASON_LENGTH_MAX} characters"))
     return reason
+
+
+def _response(item: Item | NotHeld) -> ConsumeResponse:
+    if isinstance(item, NotHeld):
+        return ConsumeResponse(not_held=WorkNotHeld(item_id=str(item.number)))
+    return ConsumeResponse(work=_work_item(item))
 
 
 def _work_item(item: Item) -> WorkItem:

@@ -21,6 +21,8 @@ REASON_LENGTH_MAX: Final = 1_024
 # Items that were read and are not sent: of this server, and for one address. The item that reaches a limit is still read.
 UNSENT_BYTES_MAX: Final = 32 * 1024 * 1024
 ADDRESS_UNSENT_BYTES_MAX: Final = UNSENT_BYTES_MAX // 2
+# Settlements of items that the consumer does not hold whose answers are not sent, of one stream.
+NOT_HELD_MAX: Final = 100
 # Items of one read.
 READ_ITEMS_MAX: Final = 32
 # A server that says nothing for so long has lost its items to the other servers. It is heard HEARTBEATS times in that time.

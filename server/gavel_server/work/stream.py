@@ -19,7 +19,7 @@ import structlog
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
 from gavel_server.log.work.protocol import ParkedEntry, QueueName, WorkEntry, WorkQueues
-from gavel_server.work.limits import ADDRESS_UNSENT_BYTES_MAX, FAILURE_PAUSE_SECONDS, PARK_RETRY_MS, UNSENT_BYTES_MAX
+from gavel_server.work.limits import ADDRESS_UNSENT_BYTES_MAX, FAILURE_PAUSE_SECONDS, NOT_HELD_MAX, PARK_RETRY_MS, UNSENT_BYTES_MAX
 
 DELIVERIES_MAX_REASON: Final = "deliveries_max"
 # A leaving stream settles what its consumer has sent for at most this time.
@@ -34,6 +34,12 @@ class Item(NamedTuple):
     entry: WorkEntry
     event_id: str
     label: str
+
+
+class NotHeld(NamedTuple):
+    """A settlement of an item that the consumer does not hold."""
+
+    number: int
 
 
 class Unsent:
@@ -79,6 +85,8 @@ class WorkStream:
         self._held: dict[int, Item] = {}
         self._outgoing: deque[Item] = deque()
         self._sending: Item | None = None
+        self._not_held: deque[NotHeld] = deque()
+        self._has_room_for_answers = asyncio.Event()
         self._settlements: deque[_Settlement] = deque()
         self._settling: list[_Settlement] = []
         self._changed = asyncio.Event()
@@ -118,12 +126,15 @@ class WorkStream:
         for number in self._held.keys() - set(numbers):
             del self._held[number]
 
-    async def next(self) -> Item | None:
-        """Return the next item to send, or None at the end. Call it once the last item has been sent. Raises ServiceError."""
+    async def next(self) -> Item | NotHeld | None:
+        """Return what is to be sent next, or None at the end. Call it once the last one has been sent. Raises ServiceError."""
         self._note_sent()
         while True:
             if self._ending is not None:
                 raise self._ending.copy()
+            if self._not_held:
+                self._has_room_for_answers.set()
+                return self._not_held.popleft()
             if self._ended:
                 return None
             while self._outgoing:
@@ -140,17 +151,27 @@ class WorkStream:
         self._ended = True
         self._ending = self._ending or error
         self._changed.set()
+        self._has_room_for_answers.set()
 
     def settle(self, number: int, delay_ms: int | None = None, reason: str | None = None) -> None:
         """Settle an item: acknowledge it, deliver it again after a delay, or park it with a reason.
 
-        An item that the consumer does not hold, or holds no longer, is left alone.
+        An item that the consumer does not hold, or holds no longer, is left alone, and the consumer is told.
         """
         item = self._held.pop(number, None)
-        if item is not None:
+        if item is None:
+            self._not_held.append(NotHeld(number))
+            self._changed.set()
+        else:
             self._settlements.append(_Settlement(item, delay_ms, reason))
             self._has_settlements.set()
             self._is_settled.clear()
+
+    async def wait_for_answers(self) -> None:
+        """Wait while NOT_HELD_MAX answers are not sent: a consumer that does not read them is not read either."""
+        while len(self._not_held) >= NOT_HELD_MAX and not self._ended:
+            self._has_room_for_answers.clear()
+            await self._has_room_for_answers.wait()
 
     async def run_settling(self, queue: QueueName, group: str, settled: asyncio.Event) -> None:
         """Settle items for ever; set `settled` when there may be room for another item."""

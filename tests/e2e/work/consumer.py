@@ -33,10 +33,20 @@ class Consumer:
 
     async def next(self) -> WorkItem:
         """Return the next item."""
-        async with asyncio.timeout(WAIT_SECONDS_MAX):
-            response = await anext(self._responses)
+        response = await self.next_response()
         assert response.WhichOneof("item") == "work", response
         return response.work
+
+    async def next_not_held(self) -> str:
+        """Return the item of the next settlement without effect."""
+        response = await self.next_response()
+        assert response.WhichOneof("item") == "not_held", response
+        return response.not_held.item_id
+
+    async def next_response(self) -> ConsumeResponse:
+        """Return the next response."""
+        async with asyncio.timeout(WAIT_SECONDS_MAX):
+            return await anext(self._responses)
 
     async def take(self, count: int) -> list[WorkItem]:
         """Return the next items."""

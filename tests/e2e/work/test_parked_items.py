@@ -71,7 +71,7 @@ async def test_scans_leave_parked_items(
         assert 1 == (await clients[0].discard_parked(WORK_QUEUE_DECISIONS, "executors", [item.item_id])).discarded
     lost = await approve(clients[0], "parcel/lost")
     async with redis.asyncio.Redis.from_url(redis_url, protocol=2) as connection:
-        assert 1 == await connection.execute_command("XDEL", work_key(bus, "decisions"), f"{lost.sequence_number}-0")
+        assert 1 == await connection.xdel(work_key(bus, "decisions"), f"{lost.sequence_number}-0")
     subjects: list[str] = []
     async with ScanningClient(pair[1].address, bus=bus) as client, running_executor(client, queue_url, subjects):
         await poll(lambda: _when(bool(subjects)))

@@ -18,10 +18,12 @@ from gavel.v1.work_service_pb2 import (
     OpenConsumer,
     ParkWork,
     RejectWork,
+    WorkItem,
 )
 from gavel_client import GavelClient
 from gavel_client.envelopes import new_event_id, observation_envelope, tool_call_envelope, tool_result_envelope
 from gavel_client.rpc.errors import GavelError
+from gavel_server.work.limits import NOT_HELD_MAX
 
 from tests.e2e.work.consumer import consume
 from tests.e2e.world import AGENT, DEPOT, approve, poll, proposal
@@ -198,6 +200,39 @@ async def test_requests_for_facts_and_people(clients: Clients) -> None:
             unknown.event_id = new_event_id()
             decision = (await clients[0].submit_proposal(unknown)).decision
         assert "NeedsHumanReview" == (await people.next()).envelope.agent_diagnostic.kind
+
+
+@pytest.mark.parametrize("server", [0, 1])
+async def test_settlements_of_items_that_are_not_held(clients: Clients, server: int) -> None:
+    """A settlement of an item that the consumer does not hold has no effect, and the consumer is told; its stream goes on."""
+    held, other = await approve(clients[0], "parcel/1"), await approve(clients[0], "parcel/2")
+    async with consume(clients[server], in_flight_max=1) as consumer, consume(clients[1], in_flight_max=1) as second:
+        item, of_another = await consumer.next(), await second.next()
+        assert {held.event_id, other.event_id} == {item.envelope.event_id, of_another.envelope.event_id}
+        unknown = WorkItem(item_id="999999")
+        consumer.acknowledge(unknown)
+        consumer.reject(of_another)
+        consumer.park(of_another)
+        assert ["999999", of_another.item_id, of_another.item_id] == [await consumer.next_not_held() for _ in range(3)]
+        consumer.acknowledge(item)
+        consumer.acknowledge(item)
+        assert item.item_id == await consumer.next_not_held()
+        assert [] == await parked_of(clients[0])
+        later = await approve(clients[0], "parcel/3")
+        assert later == (await consumer.next()).envelope
+
+
+async def test_a_consumer_that_reads_no_answers(clients: Clients) -> None:
+    """A consumer that settles what it does not hold, and reads nothing, delays no other one; it gets all answers when it reads."""
+    count = 20 * NOT_HELD_MAX
+    unknown = [str(number) for number in range(1_000_000, 1_000_000 + count)]
+    async with consume(clients[0], in_flight_max=1) as stalled, consume(clients[0], in_flight_max=1) as second:
+        for number in unknown:
+            stalled.acknowledge(WorkItem(item_id=number))
+        first, other = await approve(clients[0], "parcel/1"), await approve(clients[0], "parcel/2")
+        assert (await second.next()).envelope.event_id in {first.event_id, other.event_id}
+        responses = [await stalled.next_response() for _ in range(count + 1)]  # one of them is the other item
+        assert unknown == [response.not_held.item_id for response in responses if response.HasField("not_held")]
 
 
 async def test_half_closing_ends_the_stream_after_its_settlements(clients: Clients) -> None:

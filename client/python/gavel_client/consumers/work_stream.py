@@ -301,3 +301,6 @@ class _Stream:
                     self._held.add(entry_id)
                     self._holders[entry_id] = self
                     self._entries.put_nowait(StreamEntry(entry_id, response.work, self))
+                elif response.WhichOneof("item") == "not_held":
+                    # Harmless: an entry is a hint, and the log knows what was done.
+                    _logger.info("queue=%s entry=%s was settled too late; others have it", self._key, response.not_held.item_id)

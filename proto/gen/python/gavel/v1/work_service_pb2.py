@@ -26,7 +26,7 @@ from gavel.v1 import envelope_pb2 as gavel_dot_v1_dot_envelope__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgavel/v1/work_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/envelope.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x01\n\x0e\x43onsumeRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.gavel.v1.OpenConsumerH\x00\x12\x30\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x19.gavel.v1.AcknowledgeWorkH\x00\x12&\n\x06reject\x18\x03 \x01(\x0b\x32\x14.gavel.v1.RejectWorkH\x00\x12\"\n\x04park\x18\x04 \x01(\x0b\x32\x12.gavel.v1.ParkWorkH\x00\x12\x30\n\theartbeat\x18\x05 \x01(\x0b\x32\x1b.gavel.v1.ConsumerHeartbeatH\x00\x42\x08\n\x06\x61\x63tion\"\xba\x01\n\x0cOpenConsumer\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x14\n\x0c\x61\x63tion_types\x18\x04 \x03(\t\x12\r\n\x05kinds\x18\x05 \x03(\t\x12\x15\n\rin_flight_max\x18\x06 \x01(\x05\x12\x16\n\x0e\x64\x65liveries_max\x18\x07 \x01(\x05\x12\x16\n\x0esilence_ms_max\x18\x08 \x01(\x05\"\x13\n\x11\x43onsumerHeartbeat\"\"\n\x0f\x41\x63knowledgeWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\"?\n\nRejectWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\"+\n\x08ParkWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"i\n\x0f\x43onsumeResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.gavel.v1.ConsumerOpenedH\x00\x12\"\n\x04work\x18\x02 \x01(\x0b\x32\x12.gavel.v1.WorkItemH\x00\x42\x06\n\x04item\"\"\n\x0e\x43onsumerOpened\x12\x10\n\x08\x63onsumer\x18\x01 \x01(\t\"S\n\x08WorkItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12\x10\n\x08\x64\x65livery\x18\x03 \x01(\x05\"z\n\x11ListParkedRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"R\n\x12ListParkedResponse\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.gavel.v1.ParkedWork\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x9b\x01\n\nParkedWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12\x12\n\ndeliveries\x18\x04 \x01(\x05\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12-\n\tparked_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"f\n\x12RetryParkedRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08item_ids\x18\x04 \x03(\t\"&\n\x13RetryParkedResponse\x12\x0f\n\x07retried\x18\x01 \x01(\x05\"h\n\x14\x44iscardParkedRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08item_ids\x18\x04 \x03(\t\"*\n\x15\x44iscardParkedResponse\x12\x11\n\tdiscarded\x18\x01 \x01(\x05\"#\n\x14ListConsumersRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\">\n\x15ListConsumersResponse\x12%\n\tconsumers\x18\x01 \x03(\x0b\x32\x12.gavel.v1.Consumer\"|\n\x08\x43onsumer\x12\r\n\x05group\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\x0b\n\x03lag\x18\x03 \x01(\x03\x12\x0f\n\x07pending\x18\x04 \x01(\x03\x12\x0f\n\x07members\x18\x05 \x01(\x03\x12\x0e\n\x06parked\x18\x06 \x01(\x03*u\n\tWorkQueue\x12\x1a\n\x16WORK_QUEUE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORK_QUEUE_DECISIONS\x10\x01\x12\x19\n\x15WORK_QUEUE_EXECUTIONS\x10\x02\x12\x17\n\x13WORK_QUEUE_REQUESTS\x10\x03\x32\x8a\x03\n\x0bWorkService\x12\x42\n\x07\x43onsume\x12\x18.gavel.v1.ConsumeRequest\x1a\x19.gavel.v1.ConsumeResponse(\x01\x30\x01\x12G\n\nListParked\x12\x1b.gavel.v1.ListParkedRequest\x1a\x1c.gavel.v1.ListParkedResponse\x12J\n\x0bRetryParked\x12\x1c.gavel.v1.RetryParkedRequest\x1a\x1d.gavel.v1.RetryParkedResponse\x12P\n\rDiscardParked\x12\x1e.gavel.v1.DiscardParkedRequest\x1a\x1f.gavel.v1.DiscardParkedResponse\x12P\n\rListConsumers\x12\x1e.gavel.v1.ListConsumersRequest\x1a\x1f.gavel.v1.ListConsumersResponseBj\n\x0c\x64\x65v.gavel.v1B\x10WorkServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgavel/v1/work_service.proto\x12\x08gavel.v1\x1a\x17gavel/v1/envelope.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x01\n\x0e\x43onsumeRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.gavel.v1.OpenConsumerH\x00\x12\x30\n\x0b\x61\x63knowledge\x18\x02 \x01(\x0b\x32\x19.gavel.v1.AcknowledgeWorkH\x00\x12&\n\x06reject\x18\x03 \x01(\x0b\x32\x14.gavel.v1.RejectWorkH\x00\x12\"\n\x04park\x18\x04 \x01(\x0b\x32\x12.gavel.v1.ParkWorkH\x00\x12\x30\n\theartbeat\x18\x05 \x01(\x0b\x32\x1b.gavel.v1.ConsumerHeartbeatH\x00\x42\x08\n\x06\x61\x63tion\"\xba\x01\n\x0cOpenConsumer\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x14\n\x0c\x61\x63tion_types\x18\x04 \x03(\t\x12\r\n\x05kinds\x18\x05 \x03(\t\x12\x15\n\rin_flight_max\x18\x06 \x01(\x05\x12\x16\n\x0e\x64\x65liveries_max\x18\x07 \x01(\x05\x12\x16\n\x0esilence_ms_max\x18\x08 \x01(\x05\"\x13\n\x11\x43onsumerHeartbeat\"\"\n\x0f\x41\x63knowledgeWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\"?\n\nRejectWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x10\n\x08\x64\x65lay_ms\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\"+\n\x08ParkWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x94\x01\n\x0f\x43onsumeResponse\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.gavel.v1.ConsumerOpenedH\x00\x12\"\n\x04work\x18\x02 \x01(\x0b\x32\x12.gavel.v1.WorkItemH\x00\x12)\n\x08not_held\x18\x03 \x01(\x0b\x32\x15.gavel.v1.WorkNotHeldH\x00\x42\x06\n\x04item\"\"\n\x0e\x43onsumerOpened\x12\x10\n\x08\x63onsumer\x18\x01 \x01(\t\"S\n\x08WorkItem\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12\x10\n\x08\x64\x65livery\x18\x03 \x01(\x05\"\x1e\n\x0bWorkNotHeld\x12\x0f\n\x07item_id\x18\x01 \x01(\t\"z\n\x11ListParkedRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"R\n\x12ListParkedResponse\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.gavel.v1.ParkedWork\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x9b\x01\n\nParkedWork\x12\x0f\n\x07item_id\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\x12\x12\n\ndeliveries\x18\x04 \x01(\x05\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12-\n\tparked_at\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"f\n\x12RetryParkedRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08item_ids\x18\x04 \x03(\t\"&\n\x13RetryParkedResponse\x12\x0f\n\x07retried\x18\x01 \x01(\x05\"h\n\x14\x44iscardParkedRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08item_ids\x18\x04 \x03(\t\"*\n\x15\x44iscardParkedResponse\x12\x11\n\tdiscarded\x18\x01 \x01(\x05\"#\n\x14ListConsumersRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\">\n\x15ListConsumersResponse\x12%\n\tconsumers\x18\x01 \x03(\x0b\x32\x12.gavel.v1.Consumer\"|\n\x08\x43onsumer\x12\r\n\x05group\x18\x01 \x01(\t\x12\"\n\x05queue\x18\x02 \x01(\x0e\x32\x13.gavel.v1.WorkQueue\x12\x0b\n\x03lag\x18\x03 \x01(\x03\x12\x0f\n\x07pending\x18\x04 \x01(\x03\x12\x0f\n\x07members\x18\x05 \x01(\x03\x12\x0e\n\x06parked\x18\x06 \x01(\x03*u\n\tWorkQueue\x12\x1a\n\x16WORK_QUEUE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORK_QUEUE_DECISIONS\x10\x01\x12\x19\n\x15WORK_QUEUE_EXECUTIONS\x10\x02\x12\x17\n\x13WORK_QUEUE_REQUESTS\x10\x03\x32\x8a\x03\n\x0bWorkService\x12\x42\n\x07\x43onsume\x12\x18.gavel.v1.ConsumeRequest\x1a\x19.gavel.v1.ConsumeResponse(\x01\x30\x01\x12G\n\nListParked\x12\x1b.gavel.v1.ListParkedRequest\x1a\x1c.gavel.v1.ListParkedResponse\x12J\n\x0bRetryParked\x12\x1c.gavel.v1.RetryParkedRequest\x1a\x1d.gavel.v1.RetryParkedResponse\x12P\n\rDiscardParked\x12\x1e.gavel.v1.DiscardParkedRequest\x1a\x1f.gavel.v1.DiscardParkedResponse\x12P\n\rListConsumers\x12\x1e.gavel.v1.ListConsumersRequest\x1a\x1f.gavel.v1.ListConsumersResponseBj\n\x0c\x64\x65v.gavel.v1B\x10WorkServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.work_service_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\020WorkServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
-  _globals['_WORKQUEUE']._serialized_start=1815
-  _globals['_WORKQUEUE']._serialized_end=1932
+  _globals['_WORKQUEUE']._serialized_start=1891
+  _globals['_WORKQUEUE']._serialized_end=2008
   _globals['_CONSUMEREQUEST']._serialized_start=100
   _globals['_CONSUMEREQUEST']._serialized_end=342
   _globals['_OPENCONSUMER']._serialized_start=345
@@ -48,32 +48,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REJECTWORK']._serialized_end=653
   _globals['_PARKWORK']._serialized_start=655
   _globals['_PARKWORK']._serialized_end=698
-  _globals['_CONSUMERESPONSE']._serialized_start=700
-  _globals['_CONSUMERESPONSE']._serialized_end=805
-  _globals['_CONSUMEROPENED']._serialized_start=807
-  _globals['_CONSUMEROPENED']._serialized_end=841
-  _globals['_WORKITEM']._serialized_start=843
-  _globals['_WORKITEM']._serialized_end=926
-  _globals['_LISTPARKEDREQUEST']._serialized_start=928
-  _globals['_LISTPARKEDREQUEST']._serialized_end=1050
-  _globals['_LISTPARKEDRESPONSE']._serialized_start=1052
-  _globals['_LISTPARKEDRESPONSE']._serialized_end=1134
-  _globals['_PARKEDWORK']._serialized_start=1137
-  _globals['_PARKEDWORK']._serialized_end=1292
-  _globals['_RETRYPARKEDREQUEST']._serialized_start=1294
-  _globals['_RETRYPARKEDREQUEST']._serialized_end=1396
-  _globals['_RETRYPARKEDRESPONSE']._serialized_start=1398
-  _globals['_RETRYPARKEDRESPONSE']._serialized_end=1436
-  _globals['_DISCARDPARKEDREQUEST']._serialized_start=1438
-  _globals['_DISCARDPARKEDREQUEST']._serialized_end=1542
-  _globals['_DISCARDPARKEDRESPONSE']._serialized_start=1544
-  _globals['_DISCARDPARKEDRESPONSE']._serialized_end=1586
-  _globals['_LISTCONSUMERSREQUEST']._serialized_start=1588
-  _globals['_LISTCONSUMERSREQUEST']._serialized_end=1623
-  _globals['_LISTCONSUMERSRESPONSE']._serialized_start=1625
-  _globals['_LISTCONSUMERSRESPONSE']._serialized_end=1687
-  _globals['_CONSUMER']._serialized_start=1689
-  _globals['_CONSUMER']._serialized_end=1813
-  _globals['_WORKSERVICE']._serialized_start=1935
-  _globals['_WORKSERVICE']._serialized_end=2329
+  _globals['_CONSUMERESPONSE']._serialized_start=701
+  _globals['_CONSUMERESPONSE']._serialized_end=849
+  _globals['_CONSUMEROPENED']._serialized_start=851
+  _globals['_CONSUMEROPENED']._serialized_end=885
+  _globals['_WORKITEM']._serialized_start=887
+  _globals['_WORKITEM']._serialized_end=970
+  _globals['_WORKNOTHELD']._serialized_start=972
+  _globals['_WORKNOTHELD']._serialized_end=1002
+  _globals['_LISTPARKEDREQUEST']._serialized_start=1004
+  _globals['_LISTPARKEDREQUEST']._serialized_end=1126
+  _globals['_LISTPARKEDRESPONSE']._serialized_start=1128
+  _globals['_LISTPARKEDRESPONSE']._serialized_end=1210
+  _globals['_PARKEDWORK']._serialized_start=1213
+  _globals['_PARKEDWORK']._serialized_end=1368
+  _globals['_RETRYPARKEDREQUEST']._serialized_start=1370
+  _globals['_RETRYPARKEDREQUEST']._serialized_end=1472
+  _globals['_RETRYPARKEDRESPONSE']._serialized_start=1474
+  _globals['_RETRYPARKEDRESPONSE']._serialized_end=1512
+  _globals['_DISCARDPARKEDREQUEST']._serialized_start=1514
+  _globals['_DISCARDPARKEDREQUEST']._serialized_end=1618
+  _globals['_DISCARDPARKEDRESPONSE']._serialized_start=1620
+  _globals['_DISCARDPARKEDRESPONSE']._serialized_end=1662
+  _globals['_LISTCONSUMERSREQUEST']._serialized_start=1664
+  _globals['_LISTCONSUMERSREQUEST']._serialized_end=1699
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_start=1701
+  _globals['_LISTCONSUMERSRESPONSE']._serialized_end=1763
+  _globals['_CONSUMER']._serialized_start=1765
+  _globals['_CONSUMER']._serialized_end=1889
+  _globals['_WORKSERVICE']._serialized_start=2011
+  _globals['_WORKSERVICE']._serialized_end=2405
 # @@protoc_insertion_point(module_scope)

@@ -251,12 +251,13 @@ Global___ParkWork: _TypeAlias = ParkWork  # noqa: Y015
 
 @_typing.final
 class ConsumeResponse(_message.Message):
-    """ConsumeResponse is the answer to `open`, or an item."""
+    """ConsumeResponse is the answer to `open`, an item, or a settlement without effect."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPENED_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
+    NOT_HELD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___ConsumerOpened:
         """The stream is open. The first response."""
@@ -265,17 +266,22 @@ class ConsumeResponse(_message.Message):
     def work(self) -> Global___WorkItem:
         """An item to process."""
 
+    @_builtins.property
+    def not_held(self) -> Global___WorkNotHeld:
+        """A settlement had no effect."""
+
     def __init__(
         self,
         *,
         opened: Global___ConsumerOpened | None = ...,
         work: Global___WorkItem | None = ...,
+        not_held: Global___WorkNotHeld | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "opened", b"opened", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "not_held", b"not_held", "opened", b"opened", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "opened", b"opened", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "not_held", b"not_held", "opened", b"opened", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["opened", "work"]  # noqa: Y015
+    _WhichOneofReturnType_item: _TypeAlias = _typing.Literal["opened", "work", "not_held"]  # noqa: Y015
     _WhichOneofArgType_item: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_item) -> _WhichOneofReturnType_item | None: ...
 
@@ -334,6 +340,31 @@ class WorkItem(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkItem: _TypeAlias = WorkItem  # noqa: Y015
+
+@_typing.final
+class WorkNotHeld(_message.Message):
+    """WorkNotHeld tells that the consumer does not hold an item that it acknowledged, rejected or parked: it settled the
+    item before, it was silent and others have got the item, an operator settled it, or it never had it. Whether the item
+    is done is not known; BeginExecution tells for a decision.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEM_ID_FIELD_NUMBER: _builtins.int
+    item_id: _builtins.str
+    """The item, as the settlement named it."""
+    def __init__(
+        self,
+        *,
+        item_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["item_id", b"item_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkNotHeld: _TypeAlias = WorkNotHeld  # noqa: Y015
 
 @_typing.final
 class ListParkedRequest(_message.Message):

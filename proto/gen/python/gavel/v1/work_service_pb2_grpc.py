@@ -71,8 +71,8 @@ class WorkServiceServicer(object):
     """
 
     def Consume(self, request_iterator, context):
-        """Consume serves a queue. The first request opens the stream; the others settle items, or are heartbeats. Items that a
-        broken stream held are delivered again.
+        """Consume serves a queue. The first request opens the stream; the others settle items, or are heartbeats. A settlement
+        is answered only if it has no effect. Items that a broken stream held are delivered again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -108,6 +108,8 @@ func (e *executor) run(ctx context.Context, works gavelv1.WorkServiceClient, ope
 		switch item := response.GetItem().(type) {
 		case *gavelv1.ConsumeResponse_Opened:
 			fmt.Println("opened", item.Opened.GetConsumer())
+		case *gavelv1.ConsumeResponse_NotHeld:
+			fmt.Println("not held", item.NotHeld.GetItemId())
 		case *gavelv1.ConsumeResponse_Work:
 			if ctx.Err() != nil {
 				continue // the server gives it to others
