@@ -37,7 +37,7 @@ class Credentials(NamedTuple):
         for part in (b"1" if self.is_protected else b"0", str(self.user_id).encode(), *self.certificates):
             digest.update(len(part).to_bytes(4, "big") + part)
         for text in self.authorizations:
-            part = text.encode(errors="surrogateescape")
+            part = text.encode(errors="surrogatepass")
             digest.update(b"a" + len(part).to_bytes(4, "big") + part)
         return digest.digest()
 

@@ -88,7 +88,7 @@ class TokenAuthenticator:
 
 def token_digest(token: str) -> bytes:
     """Return the digest under which a token is stored."""
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
 def read_token_file(path: Path) -> tuple[TokenEntry, ...]:
@@ -134,7 +134,10 @@ def add_token(path: Path, name: str, groups: tuple[str, ...], expires_at: dateti
 
 
 def _entry(table: Any, where: str) -> TokenEntry:
-    if not isinstance(table, dict) or (unknown := sorted(table.keys() - _KEYS)):
+    if not isinstance(table, dict):
+        raise IdentityFileError(f"{where} is not a table; make entries with gavel token create")
+    unknown = sorted(table.keys() - _KEYS)
+    if unknown:
         raise IdentityFileError(f"{where} holds unknown keys ({', '.join(unknown)}); known are: {', '.join(sorted(_KEYS))}")
     name, groups, digest, expires_at = (table.get(key) for key in ("name", "groups", "sha256", "expires_at"))
     problem = name_problem(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,14 +30,27 @@ HEALTH: Final = "/grpc.health.v1.Health/Check"
 SUBSCRIBE: Final = "/gavel.v1.EventService/SubscribeEvents"
 STREAM: Final = "/gavel.v1.ArbitrationService/StreamProposals"
 # Everybody whose credentials the tests take: what a caller may do is not their subject.
-ADMINS: Final = ["alice", "bob", "orders-agent", "renamed", "worker", "spiffe://acme/orders-db", "old", "new"]
+ADMINS: Final = ["alice", "bob", "orders-agent", "renamed", "worker", "spiffe://acme/orders-db", "old", "new", "group:administrators"]
 Metadata = tuple[tuple[str, str], ...]
 
 
 class SecureServer:
-    """A server with TLS that takes JSON Web Tokens and tokens, and with `client_certificates` requires those. Files are in `directory`."""
+    """A server with TLS that takes JSON Web Tokens and tokens, and with `client_certificates` requires those. Files are in `directory`.
 
-    def __init__(self, directory: Path, front: FrontSetting, *, client_certificates: bool = False, redis_url: str = "") -> None:
+    `jwks_url` is where it gets the issuer's keys; "": from a file. `options` and `environment` are more of `gavel serve`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        front: FrontSetting,
+        *,
+        client_certificates: bool = False,
+        redis_url: str = "",
+        jwks_url: str = "",
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory = directory
         self.authority = Authority.create()
         self.client_authority = Authority.create("clients")
@@ -60,12 +73,13 @@ class SecureServer:
             "[[issuers]]",
             f'issuer = "{ISSUER}"',
             f'audience = "{AUDIENCE}"',
-            f'jwks_file = "{self.file("keys.json")}"',
+            f'jwks_url = "{jwks_url}"' if jwks_url else f'jwks_file = "{self.file("keys.json")}"',
             "leeway_seconds = 0",
+            'groups_claim = "realm_access.roles"',
         ]
         self.file("gavel.toml").write_text("\n".join(lines) + "\n")
-        options = ["--config", str(self.file("gavel.toml")), "--front", front]
-        self.server = Server(directory / "data", options=options, redis_url=redis_url)
+        arguments = ["--config", str(self.file("gavel.toml")), "--front", front, *options]
+        self.server = Server(directory / "data", options=arguments, redis_url=redis_url, environment=environment)
 
     def file(self, name: str) -> Path:
         """Return the path of a file."""
