@@ -84,6 +84,7 @@ check: $(STAMP)
 	$(BIN)/mypy --python-version 3.10 client/python/gavel_client
 	$(BIN)/lint-imports --no-logo
 	server/front/tool check
+	server/front/tool check-monitoring
 	.ci/contract
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory test-long
