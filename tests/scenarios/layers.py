@@ -38,6 +38,7 @@ from gavel_rules.commands import (
 )
 from gavel_rules.decider import handle
 from gavel_rules.events.proposal_view import ProposalView
+from gavel_rules.reason_codes import number_of, remedies_of
 from gavel_server.bus.idempotency.same_request import is_same_request
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit, producer_for_execution
@@ -182,7 +183,11 @@ class CoreLayer:
         if isinstance(answer, AttemptRefusal):
             return BeginExecutionResponse(
                 refusal=execution_service_pb2.ExecutionRefusal(
-                    reason_code=answer.reason_code, message=answer.message, retry_after_ms=answer.retry_after_ms
+                    reason_code=answer.reason_code,
+                    message=answer.message,
+                    retry_after_ms=answer.retry_after_ms,
+                    reason=number_of(answer.reason_code),
+                    remedy=remedies_of(answer.reason_code),
                 )
             )
         assert isinstance(answer, LeasedAttempt), answer

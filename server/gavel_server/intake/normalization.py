@@ -54,6 +54,8 @@ def normalize(envelope: Envelope) -> bool:
         envelope.subject = subject
         changed = True
     match envelope.WhichOneof("payload"):
+        case "fact":
+            changed = _normalize_uuids(envelope.fact, "decision_id") or changed
         case "proposal":
             for reference in envelope.proposal.based_on_events:
                 changed = _normalize_uuids(reference, "event_id") or changed

@@ -90,8 +90,9 @@ def _check_fact(envelope: Envelope, found: Violations) -> None:
     if not 0 <= fact.max_age_ms <= INTEGER_MAX:
         found.append((f"{path}.max_age_ms", "is not from 0 to 2^53"))
     if is_derived(fact):
+        if not is_uuid(fact.decision_id):
+            found.append((f"{path}.decision_id", "is required for a derived fact: the decision's UUID"))
         for field, value in (
-            ("decision_id", fact.decision_id),
             ("execution_id", fact.execution_id),
             ("derivation_rule_id", fact.derivation_rule_id),
         ):

@@ -21,6 +21,7 @@ from gavel.v1.execution_service_pb2 import (
 from gavel_rules.commands import AttemptRefusal, BeginExecution, EventAnswer, LeasedAttempt, RenewExecution, ReportExecution
 from gavel_rules.events.ids import is_uuid, uuid_problem
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN
+from gavel_rules.reason_codes import number_of, remedies_of
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
@@ -62,7 +63,13 @@ class ExecutionServicer:
                 )
                 return BeginExecutionResponse(started=started)
             case AttemptRefusal():
-                refusal = ExecutionRefusal(reason_code=answer.reason_code, message=answer.message, retry_after_ms=answer.retry_after_ms)
+                refusal = ExecutionRefusal(
+                    reason_code=answer.reason_code,
+                    message=answer.message,
+                    retry_after_ms=answer.retry_after_ms,
+                    reason=number_of(answer.reason_code),
+                    remedy=remedies_of(answer.reason_code),
+                )
                 return BeginExecutionResponse(refusal=refusal)
         raise TypeError(f"BeginExecution was answered with {type(answer).__name__}")
 

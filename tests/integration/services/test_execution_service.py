@@ -6,9 +6,11 @@ import grpc
 import pytest
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2
 from gavel.v1.common_pb2 import Producer
+from gavel.v1.decision_pb2 import REMEDY_NONE, REMEDY_WAIT
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import ListEventsRequest
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, RenewExecutionRequest, ReportExecutionRequest
+from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_FINISHED, REASON_CODE_ALREADY_RUNNING
 from gavel_rules.derivation import derive
 
 from tests.integration.services.world import AGENT, EXECUTOR, START_MS, World, fact, proposal, refusal, report, some_uuid
@@ -55,6 +57,39 @@ async def test_lifecycle_of_an_execution(world_with_rules: World) -> None:
         proposal("order/1", cites=[await world_with_rules.publish(fact("order/1", "order.status", "delivered"))])
     )
     assert repetition.decision.outcome == decision_pb2.OUTCOME_APPROVED
+
+
+async def test_ids_in_upper_case(world_with_rules: World) -> None:
+    """Ids of decisions and requests may be in upper case: the same attempt is begun, renewed and reported, and recorded in lower case."""
+    decision, request_id = await world_with_rules.approve(), some_uuid()
+    upper = Envelope(event_id=decision.event_id.upper())
+    begin = BeginExecutionRequest(decision_id=upper.event_id, producer=EXECUTOR, request_id=request_id.upper())
+    attempt = await world_with_rules.executions.BeginExecution(begin)
+    begin.decision_id, begin.request_id = decision.event_id, request_id
+    assert attempt == await world_with_rules.executions.BeginExecution(begin)
+    renewal = RenewExecutionRequest(
+        decision_id=upper.event_id, execution_id=attempt.started.execution_id, producer=EXECUTOR, request_id=some_uuid().upper()
+    )
+    await world_with_rules.executions.RenewExecution(renewal)
+    record = await world_with_rules.report(report(upper, attempt, SUCCESS, event_id=some_uuid().upper()))
+    assert (decision.event_id, record.event_id) == (record.execution.decision_id, record.event_id.lower())
+    (derived,) = derive(record, decision, None)
+    derived.event_id, derived.fact.decision_id = derived.event_id.upper(), derived.fact.decision_id.upper()
+    assert decision.event_id == (await world_with_rules.publish(derived)).fact.decision_id
+    executions = (await world_with_rules.events.ListEvents(ListEventsRequest())).envelopes
+    assert {decision.event_id} == {event.execution.decision_id for event in executions if event.HasField("execution")}
+
+
+async def test_refusals_name_their_remedy(world_with_rules: World) -> None:
+    """A refusal has its code as an enum and what can help: to wait for a lease, or nothing once the work is done."""
+    decision = await world_with_rules.approve()
+    attempt = await world_with_rules.begin(decision)
+    running = (await world_with_rules.begin(decision)).refusal
+    assert (REASON_CODE_ALREADY_RUNNING, [REMEDY_WAIT]) == (running.reason, [*running.remedy])
+    assert 0 < running.retry_after_ms <= 30_000
+    await world_with_rules.report(report(decision, attempt, SUCCESS))
+    done = (await world_with_rules.begin(decision)).refusal
+    assert (REASON_CODE_ALREADY_FINISHED, [REMEDY_NONE], 0) == (done.reason, [*done.remedy], done.retry_after_ms)
 
 
 async def test_refusals_to_begin_are_values(world_with_rules: World) -> None:

@@ -49,6 +49,7 @@ from gavel.v1.projection_service_pb2 import (
     ListPendingDecisionsResponse,
     PendingDecision,
 )
+from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_RUNNING, ReasonCode
 from gavel_client.rpc.connection import BUS_INCARNATION_KEY, INCARNATION_QUESTION
 from gavel_client.values import to_struct
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -266,10 +267,13 @@ class FakeExecutions:
         if decision is None:
             return refusal(grpc.StatusCode.NOT_FOUND, "DECISION_NOT_FOUND")
         if decision.refusal or decision.ended:
-            return BeginExecutionResponse(refusal=ExecutionRefusal(reason_code=decision.refusal or "ALREADY_FINISHED"))
+            reason_code = decision.refusal or "ALREADY_FINISHED"
+            # A later server may have codes that this client does not know.
+            reason: Any = dict(ReasonCode.items()).get(f"REASON_CODE_{reason_code}", 9_999)
+            return BeginExecutionResponse(refusal=ExecutionRefusal(reason_code=reason_code, reason=reason))
         left_ms = int((decision.lease_until - time.monotonic()) * 1000)
         if decision.running and left_ms > 0:
-            return BeginExecutionResponse(refusal=ExecutionRefusal(reason_code="ALREADY_RUNNING", retry_after_ms=left_ms))
+            return BeginExecutionResponse(refusal=ExecutionRefusal(reason=REASON_CODE_ALREADY_RUNNING, retry_after_ms=left_ms))
         decision.attempt += 1
         decision.running = True
         decision.lease_until = time.monotonic() + request.lease_ms / 1000

@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
+from gavel.v1 import reason_code_pb2
 from gavel.v1.common_pb2 import PRODUCER_TYPE_EXECUTOR, Producer
 from gavel.v1.decision_pb2 import RetryPolicy
 from gavel.v1.envelope_pb2 import Envelope
@@ -61,8 +62,17 @@ RECHECK_MS_MIN: Final = 100
 RECHECK_MS_MAX: Final = 30_000
 
 # Refusals of a decision that has ended, and of a decision that awaits a person.
-FINAL_REFUSALS: Final = frozenset({"STALE_FACT", "FACT_SUPERSEDED", "EXPIRED", "REVOKED", "ALREADY_FINISHED", "NOT_APPROVED"})
-REVIEW_REFUSALS: Final = frozenset({"UNDER_REVIEW", "RETRY_FACTS_CHANGED"})
+FINAL_REFUSALS: Final = frozenset(
+    {
+        reason_code_pb2.REASON_CODE_STALE_FACT,
+        reason_code_pb2.REASON_CODE_FACT_SUPERSEDED,
+        reason_code_pb2.REASON_CODE_EXPIRED,
+        reason_code_pb2.REASON_CODE_REVOKED,
+        reason_code_pb2.REASON_CODE_ALREADY_FINISHED,
+        reason_code_pb2.REASON_CODE_NOT_APPROVED,
+    }
+)
+REVIEW_REFUSALS: Final = frozenset({reason_code_pb2.REASON_CODE_UNDER_REVIEW, reason_code_pb2.REASON_CODE_RETRY_FACTS_CHANGED})
 
 _logger = logging.getLogger(__name__)
 
@@ -208,11 +218,11 @@ class Executor:
     async def _handle_refusal(self, entry: Envelope, refusal: ExecutionRefusal) -> Disposition | None:
         """Return the disposition of a refused entry; None, after a pause, if another try is due."""
         _logger.info("decision=%s not started: %s", entry.event_id, refusal.reason_code)
-        if refusal.reason_code in FINAL_REFUSALS:
+        if refusal.reason in FINAL_REFUSALS:
             return Disposition.DELETE
-        if refusal.reason_code in REVIEW_REFUSALS:
+        if refusal.reason in REVIEW_REFUSALS:
             return Disposition.ACKNOWLEDGE
-        if refusal.reason_code == "ALREADY_RUNNING":
+        if refusal.reason == reason_code_pb2.REASON_CODE_ALREADY_RUNNING:
             await self._consumer.pause_without_slot(min(max(refusal.retry_after_ms, RECHECK_MS_MIN), RECHECK_MS_MAX))
             return None
         _logger.warning("decision=%s refusal %s is unknown to this version; its entry stays pending", entry.event_id, refusal.reason_code)

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, BeginExecutionResponse, ExecutionRefusal
+from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_RUNNING
 from gavel_client.executor import lease
 from gavel_client.handlers import ExecutionContext, HandlerResult
 from gavel_client.rpc.client import GavelClient
@@ -156,7 +157,7 @@ async def test_foreign_lease_is_awaited(server: FakeServer, executions: FakeExec
 
     def begin(request: BeginExecutionRequest) -> Any:
         if request.decision_id == first.event_id and not order:
-            return BeginExecutionResponse(refusal=ExecutionRefusal(reason_code="ALREADY_RUNNING", retry_after_ms=1))
+            return BeginExecutionResponse(refusal=ExecutionRefusal(reason=REASON_CODE_ALREADY_RUNNING, retry_after_ms=1))
         return executions.begin(request)
 
     server.answers["BeginExecution"] = begin

@@ -3,11 +3,15 @@
 isort:skip_file
 Execution of approved decisions."""
 
+from collections import abc as _abc
 from gavel.v1 import common_pb2 as _common_pb2
+from gavel.v1 import decision_pb2 as _decision_pb2
 from gavel.v1 import envelope_pb2 as _envelope_pb2
+from gavel.v1 import reason_code_pb2 as _reason_code_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -146,6 +150,8 @@ class ExecutionRefusal(_message.Message):
     REASON_CODE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
     reason_code: _builtins.str
     """STALE_FACT, FACT_SUPERSEDED, EXPIRED, REVOKED, ALREADY_RUNNING, ALREADY_FINISHED, NOT_APPROVED, UNDER_REVIEW or
     RETRY_FACTS_CHANGED.
@@ -154,16 +160,27 @@ class ExecutionRefusal(_message.Message):
     """Message for people."""
     retry_after_ms: _builtins.int
     """Delay before a retry can succeed, in milliseconds. 0: do not retry."""
+    reason: _reason_code_pb2.ReasonCode.ValueType
+    """`reason_code` as a number."""
+    @_builtins.property
+    def remedy(self) -> _containers.RepeatedScalarFieldContainer[_decision_pb2.Remedy.ValueType]:
+        """What can help, the most promising first; never empty. WAIT: begin again after `retry_after_ms`. Otherwise the decision
+        cannot be carried out now: REFRESH_EVIDENCE and CITE_AGAIN are for a new proposal, ASK_PERSON for a person, NONE for
+        nobody.
+        """
+
     def __init__(
         self,
         *,
         reason_code: _builtins.str = ...,
         message: _builtins.str = ...,
         retry_after_ms: _builtins.int = ...,
+        reason: _reason_code_pb2.ReasonCode.ValueType = ...,
+        remedy: _abc.Iterable[_decision_pb2.Remedy.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason_code", b"reason_code", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason", "reason_code", b"reason_code", "remedy", b"remedy", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -137,8 +138,8 @@ func (e *executor) process(ctx context.Context, item *gavelv1.WorkItem) error {
 		return err
 	}
 	if refusal := begun.GetRefusal(); refusal != nil {
-		fmt.Println("refused", item.GetItemId(), refusal.GetReasonCode())
-		if refusal.GetRetryAfterMs() > 0 {
+		fmt.Println("refused", item.GetItemId(), refusal.GetReason())
+		if slices.Contains(refusal.GetRemedy(), gavelv1.Remedy_REMEDY_WAIT) {
 			return e.reject(item, refusal.GetRetryAfterMs(), refusal.GetReasonCode())
 		}
 		return e.acknowledge(item)
