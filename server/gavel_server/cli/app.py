@@ -31,6 +31,7 @@ from gavel_server.cli.commands.processes.executor import executor
 from gavel_server.cli.commands.processes.fdr import fdr
 from gavel_server.cli.commands.processes.serve import serve
 from gavel_server.cli.commands.reads.log import log
+from gavel_server.cli.commands.reads.pending import pending
 from gavel_server.cli.commands.reads.projection import projection
 from gavel_server.cli.commands.reads.replay import replay
 from gavel_server.cli.commands.reads.status import status
@@ -106,6 +107,7 @@ app.command("accept-clock")(accept_clock)
 app.command("status")(status)
 app.command("whoami")(whoami)
 app.command("projection")(projection)
+app.command("pending")(pending)
 app.command("trace")(trace)
 app.command("replay")(replay)
 app.command("executor")(executor)

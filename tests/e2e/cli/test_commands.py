@@ -136,6 +136,39 @@ def test_log_tail(shop: Server) -> None:
     assert (0, "") == (result.returncode, result.stdout)
 
 
+def test_log_tail_filters(shop: Server) -> None:
+    """Every filter of a subscription has an option, and an event must pass all of them."""
+
+    def tail(*options: str) -> list[list[str]]:
+        result = gavel("log", "tail", "--from", "1", *options, server=shop)
+        assert (0, "") == (result.returncode, result.stderr)
+        return [line.split() for line in result.stdout.splitlines()]
+
+    every = tail()
+    decisions = tail("--category", "decision", "--subject-prefix", "parcel/l")
+    light = tail("--outcome", "approved", "--action", "parcel.send", "--trace", "trace-light")
+    assert 1 == len(light)
+    assert light[0] in decisions
+    assert len(decisions) < len(every)
+    refused = tail("--outcome", "rejected", "--outcome", "needs-human-review", "--trace", "trace-lost")
+    assert 1 == len(refused)
+    assert [] == tail("--action", "parcel.burn")
+    wrong = gavel("log", "tail", "--outcome", "perhaps", server=shop)
+    assert 2 == wrong.returncode
+    assert "perhaps" in wrong.stderr
+
+
+def test_pending(shop: Server) -> None:
+    """Pending decisions are listed by phase and action type; none has lost its work; --json prints the contract's response."""
+    table = gavel("pending", "--phase", "approved", "--action", "parcel.send", server=shop)
+    assert (0, "") == (table.returncode, table.stderr)
+    assert ["parcel/light", "APPROVED"] in [line.split()[1:3] for line in table.stdout.splitlines()]
+    decisions = json.loads(gavel("pending", "--json=snake", server=shop).stdout)["decisions"]
+    assert "parcel/light" in {decision["subject"] for decision in decisions}
+    for options in (("--phase", "under-review"), ("--action", "parcel.burn"), ("--lost-work",)):
+        assert "No decision is pending.\n" == gavel("pending", *options, server=shop).stdout
+
+
 @contextmanager
 def follow_log(program: Sequence[str], shop: Server, bus: str) -> Iterator[subprocess.Popen[str]]:
     """Follow a new bus from its first event on, for as long as the context lasts."""

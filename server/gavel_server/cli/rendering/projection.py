@@ -1,9 +1,11 @@
-"""A subject's state as tables, for `gavel projection` and the demo."""
+"""A subject's state and pending decisions as tables, for `gavel projection`, `gavel pending` and the demo."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gavel.v1.execution_pb2 import ExecutionStatus
-from gavel.v1.projection_service_pb2 import PendingPhase, Projection
+from gavel.v1.projection_service_pb2 import PendingDecision, PendingPhase, Projection
 from gavel_rules.text import printable
 
 from gavel_server.cli.rendering import output
@@ -45,19 +47,7 @@ def print_projection(projection: Projection) -> None:
         title="Observations",
         fold="value",
     )
-    output.print_table(
-        ("event", "phase", "valid until", "action"),
-        (
-            (
-                f"#{pending.sequence_number}",
-                enum_name(PendingPhase, pending.phase),
-                format_time(pending.valid_until),
-                pending_line(pending),
-            )
-            for pending in projection.pending_decisions
-        ),
-        title="Pending decisions",
-    )
+    print_pending_decisions(projection.pending_decisions, title="Pending decisions")
     output.print_table(
         ("execution", "attempt", "status", "leased until", "executor"),
         (
@@ -72,3 +62,19 @@ def print_projection(projection: Projection) -> None:
         ),
         title="Pending executions",
     )
+
+
+def print_pending_decisions(decisions: Iterable[PendingDecision], *, title: str = "", empty: str = "", with_subject: bool = False) -> None:
+    """Print approved decisions that have not ended, or the sentence `empty`."""
+    rows = (
+        (
+            f"#{pending.sequence_number}",
+            *((printable(pending.subject),) if with_subject else ()),
+            enum_name(PendingPhase, pending.phase),
+            format_time(pending.valid_until),
+            pending_line(pending),
+        )
+        for pending in decisions
+    )
+    columns = ("event", *(("subject",) if with_subject else ()), "phase", "valid until", "action")
+    output.print_table(columns, rows, title=title, empty=empty)

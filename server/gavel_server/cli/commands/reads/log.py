@@ -14,8 +14,9 @@ from gavel_server.cli.errors import InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, INT64_MAX, SERVER_DEFAULT, Bus, Debug, Json, Server, check_int64
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from gavel.v1.common_pb2 import EventCategory
     from gavel.v1.envelope_pb2 import Envelope
     from gavel.v1.event_service_pb2 import SubscribeEventsResponse
     from gavel_client import SyncGavelClient
@@ -41,7 +42,26 @@ class Category(Enum):
     AGENT_DIAGNOSTIC = "agent-diagnostic"
 
 
+class DecisionOutcome(Enum):
+    """An outcome of a decision, by its name on the command line."""
+
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    NEEDS_HUMAN_REVIEW = "needs-human-review"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
 CATEGORIES: Final = ", ".join(category.value for category in Category)
+OUTCOMES: Final = ", ".join(outcome.value for outcome in DecisionOutcome)
+
+Categories = Annotated[
+    list[Category],
+    typer.Option(
+        "--category", metavar="CATEGORY", help=f"Only events of this category: {CATEGORIES}. May be repeated, for several categories."
+    ),
+]
+TraceId = Annotated[str, typer.Option("--trace", metavar="TRACE_ID", help="Only events of this trace.")]
 
 
 @log.command("tail")
@@ -55,17 +75,41 @@ def tail(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new events as they come, also after the server restarts, until interrupted.")
     ] = False,
+    category: Categories = [],  # noqa: B006 - typer copies it
+    subject_prefix: Annotated[
+        str, typer.Option("--subject-prefix", metavar="PREFIX", help='Only events about subjects that begin so, e.g. "order/".')
+    ] = "",
+    trace_id: TraceId = "",
+    action: Annotated[
+        list[str],
+        typer.Option("--action", metavar="ACTION", help="Only proposals and decisions of this action type. May be repeated."),
+    ] = [],  # noqa: B006
+    outcome: Annotated[
+        list[DecisionOutcome],
+        typer.Option("--outcome", metavar="OUTCOME", help=f"Only decisions with this outcome: {OUTCOMES}. May be repeated."),
+    ] = [],  # noqa: B006
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print the newest events, one per line."""
+    """Print the newest events, one per line. Of them, only those that pass all filters."""
+    from gavel.v1.decision_pb2 import Outcome
     from gavel.v1.event_service_pb2 import SubscribeEventsResponse
     from gavel_client import GavelError
     from gavel_client.rpc.backoff import is_unopened_bus
 
     from gavel_server.cli.rendering import output
+
+    def subscribe(first: int) -> Iterator[SubscribeEventsResponse]:
+        return client.subscribe_events(
+            from_sequence_number=first,
+            categories=_categories(category),
+            subject_prefix=subject_prefix,
+            trace_id=trace_id,
+            action_types=action,
+            outcomes=[Outcome.Value(f"OUTCOME_{one.name}") for one in outcome],
+        )
 
     with connect(server, bus) as client:
         try:
@@ -78,7 +122,7 @@ def tail(
         if not follow and first > head:
             output.print_note(f"gavel: the log of bus {bus} ends at event {head}")
             return
-        responses = follow_events(client, first) if follow else client.subscribe_events(from_sequence_number=first)
+        responses = follow_events(first, subscribe) if follow else subscribe(first)
         for response in responses:
             if response.HasField("envelope"):
                 if as_json:
@@ -90,8 +134,14 @@ def tail(
                 return
 
 
-def follow_events(client: SyncGavelClient, first: int) -> Iterator[SubscribeEventsResponse]:
-    """Yield a bus's events from sequence number `first` on, for ever.
+def _categories(chosen: list[Category]) -> list[EventCategory.ValueType]:
+    from gavel.v1.common_pb2 import EventCategory
+
+    return [EventCategory.Value(f"EVENT_CATEGORY_{one.name}_EVENT") for one in chosen]
+
+
+def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEventsResponse]]) -> Iterator[SubscribeEventsResponse]:
+    """Yield what `subscribe` selects of a bus's events from sequence number `first` on, for ever.
 
     Wait while the server is away, and for the first write to a bus that does not exist yet. Raises GavelError if the server refuses.
     """
@@ -105,7 +155,7 @@ def follow_events(client: SyncGavelClient, first: int) -> Iterator[SubscribeEven
     is_opened = True
     while True:
         try:
-            for response in client.subscribe_events(from_sequence_number=first):
+            for response in subscribe(first):
                 failures = 0
                 first = (response.envelope.sequence_number or response.checkpoint.sequence_number) + 1
                 yield response
@@ -149,14 +199,9 @@ def get_event(
 
 @log.command("list")
 def list_events(
-    category: Annotated[
-        list[Category],
-        typer.Option(
-            "--category", metavar="CATEGORY", help=f"Only events of this category: {CATEGORIES}. May be repeated, for several categories."
-        ),
-    ] = [],  # noqa: B006 - typer copies it
+    category: Categories = [],  # noqa: B006 - typer copies it
     subject: Annotated[str, typer.Option("--subject", metavar="TYPE/ID", help="Only events about this subject.")] = "",
-    trace_id: Annotated[str, typer.Option("--trace", metavar="TRACE_ID", help="Only events of this trace.")] = "",
+    trace_id: TraceId = "",
     from_sequence_number: Annotated[
         int, typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First sequence number. 0: the start.")
     ] = 0,
@@ -172,18 +217,15 @@ def list_events(
     debug: Debug = False,
 ) -> None:
     """Print the events that pass all filters, oldest first."""
-    from gavel.v1.common_pb2 import EventCategory
     from gavel.v1.event_service_pb2 import ListEventsResponse
     from gavel_client.rpc.paging import sync_pages
 
     from gavel_server.cli.rendering import output
 
-    categories = [EventCategory.Value(f"EVENT_CATEGORY_{one.name}_EVENT") for one in category]
-
     def events(client: SyncGavelClient) -> Iterator[Envelope]:
         for page in sync_pages(
             client.list_events,
-            categories=categories,
+            categories=_categories(category),
             subject=subject,
             trace_id=trace_id,
             from_sequence_number=from_sequence_number,

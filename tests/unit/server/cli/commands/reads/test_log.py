@@ -22,7 +22,7 @@ async def test_follow_events(capsys: pytest.CaptureFixture[str]) -> None:
 
     def follow() -> None:
         with SyncGavelClient(server.target) as client:
-            for response in follow_events(client, 3):
+            for response in follow_events(3, lambda first: client.subscribe_events(from_sequence_number=first)):
                 responses.append(response)  # noqa: PERF402  # what came before the error counts
 
     async with FakeServer() as server:
