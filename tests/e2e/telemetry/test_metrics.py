@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.execution_service_pb2 import ExecutionStarted
+from gavel.v1.fact_pb2 import REVIEW_VERDICT_REJECT
 from ruamel.yaml import YAML
 
 from tests.e2e.telemetry.calls import SOON, TRACEPARENT, decide, prepare
 from tests.e2e.telemetry.otlp import Collector
-from tests.e2e.world import Server, run_servers
+from tests.e2e.world import COURIER, Server, approve, open_bus, poll, proposal, publish_status, rule_set, run_servers
 from tests.support.fronts import ANY_FRONT
 from tests.support.paths import ROOT
 
 MONITORING = ROOT / "docs/monitoring"
 NAME = re.compile(r"\b(?:gavel|rpc_server)_[a-z_]+\b")
+LOOK = "  - {id: heavy, action: parcel.send, priority: 900, when: params.weight > 40, effect: review, reason_code: HEAVY}\n"
 PLANTED = ("planted-token", "planted-header", "planted-status")
 
 
@@ -78,6 +83,53 @@ def test_secrets_and_metrics(tmp_path: Path, collector: Collector) -> None:
     for planted in PLANTED:
         assert planted.encode() not in collector.received()
         assert planted not in text + server.log()
+
+
+def sample(port: int, series: str) -> float:
+    """Return the value of a series that the server shows; NaN if it shows none."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        found = re.search(rf"^{re.escape(series)} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+    return float(found[1]) if found else math.nan
+
+
+async def test_lapsed_leases_and_waiting_reviews(tmp_path: Path) -> None:
+    """A lease that lapses without a report counts once; an open review counts and ages, until a person resolves it."""
+    port = free_port()
+    server = Server(tmp_path, options=["--front", ANY_FRONT, "--metrics", f"127.0.0.1:{port}"])
+
+    async def until(series: str, holds: Callable[[float], bool]) -> float:
+        async def value() -> float | None:
+            found = sample(port, series)
+            return found if holds(found) else None
+
+        return await poll(value, lambda: f"{series} is {sample(port, series)}")
+
+    lapses, reviews, age = (
+        f'gavel_{name}{{bus="default"}}' for name in ("lease_lapses_total", "open_reviews", "oldest_review_age_seconds")
+    )
+    with run_servers(server):
+        async with server.client() as client:
+            await open_bus(client, rule_set() + LOOK)
+            approval = await approve(client, "parcel/lapse")
+            assert (await client.begin_execution(approval.event_id, producer=COURIER, lease_ms=100)).HasField("started")
+            other = Producer(type=COURIER.type, id="courier-2")
+
+            async def begin() -> ExecutionStarted | None:
+                answer = await client.begin_execution(approval.event_id, producer=other, lease_ms=60_000)
+                return answer.started if answer.HasField("started") else None
+
+            assert 2 == (await poll(begin)).attempt
+            await until(lapses, lambda value: value == 1)
+            await until(age, lambda value: value == 0)
+            assert 0 == sample(port, reviews)
+            fact = (await publish_status(client, ["parcel/heavy"]))["parcel/heavy"]
+            review = (await client.submit_proposal(proposal(fact, 45.0))).decision
+            first = await until(age, lambda value: value > 0)
+            assert 1 == sample(port, reviews)
+            await until(age, lambda value: value > first)
+            await client.resolve_review(review.event_id, REVIEW_VERDICT_REJECT, reviewer="kim", reason="too heavy")
+            await until(age, lambda value: value == 0)
+            assert [1, 0] == [sample(port, lapses), sample(port, reviews)]
 
 
 @pytest.mark.parametrize(
