@@ -307,6 +307,7 @@ async def open_sequencer(
         checkpoint=checkpoint,
         watch=watch,
         observer=BatchObserver(bus) if is_observed else None,
+        requires_attestation=settings.authentication == "required",
     )
     try:
         await _check_durability(log, settings)
@@ -393,8 +394,8 @@ async def _open_default(buses: BusRegistry, redis_logs: RedisLogs) -> None:
             try:
                 await redis_logs.ping()
                 async with redis_logs.probing():
-                    await buses.open(BUS_DEFAULT)
-                return
+                    sequencer = await buses.open(BUS_DEFAULT)
+                break
             except (LogError, ServiceError) as error:
                 if not isinstance(error, LogUnreachableError) and not isinstance(error.__cause__, LogUnreachableError):
                     raise ServeError(f"bus {BUS_DEFAULT} cannot be opened: {error}") from error
@@ -406,6 +407,10 @@ async def _open_default(buses: BusRegistry, redis_logs: RedisLogs) -> None:
         # The start was cancelled: stop reading the log before the store closes.
         await buses.stop()
         raise
+    block = sequencer.replica.write_block
+    if sequencer.replica.lacks_attestation and block is not None:
+        await buses.stop()
+        raise ServeError(block.message)
 
 
 def _checkpoint(settings: Settings) -> Checkpoint:

@@ -11,7 +11,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from gavel_server.log import Entry
 from gavel_server.log.redis.embedded import EmbeddedRedis
+from gavel_server.log.redis.logs import RedisLogs
+
+from tests.support.driver import BUS, WEEK_MS, Core
 
 
 def _serve(data: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -53,6 +57,26 @@ def test_unreachable_redis_delays_the_start(tmp_path: Path, redis_server: Embedd
         process.send_signal(signal.SIGHUP)
         process.communicate(timeout=60)
     assert 0 == process.returncode
+
+
+async def test_a_log_without_attestations_and_authentication(tmp_path: Path) -> None:
+    """A server that requires authentication does not start on a bus whose events cannot name their caller, and says what to do."""
+    async with EmbeddedRedis(tmp_path) as redis:
+        logs = RedisLogs(redis.url)
+        log = await logs.open(BUS, idempotency_window_ms=WEEK_MS, acknowledge_replicas=0)
+        core = Core(arbiter_version=2)
+        for record, event in zip(core.records, core.events, strict=True):
+            entry = Entry(record.sequence_number, record.envelope, record.chain_hash, event.event_id, "")
+            await log.append(await log.head(), [entry], await log.time_ms(), [])
+        await log.close()
+        await logs.close()
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch()
+    process = _serve(tmp_path, "--authentication", "required", "--token-file", str(tokens))
+    assert (1, "") == (process.returncode, process.stdout)
+    assert "gavel: bus default has arbiter version 2, whose events do not name their caller" in process.stderr
+    assert "serve this one without authentication" in process.stderr
+    assert "this is a bug" not in process.stderr
 
 
 def test_broken_checkpoint_ends_the_start(tmp_path: Path) -> None:

@@ -59,9 +59,17 @@ class Replica:
     """
 
     def __init__(
-        self, log: EventLog, clock: GuardedClock, checkpoint: Checkpoint | None, monotonic: Callable[[], float] = time.monotonic
+        self,
+        log: EventLog,
+        clock: GuardedClock,
+        checkpoint: Checkpoint | None,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        requires_attestation: bool = False,
     ) -> None:
+        """`requires_attestation`: events must name their caller, so nothing is written to a bus whose semantics do not."""
         self._monotonic = monotonic
+        self._requires_attestation = requires_attestation
         self.bus = log.bus
         self.log = log
         self.clock = clock
@@ -227,7 +235,19 @@ class Replica:
         if self.work_listeners and queue is not None:
             self._notify_work((queue,))
 
+    @property
+    def lacks_attestation(self) -> bool:
+        """Whether nothing may be written because the events of this bus could not name their caller."""
+        return self._requires_attestation and self.head.sequence_number > 0 and not self.state.semantics.attests
+
     def _check_arbiter_version(self) -> None:
+        if self.lacks_attestation and not self._is_block_permanent:
+            self.block_writes(
+                error_pb2.ERROR_REASON_WRONG_STATE,
+                f"bus {self.bus} has arbiter version {self.state.arbiter_version}, whose events do not name their caller, and this server "
+                "requires authentication: write to a bus of a later version, or serve this one without authentication",
+                has_diverged=False,
+            )
         if self.head.sequence_number and not is_implemented(self.state.arbiter_version) and not self._is_block_permanent:
             self.block_writes(
                 error_pb2.ERROR_REASON_ARBITER_VERSION_NOT_IMPLEMENTED,

@@ -80,14 +80,16 @@ class Sequencer:
         watch: BusWatcher | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         observer: BatchObserver | None = None,
+        requires_attestation: bool = False,
     ) -> None:
         """`cross_check` and `idempotency_window_ms` are those of a new bus. `watch` serves several buses; default: one of its own.
 
         `monotonic` (seconds) paces the deciding; no outcome depends on it. `observer` measures the batches; None: nothing is measured.
+        `requires_attestation`: see Replica.
         """
         self.bus = log.bus
         self.log = log
-        self.replica = Replica(log, clock, checkpoint, monotonic)
+        self.replica = Replica(log, clock, checkpoint, monotonic, requires_attestation=requires_attestation)
         self._watch = watch or BusWatcher()
         self._monotonic = monotonic
         self._observer: Final = observer

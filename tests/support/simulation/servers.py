@@ -90,6 +90,7 @@ class Servers:
         checkpoint: Checkpoint | None = None,
         log: EventLog | None = None,
         monotonic: Callable[[], float] | None = None,
+        requires_attestation: bool = False,
     ) -> tuple[Sequencer, CountingLog]:
         """Start a server. Its wall clock is `skew_ms` ahead."""
         counting = CountingLog(log or self.log)
@@ -101,6 +102,7 @@ class Servers:
             idempotency_window_ms=WEEK_MS,
             checkpoint=checkpoint,
             monotonic=monotonic or asyncio.get_running_loop().time,
+            requires_attestation=requires_attestation,
         )
         await sequencer.start()
         return sequencer, counting

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from gavel.v1 import error_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules.commands import EventAnswer, SubmitProposal
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
+from gavel_server.errors import ServiceError
 from gavel_server.log import Entry
 
 from tests.support.driver import Core, proposal_envelope
@@ -70,3 +72,18 @@ async def test_new_buses_have_the_latest_version(servers: Servers) -> None:
     opened, _ = await Servers().start()
     assert ARBITER_VERSION == (await opened.settled()).arbiter_version
     await servers.prove()
+
+
+@with_servers
+async def test_authentication_needs_attestations(servers: Servers) -> None:
+    """A server with authentication reads a bus of version 2 and writes nothing to it, because its events could not name their caller."""
+    core = await write_bus(servers, 2)
+    servers.skip_ids(len(core.events))
+    sequencer, _ = await servers.start(requires_attestation=True)
+    result = await execute(sequencer, servers.fact())
+    assert isinstance(result, ServiceError)
+    assert error_pb2.ERROR_REASON_WRONG_STATE == result.reason
+    assert "arbiter version 2, whose events do not name their caller" in result.message
+    assert len(core.events) == (await sequencer.settled()).head == len(await servers.events())
+    opened, _ = await Servers().start(requires_attestation=True)
+    assert opened.write_error() is None
