@@ -116,6 +116,11 @@ outages: compiled front
 hostile: compiled front
 	$(COMPILED) $(BIN)/python -m tests.campaigns.hostile $(CAMPAIGN)
 
+# 10,000 hostile requests with and without credentials to a server that requires them, beside a good caller; a minute or two.
+.PHONY: intruders
+intruders: compiled front
+	$(COMPILED) $(BIN)/python -m tests.campaigns.intruders $(CAMPAIGN)
+
 # Random input to the compiled core under Python's checking allocator; 10 minutes.
 sanitize: compiled
 	$(COMPILED) $(BIN)/python -m tests.campaigns.sanitize $(CAMPAIGN)

@@ -41,6 +41,7 @@ from gavel_rules.identity.access import Access, access_of, execution_access, exp
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_rules.identity.rights import Right
 from gavel_rules.recorder import Recorder
+from gavel_rules.state.records import GrantsInForce
 from gavel_rules.state.state import State
 
 # Attestations of recent callers; building one takes longer than copying it.
@@ -116,6 +117,18 @@ def access_of_command(state: State, command: Command) -> Access | None:
         case AcceptClock() | ChangeCrossCheck():
             return Access("operate", bus)
     return None
+
+
+def may_review(in_force: GrantsInForce | None, bus: str, decision: Envelope, principal: Principal) -> bool:
+    """Return whether the grants in force let the caller vote in the review that a decision has requested."""
+    if in_force is None or (principal.is_anonymous and not in_force.binds_anonymous):
+        return True
+    return permits(in_force.grants, principal, _decision_access("review", bus, decision))
+
+
+def attestation_of(principal: Principal) -> Attestation:
+    """Return the attestation of a caller without grants."""
+    return _attestation(principal, "")
 
 
 def principal_of(envelope: Envelope) -> Principal:

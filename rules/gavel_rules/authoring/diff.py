@@ -36,7 +36,7 @@ _OUTCOMES: Final = {"approve": "APPROVED", "reject": "REJECTED", "review": "NEED
 _REJECTED: Final = _OUTCOMES["reject"]
 # Keys of a document that are not compared: they differ in any two versions or decide nothing. Rules are compared one by one.
 _KEYS_NOT_COMPARED: Final = ("version", "description", "rules")
-_RULE_KEYS: Final = ("action", "priority", "when", "effect", "reason_code")
+_RULE_KEYS: Final = ("action", "priority", "when", "effect", "reason_code", "review")
 
 
 class CaseDecision(NamedTuple):
@@ -128,7 +128,7 @@ def _is_same(before: _Rule, after: _Rule) -> bool:
 def _rule_edits(rule_id: str, before: _Rule, after: _Rule) -> Iterator[Edit]:
     for key in _RULE_KEYS:
         if before.keys.get(key) != after.keys.get(key) and (key != "when" or before.tree != after.tree):
-            yield Edit(f"rules.{rule_id}.{key}", before.keys.get(key), after.keys.get(key))
+            yield from _edits(f"rules.{rule_id}.{key}", before.keys.get(key), after.keys.get(key))
     thresholds = _thresholds(before.tree, after.tree)
     if thresholds is not None:
         yield from (Edit(f"rules.{rule_id}.threshold", one.value, other.value) for one, other in thresholds)

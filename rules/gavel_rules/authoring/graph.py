@@ -1,19 +1,24 @@
 """Diagrams of a rule set: which facts its rules read, and in which order the rules of an action are evaluated.
 
-They contain names only. A document restricts names to plain characters, so nothing needs to be escaped and no text of an author
-becomes part of the drawing.
+They contain names and numbers only. A document restricts names to plain characters, and those of groups are cut to them here, so nothing
+needs to be escaped and no text of an author becomes part of the drawing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
+
+from gavel.v1.decision_pb2 import ReviewPolicy
 
 from gavel_rules.language.cel.checker import CheckedExpression, Environment, ScopedExpression
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 
 _FACTS: Final = "facts."
 _COLOURS: Final = {"approve": "#d9f2d9", "reject": "#f7d9d9", "review": "#fdf0cf"}
+# Characters of groups' names that stand for themselves in both languages.
+_DRAWN: Final = re.compile(r"[^A-Za-z0-9._:/@+-]")
 _BREAK: Final = r"\n"  # Graphviz's escape for the end of a line
 
 
@@ -53,7 +58,7 @@ def render_mermaid(rule_set: CompiledRuleSet) -> str:
     """Return the diagrams in Mermaid's language, which documentation pages and forges draw."""
     lines = ["flowchart LR"]
     for graph in build_graphs(rule_set):
-        lines.append(f'  subgraph {graph.action.name}["{graph.action.lines[0]}"]')
+        lines.append(f'  subgraph {graph.action.name}["{"<br>".join(graph.action.lines)}"]')
         for node in graph.nodes:
             opening, closing = ("[(", ")]") if node.kind == "fact" else ("[", "]")
             lines.append(f'    {node.name}{opening}"{"<br>".join(node.lines)}"{closing}:::{node.kind}')
@@ -68,7 +73,7 @@ def render_dot(rule_set: CompiledRuleSet) -> str:
     lines = [f'digraph "{rule_set.policy_id}" {{', "  rankdir=LR", '  node [shape=box, style=filled, fillcolor="#ffffff"]']
     for graph in build_graphs(rule_set):
         lines.append(f"  subgraph cluster_{graph.action.name} {{")
-        lines.append(f'    label="{graph.action.lines[0]}"')
+        lines.append(f'    label="{_BREAK.join(graph.action.lines)}"')
         for node in graph.nodes:
             look = "shape=cylinder" if node.kind == "fact" else f'fillcolor="{_COLOURS[node.kind]}"'
             lines.append(f'    {node.name} [label="{_BREAK.join(node.lines)}", {look}]')
@@ -88,6 +93,7 @@ def graph_data(rule_set: CompiledRuleSet) -> dict[str, object]:
         "actions": [
             {
                 "action": action.action_type,
+                "review": None if action.review_policy is None else _review_data(action.review_policy),
                 "facts": [
                     {"name": fact.name, "key": fact.key, "optional": fact.optional, "subject_reads": _subject_facts(action, fact.name)}
                     for fact in action.facts
@@ -98,6 +104,7 @@ def graph_data(rule_set: CompiledRuleSet) -> dict[str, object]:
                         "priority": rule.priority,
                         "effect": rule.effect,
                         "reason_code": rule.reason_code,
+                        "review": _review_data(action.review_policies[rule.id]) if rule.id in action.review_policies else None,
                         "reads": _condition_facts(condition, action.environment),
                     }
                     for rule, condition in zip(action.rules, action.conditions, strict=True)
@@ -115,12 +122,42 @@ def _graph(prefix: str, action: CompiledAction) -> Graph:
     before = ""
     for number, (rule, condition) in enumerate(zip(action.rules, action.conditions, strict=True)):
         name = f"{prefix}r{number}"
-        nodes.append(Node(name, rule.effect, (f"{rule.priority} {rule.id}", f"{rule.effect} {rule.reason_code}".strip())))
+        lines = (f"{rule.priority} {rule.id}", f"{rule.effect} {rule.reason_code}".strip())
+        nodes.append(Node(name, rule.effect, (*lines, *_review_lines(action.review_policies.get(rule.id)))))
         edges.extend(Edge(facts[fact], name, "reads") for fact in _condition_facts(condition, action.environment))
         if before:
             edges.append(Edge(before, name, "next"))
         before = name
-    return Graph(Node(prefix, "action", (action.action_type,)), tuple(nodes), tuple(edges))
+    return Graph(Node(prefix, "action", (action.action_type, *_review_lines(action.review_policy))), tuple(nodes), tuple(edges))
+
+
+def _review_lines(policy: ReviewPolicy | None) -> tuple[str, ...]:
+    """Return who has to resolve reviews, in one line; none if nothing is declared."""
+    if policy is None:
+        return ()
+    line = f"review by {policy.quorum}"
+    if policy.groups:
+        line += f" of {_plain(policy.groups)}"
+    if policy.separation:
+        line += ", not the proposer"
+    if policy.escalate_after_ms:
+        line += f", after {policy.escalate_after_ms} ms also {_plain(policy.escalate_to)}" if policy.escalate_to else ", escalated"
+    return (line,)
+
+
+def _review_data(policy: ReviewPolicy) -> dict[str, object]:
+    return {
+        "quorum": policy.quorum,
+        "groups": list(policy.groups),
+        "separation": policy.separation,
+        "escalate_after_ms": policy.escalate_after_ms,
+        "escalate_to": list(policy.escalate_to),
+    }
+
+
+def _plain(groups: Iterable[str]) -> str:
+    """Return names of groups without characters that mean something in a drawing."""
+    return " or ".join(_DRAWN.sub("_", group) for group in groups)
 
 
 def _subject_facts(action: CompiledAction, fact: str) -> list[str]:

@@ -113,7 +113,7 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, ("pending reviews", sequencer.bus), (int,))
         state = await sequencer.confirmed_state()
         covered = state.head
-        reviews, token = await fill(page, views.pending_reviews(state, _after(page)), _place, context.caller)
+        reviews, token = await fill(page, views.pending_reviews(state, _after(page), context.principal), _place, context.caller)
         return ListPendingReviewsResponse(reviews=reviews, next_page_token=token, projection_version=covered)
 
     async def GetStatus(self, request: GetStatusRequest, context: CallContext) -> GetStatusResponse:

@@ -118,6 +118,7 @@ def test_unauthenticated_calls(tmp_path: Path, front: FrontSetting) -> None:
         assert ("", "", False) == (found.principal, found.method, found.HasField("producer"))
         with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=CALL_SECONDS_MAX) as answer:
             assert 'gavel_refusals_total{principal="anonymous",reason="UNAUTHENTICATED"} 45.0' in answer.read().decode()
+        assert 0 == granted.server.terminate()
     with run_servers(granted.server):
         events = granted.events()
         found_now = granted.refusals()

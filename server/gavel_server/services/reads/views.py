@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from gavel.v1 import fact_pb2, projection_service_pb2
+from gavel.v1.fact_pb2 import ReviewResolved
 from gavel.v1.projection_service_pb2 import (
     PendingDecision,
     PendingReview,
 )
 from gavel.v1.rule_set_service_pb2 import RuleSet
 from gavel.v1.work_service_pb2 import Consumer, WorkQueue
+from gavel_rules.authorization import attestation_of, may_review
 from gavel_rules.events.timestamps import set_timestamp
-from gavel_rules.state.records import LiveDecision, Review
+from gavel_rules.execution.review_votes import vote_fault
+from gavel_rules.identity.principal import ANONYMOUS, Principal
+from gavel_rules.state.records import GrantsInForce, LiveDecision, Review
 from gavel_rules.state.state import State
 
 from gavel_server.log.work.protocol import ConsumerGroup
@@ -49,10 +53,11 @@ def pending_decision(live: LiveDecision) -> PendingDecision:
     )
 
 
-def pending_reviews(state: State, after: int) -> Iterator[PendingReview]:
-    """Yield the open reviews after a sequence number, oldest first."""
+def pending_reviews(state: State, after: int, caller: Principal = ANONYMOUS) -> Iterator[PendingReview]:
+    """Yield the open reviews after a sequence number, oldest first, as `caller` sees them."""
+    in_force = state.grants_in_force
     reviews = [(review, _compensates(state, review)) for review in state.pending_reviews() if review.sequence_number > after]
-    return (_review(review, compensates) for review, compensates in reviews)
+    return (_review(review, compensates, _may_vote(review, state.bus, in_force, caller)) for review, compensates in reviews)
 
 
 def rule_sets(state: State, after: tuple[str, int] | None = None) -> Iterator[RuleSet]:
@@ -107,7 +112,12 @@ def _compensates(state: State, review: Review) -> str:
     return state.decisions[review.approved_decision_id].compensates if review.approved_decision_id else ""
 
 
-def _review(review: Review, compensates: str) -> PendingReview:
+def _may_vote(review: Review, bus: str, in_force: GrantsInForce | None, caller: Principal) -> bool:
+    vote = ReviewResolved(decision_id=review.decision_id, verdict=fact_pb2.REVIEW_VERDICT_APPROVE, reviewer=caller.name)
+    return may_review(in_force, bus, review.decision, caller) and vote_fault(review, vote, attestation_of(caller)) is None
+
+
+def _review(review: Review, compensates: str, may_vote: bool) -> PendingReview:
     decision = review.decision.decision
     of_execution = bool(review.approved_decision_id)
     pending = PendingReview(
@@ -125,6 +135,7 @@ def _review(review: Review, compensates: str) -> PendingReview:
         compensates_decision_id=compensates,
         review_policy=decision.review_policy if decision.HasField("review_policy") else None,
         escalated=review.is_escalated,
+        may_vote=may_vote,
     )
     for vote in review.votes:
         voted = vote.fact.review_voted

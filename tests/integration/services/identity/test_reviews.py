@@ -39,6 +39,11 @@ MORE_GRANTS = GRANTS + (
 )
 
 
+READERS = MORE_GRANTS.replace("version: 1", "version: 2") + '  - {to: ["*"], may: [read]}\n'
+# The proposer, as a member of risk.
+PROPOSING_REVIEWER = Principal(AGENT.name, "jwt", "https://issuer.example", ("risk",))
+
+
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     """A server with rules that ask two members of risk, and grants in force."""
@@ -83,6 +88,13 @@ async def test_votes_of_authenticated_callers(world: World) -> None:
         assert (code, reason) == (refused.code, refused.reason)
     (pending,) = (await world.projections.ListPendingReviews(ListPendingReviewsRequest(), metadata=by(ADMIN))).reviews
     assert ["rita"] == [vote.reviewer for vote in pending.votes]
+    may_vote = {}
+    await world.administration.DeployGrants(DeployGrantsRequest(document=READERS), metadata=by(ADMIN))
+    for caller in (ADMIN, AGENT, LEAD, REVIEWER, OTHER_REVIEWER, PROPOSING_REVIEWER):
+        (pending,) = (await world.projections.ListPendingReviews(ListPendingReviewsRequest(), metadata=by(caller))).reviews
+        may_vote[caller.name] = pending.may_vote
+    # No right to review, nor a member of risk; no member; has voted; may; is the proposer.
+    assert {"ada": False, "lea": False, "rita": False, "rob": True, AGENT.name: False} == may_vote
     last = await _vote(world, review, OTHER_REVIEWER)
     assert APPROVED == last.decision.decision.outcome
     await _prove(world)

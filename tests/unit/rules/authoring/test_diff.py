@@ -105,6 +105,22 @@ def test_declarations() -> None:
     assert "NEED_MORE_FACTS" in reasons
 
 
+def test_reviews() -> None:
+    """A changed review is an edit, of an action and of a rule; it decides no case otherwise."""
+    before, after = document(REST, ("odd", "params.amount < 0", "review")), document(REST, ("odd", "params.amount < 0", "review"))
+    before["actions"]["thing.do"] = {**before["actions"]["thing.do"], "review": {"quorum": 1, "groups": ["risk"]}}
+    after["actions"]["thing.do"] = {**after["actions"]["thing.do"], "review": {"quorum": 2, "groups": ["risk"], "separation": True}}
+    after["rules"][1]["review"] = {"quorum": 3}
+    diff = compared(before, after)
+    assert diff.changed == ("odd",)
+    assert diff.edits == (
+        ("actions.thing.do.review.quorum", 1, 2),
+        ("actions.thing.do.review.separation", None, True),
+        ("rules.odd.review", None, {"quorum": 3}),
+    )
+    assert diff.cases == ()
+
+
 def test_a_fact_under_another_name() -> None:
     """A fact with the same key is the same evidence, whatever its name."""
     before, after = document(("open", 'facts.status == "open"', "approve")), document(("open", 'facts.state == "open"', "approve"))

@@ -675,6 +675,7 @@ class PendingReview(_message.Message):
     REVIEW_POLICY_FIELD_NUMBER: _builtins.int
     VOTES_FIELD_NUMBER: _builtins.int
     ESCALATED_FIELD_NUMBER: _builtins.int
+    MAY_VOTE_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The decision that requested the review."""
     sequence_number: _builtins.int
@@ -697,6 +698,10 @@ class PendingReview(_message.Message):
     """For the execution of a compensation: the decision that it compensates."""
     escalated: _builtins.bool
     """Whether it was escalated."""
+    may_vote: _builtins.bool
+    """Whether the caller may vote to approve it now: its rights and groups allow it, it has not voted yet, and the review
+    does not ask for persons other than it.
+    """
     @_builtins.property
     def params(self) -> _struct_pb2.Struct:
         """Parameters of the action."""
@@ -731,10 +736,11 @@ class PendingReview(_message.Message):
         review_policy: _decision_pb2.ReviewPolicy | None = ...,
         votes: _abc.Iterable[Global___ReviewVote] | None = ...,
         escalated: _builtins.bool = ...,
+        may_vote: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["opened_at", b"opened_at", "params", b"params", "review_policy", b"review_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "approved_decision_id", b"approved_decision_id", "compensates_decision_id", b"compensates_decision_id", "decision_id", b"decision_id", "escalated", b"escalated", "kind", b"kind", "opened_at", b"opened_at", "params", b"params", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "review_policy", b"review_policy", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id", "votes", b"votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action_type", b"action_type", "approved_decision_id", b"approved_decision_id", "compensates_decision_id", b"compensates_decision_id", "decision_id", b"decision_id", "escalated", b"escalated", "kind", b"kind", "may_vote", b"may_vote", "opened_at", b"opened_at", "params", b"params", "proposal_id", b"proposal_id", "reason_code", b"reason_code", "review_policy", b"review_policy", "sequence_number", b"sequence_number", "subject", b"subject", "trace_id", b"trace_id", "votes", b"votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,7 +44,7 @@ def reviews(
         output.print_json(ListPendingReviewsResponse(reviews=pending_reviews))
         return
     output.print_table(
-        ("review", "of", "reason", "since", "subject", "trace", "votes", "who may vote", "action"),
+        ("review", "of", "reason", "since", "subject", "trace", "votes", "who may vote", "you may vote", "action"),
         (
             (
                 pending.decision_id,
@@ -55,6 +55,7 @@ def reviews(
                 printable(pending.trace_id),
                 votes_text(pending),
                 voters_text(pending.review_policy, escalated=pending.escalated),
+                "yes" if pending.may_vote else "no",
                 pending_line(pending),
             )
             for pending in pending_reviews

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from gavel_server.cli.main import run
@@ -35,3 +36,25 @@ def test_json(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> 
     large = rules["large"]
     assert (600, "review", ["fraud_score"]) == (large["priority"], large["effect"], large["reads"])
     assert ["order_status"] == rules["delivered"]["reads"]
+
+
+def test_reviews(versions: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Diagrams and JSON say who resolves the reviews of an action, and of a rule with a review of its own."""
+    path = Path(versions[0])
+    text = path.read_text(encoding="utf-8")
+    action = "    decision_ttl_ms:"
+    assert action in text
+    review = "{quorum: 2, groups: [risk, 'a\"b'], separation: true, escalate_after_ms: 60000, escalate_to: [leads]}"
+    document = text.replace(action, f"    review: {review}\n{action}", 1)
+    rule = "effect: review"
+    assert rule in document
+    path.write_text(document.replace(rule, f"{rule}\n    review: {{quorum: 3}}", 1), encoding="utf-8")
+    for arguments in ([], ["--format", "dot"]):
+        assert 0 == run(["rules", "graph", versions[0], *arguments])
+        text = capsys.readouterr().out
+        assert "review by 2 of a_b or risk, not the proposer, after 60000 ms also leads" in text
+        assert "review by 3" in text
+    assert 0 == run(["rules", "graph", versions[0], "--json"])
+    (action_data,) = json.loads(capsys.readouterr().out)["actions"]
+    assert (2, ["leads"]) == (action_data["review"]["quorum"], action_data["review"]["escalate_to"])
+    assert [3] == [one["review"]["quorum"] for one in action_data["rules"] if one["review"] is not None]
