@@ -198,6 +198,17 @@ def test_explain_a_case(folder: Path) -> None:
     assert (2, True) == (result.returncode, "did you mean weights: just too heavy?" in result.stderr)
 
 
+def test_explain_a_review(folder: Path) -> None:
+    """The explanation of a case that goes to review says who has to resolve it, and a diff shows that this was changed."""
+    file = folder / "parcels.yaml"
+    with_review = folder / "with-review.yaml"
+    with_review.write_text(file.read_text().replace("effect: review", "effect: review, review: {quorum: 2, groups: [risk]}"))
+    result = gavel("rules", "explain", with_review, "-", text="params: {weight: 31}\nfacts: {status: ready}\n")
+    assert "2 of members of risk" in result.stdout
+    result = gavel("rules", "diff", file, with_review)
+    assert (1, True) == (result.returncode, 'rules.heavy.review: (none) -> {"groups":' in result.stdout), result.stdout
+
+
 def test_explain_a_proposal(folder: Path) -> None:
     """A case from standard input is explained against a rule set; its mistakes have their places."""
     result = gavel("rules", "explain", folder / "parcels.yaml", "-", text="params: {weight: 5}\nfacts: {status: lost}\n")

@@ -41,6 +41,8 @@ def test_approve(shop: Server, bus: str, reviewing: SyncGavelClient) -> None:
     (row,) = [line.split() for line in listing.stdout.splitlines() if review.event_id in line]
     assert [review.event_id, "proposal", "HEAVY"] == row[:3]
     assert "parcel/1" in row
+    assert "you may vote" in listing.stdout.splitlines()[0]
+    assert "yes" in row
 
     result = gavel("review", "approve", review.event_id, "--reason", "weighed it", "--bus", bus, server=shop)
     assert (0, "") == (result.returncode, result.stderr)
