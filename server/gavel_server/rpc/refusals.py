@@ -1,7 +1,7 @@
 """Errors as callers see them: each exception becomes an error of the table (`errors`), is counted, and is logged.
 
-An unexpected exception is a bug: the caller gets an id, the server's log the id and the traceback. Refusals of one method for one reason share
-a log line a second (`process/logging/limit`). The log of events tells only of calls without credentials or rights, by their number
+An unexpected exception is a bug: the caller gets an id, the server's log the id and the traceback. Refusals of one method for one reason
+share a log line a second (`process/logging/limit`). The log of events tells only of calls without credentials or rights, by their number
 (`identity/access_refusals`).
 
 A status travels in HTTP trailers, of which clients accept 8 KiB. Violations beyond that are left out, and the last one says how many. The
