@@ -8,12 +8,13 @@ answer as a FACT of its producer. The fact's event_id is a hash of the request, 
     async def read_status(subject: str, key: str) -> object:
         return await orders.status(subject.removeprefix("order/"))
 
-A collector that raises leaves the request for a later delivery; after too many deliveries the server parks it (`gavel work`). A request of
-keys that have no collector here is acknowledged: collectors of other keys use other groups.
+A collector that raises, or takes too long, leaves the request for a later delivery; after too many deliveries the server parks it
+(`gavel work`). A request of keys that have no collector here is acknowledged: collectors of other keys use other groups.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -27,10 +28,13 @@ from gavel_client.consumers.consumer import STOP_GRACE_MS_DEFAULT, Consumer, Dis
 from gavel_client.consumers.work_stream import POSTPONEMENT_MS_DEFAULT, REQUESTS, WorkStream
 from gavel_client.envelopes import fact_envelope
 from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelClientError
+from gavel_client.timeouts import timeout
 
 KIND: Final = "FactCollectionRequested"
 GROUP_DEFAULT: Final = "collectors"
 CONCURRENCY_DEFAULT: Final = 8
+TIMEOUT_MS_DEFAULT: Final = 30_000
 
 Collector = Callable[[str, str], Awaitable[object]]
 """Returns the value of a key of a subject, a JSON value; None: the source says that there is none. Raises if it cannot tell."""
@@ -44,8 +48,8 @@ _logger = logging.getLogger(__name__)
 class FactCollector:
     """Collects facts of `client.bus` as `producer`, with `collectors` by fact key. Call `run` once; call `stop` in the same event loop.
 
-    A key is collected only for rules that accept the producer as its source. `retry_ms` is the time until a request whose collector
-    failed is delivered again.
+    A key is collected only for rules that accept the producer as its source. A call of a collector is cancelled after `timeout_ms`, and has
+    failed. `retry_ms` is the time until a request whose collector failed is delivered again; at least a second.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class FactCollector:
         concurrency: int = CONCURRENCY_DEFAULT,
         deliveries_max: int = 0,
         retry_ms: int = POSTPONEMENT_MS_DEFAULT,
+        timeout_ms: int = TIMEOUT_MS_DEFAULT,
         stop_grace_ms: int = STOP_GRACE_MS_DEFAULT,
     ) -> None:
         if not collectors:
@@ -65,6 +70,7 @@ class FactCollector:
         self._client = client
         self._collectors = collectors
         self._producer = producer
+        self._timeout_ms = timeout_ms
         queue = WorkStream(
             client,
             queue=REQUESTS,
@@ -106,7 +112,11 @@ class FactCollector:
 
     async def _collect(self, request: Envelope, requirement: FactRequirement) -> None:
         key, subject = requirement.key, requirement.subject or request.subject
-        value = await self._collectors[key](subject, key)
+        try:
+            async with timeout(self._timeout_ms / 1000):
+                value = await self._collectors[key](subject, key)
+        except asyncio.TimeoutError:
+            raise GavelClientError(f"the collector of {key} did not answer within {self._timeout_ms} ms") from None
         fact = fact_envelope(
             subject,
             self._producer,
