@@ -21,7 +21,8 @@ COMPILE ?= true
 # gavel-client, gavel-rules and gavel-arbiter.
 DISTRIBUTIONS := ./client/python ./rules ./server
 UNIT_TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 8 ? count + 1 : 8)))
-TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 4 ? count + 3 : 8)))
+# Every process imports and collects all tests, which takes it some seconds.
+TEST_PROCESSES := $(shell count=$$(getconf _NPROCESSORS_ONLN); echo $$((count < 4 ? count + 2 : 8)))
 # Number of evaluations, and further arguments, of `make fuzz`.
 FUZZ_EVALUATIONS ?= 1000000
 FUZZ ?=
@@ -62,6 +63,9 @@ front: $(FRONT)
 
 $(FRONT): $(FRONT_SOURCES) | $(STAMP)
 	server/front/tool build "$(CURDIR)/$@"
+
+# The tests start hundreds of Python processes. Without files of bytecode each of them would compile its modules again, a third of all work.
+test test-long test-compiled: export PYTHONDONTWRITEBYTECODE :=
 
 # Some tests compute and others wait for servers, so there are more processes than processors. Files of tests start in order: those of
 # servers before the unit tests, which are short and fill the end.

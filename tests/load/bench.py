@@ -6,7 +6,8 @@ refund rule set and one with twenty rules. They are the compiled build unless --
 
 Targets take turns, several rounds with fresh servers, and medians count. ghz generates the load, on the same machine for all targets.
 The rule engines are measured first, without server and log (engines.py). Outcomes are counted from the log afterwards: a decision
-that did not come from a rule fails the run. The benchmark is not part of the tests, because timings are not deterministic.
+that did not come from a rule fails the run. Callers with and without credentials are compared on servers of their own
+(authentication.py). Telemetry is off. The benchmark is not part of the tests, because timings are not deterministic.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -36,8 +36,6 @@ from gavel.v1 import event_service_pb2 as event
 from gavel.v1 import event_service_pb2_grpc as event_grpc
 from gavel.v1 import projection_service_pb2 as projection
 from gavel.v1 import projection_service_pb2_grpc as projection_grpc
-from gavel.v1 import rule_set_service_pb2 as rule_set
-from gavel.v1 import rule_set_service_pb2_grpc as rule_set_grpc
 from gavel_rules.authoring.shipped_rule_sets import shipped_rule_set
 from gavel_server.front.programs import FrontSetting, select_program
 from gavel_server.process.build import COMPILED, INTERPRETED
@@ -45,23 +43,17 @@ from google.protobuf import descriptor_pb2
 from rich.console import Console
 from rich.progress import Progress
 
-from tests.load import engines, workload
-from tests.load.measurements import EMPTY, Cell, Sample, gates, rows_of, table
+from tests.load import authentication, engines, workload
+from tests.load.measurements import Cell, Sample, gates, rows_of, table
+from tests.load.targets import GAVEL, BenchError, Target, cpu_seconds, running_empty, running_gavel
 from tests.support.paths import ROOT
 
-GAVEL: Final = Path(sys.executable).with_name("gavel")
 COMPILED_TREE: Final = ROOT / "build/compiled"
-READY: Final = "gavel: ready on "
-EMPTY_SERVER: Final = Path(__file__).with_name("empty_server.py")
 PAGE_SIZE: Final = 1000
 PROPOSALS_REUSED: Final = 1000
 WARM_UP_DECISIONS: Final = 500
 # Facts of the shipped rule set are valid for 60 s; a longer measurement would measure refusals.
 SECONDS_MAX: Final = 5.0
-
-
-class BenchError(Exception):
-    """The benchmark failed, or its result would be wrong."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +79,6 @@ CALLS: Final = (
 
 
 @dataclass(frozen=True)
-class Target:
-    """A server under load. `process` and `redis` are process ids; `redis` is 0 if it has none."""
-
-    name: str
-    address: str
-    process: int
-    redis: int = 0
-
-
-@dataclass(frozen=True)
 class Settings:
     """The build and front to measure, and the load."""
 
@@ -105,9 +87,19 @@ class Settings:
     ghz: Path
     seconds: float
     rounds: int
+    turns: int
     concurrency: int
     batch_concurrency: int
     connections: int
+
+    @property
+    def measurements(self) -> int:
+        """The number of measurements."""
+        return self.rounds * len(CALLS) * TARGETS + self.turns * len(authentication.TARGETS)
+
+
+# The empty handler, and servers with one rule set and the other.
+TARGETS: Final = 3
 
 
 class Bench:
@@ -122,61 +114,74 @@ class Bench:
         self._documents["twenty rules"] = workload.large_rule_set(self._documents["refunds"])
         self._environment = {**environment_of(settings.build), "GAVEL_FRONT": settings.front}
         self._proposals: list[envelope_pb2.Envelope] = []
-        self._task = progress.add_task("measuring", total=settings.rounds * len(CALLS) * (1 + len(self._documents)))
+        _write_protoset(directory / "gavel.protoset")
+        self._task = progress.add_task("measuring", total=settings.measurements)
 
     def run(self) -> None:
         """Run all rounds. One empty handler, which answers with a decision of a real server, serves all of them."""
-        _write_protoset(self._directory / "gavel.protoset")
         with ExitStack() as run_stack:
             empty: Target | None = None
             for number in range(self._settings.rounds):
                 with ExitStack() as stack:
                     real = [
                         stack.enter_context(
-                            _gavel(name, document, self._directory / f"round-{number}" / f"rules-{place}", self._environment)
+                            running_gavel(name, document, self._directory / f"round-{number}" / f"rules-{place}", self._environment)
                         )
                         for place, (name, document) in enumerate(self._documents.items())
                     ]
-                    empty = empty or run_stack.enter_context(_empty(self._canned_answer(real[0])))
+                    empty = empty or run_stack.enter_context(running_empty(self._canned_answer(real[0])))
                     for call in CALLS:
                         self._measure(call, empty, source=real[0])
                         for target in real:
                             self._measure(call, target, source=target)
 
+    def run_authentication(self) -> dict[str, Cell]:
+        """Measure SubmitProposal by callers with and without credentials; return the samples by kind of caller."""
+        (call,) = [one for one in CALLS if one.name == "SubmitProposal"]
+
+        def measure(target: Target, cell: Cell) -> None:
+            self.measure(call, target, target, cell)
+            self._progress.advance(self._task)
+
+        directory = self._directory / "authentication"
+        return authentication.run(measure, self._documents["refunds"], directory, self._environment, self._settings.turns)
+
     def _canned_answer(self, target: Target) -> Path:
         """Return a file with a real server's answer to one proposal."""
         path = self._directory / "answer"
-        with grpc.insecure_channel(target.address) as channel:
+        with target.channel() as channel:
             (proposal,) = workload.proposals(channel, 1)
             answer = arbitration_grpc.ArbitrationServiceStub(channel).SubmitProposal(arbitration.SubmitProposalRequest(envelope=proposal))
         path.write_bytes(answer.SerializeToString())
         return path
 
     def _measure(self, call: Call, target: Target, source: Target) -> None:
-        """Measure one call on one target, after a short warm-up that also estimates the rate. Facts are published to `source`."""
+        """Measure one call on one target. Facts are published to `source`."""
+        self.measure(call, target, source, self.cells.setdefault((call.name, target.name), Cell()))
+        self._progress.advance(self._task)
+
+    def measure(self, call: Call, target: Target, source: Target, cell: Cell) -> None:
+        """Add a sample to `cell`, after a short warm-up that also estimates the rate."""
         warm_up = self._load(call, target, source, WARM_UP_DECISIONS // call.decisions)
         requests = max(1, int(warm_up.decisions_per_second * self._settings.seconds / call.decisions))
         head = _head(source)
-        sample = self._load(call, target, source, requests)
-        cell = self.cells.setdefault((call.name, target.name), Cell())
-        cell.samples.append(sample)
+        cell.samples.append(self._load(call, target, source, requests))
         if target is source:
             decisions = requests * call.decisions
             cell.outcomes += self._preflight_outcomes(target) if call.preflight else _recorded_outcomes(target, head, decisions)
-        self._progress.advance(self._task)
 
     def _load(self, call: Call, target: Target, source: Target, requests: int) -> Sample:
         """Send requests and return the sample. Requests that write have proposals of their own; the others reuse a few."""
         writes = target is source and not call.preflight
         file = self._directory / "requests"
-        with grpc.insecure_channel(source.address) as channel:
+        with source.channel() as channel:
             count = requests * call.decisions if writes else min(requests * call.decisions, PROPOSALS_REUSED)
             self._proposals = workload.proposals(channel, count)
         workload.write_requests(file, self._proposals, batch=call.batch, preflight=call.preflight)
-        server_before, redis_before = _cpu_seconds(target.process), _cpu_seconds(target.redis)
+        server_before, redis_before = cpu_seconds(target.process), cpu_seconds(target.redis)
         report = self._ghz(call, target, file, requests)
-        server_seconds = _cpu_seconds(target.process) - server_before
-        redis_seconds = _cpu_seconds(target.redis) - redis_before
+        server_seconds = cpu_seconds(target.process) - server_before
+        redis_seconds = cpu_seconds(target.redis) - redis_before
         latencies_ms = sorted(detail["latency"] / 1e6 for detail in report["details"])
         ends = [datetime.fromisoformat(detail["timestamp"]).timestamp() for detail in report["details"]]
         began = min(end - detail["latency"] / 1e9 for end, detail in zip(ends, report["details"], strict=True))
@@ -203,7 +208,7 @@ class Bench:
             "timeout": "30s",
             "format": "json",
         }
-        command = [str(settings.ghz), "--insecure", *(f"--{name}={value}" for name, value in options.items()), target.address]
+        command = [str(settings.ghz), *target.ghz_options(), *(f"--{name}={value}" for name, value in options.items()), target.address]
         report: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
         if report["statusCodeDistribution"] != {"OK": requests}:
             raise BenchError(f"{call.name} on {target.name} failed: {report['statusCodeDistribution']} {report['errorDistribution']}")
@@ -211,7 +216,7 @@ class Bench:
 
     def _preflight_outcomes(self, target: Target) -> Counter[str]:
         """Return the outcomes of the last proposals by another Preflight, because a Preflight is not in the log."""
-        with grpc.insecure_channel(target.address) as channel:
+        with target.channel() as channel:
             request = arbitration.BatchPreflightRequest(envelopes=self._proposals[: workload.BATCH_PROPOSALS])
             results = arbitration_grpc.ArbitrationServiceStub(channel).BatchPreflight(request).results
         return Counter(_outcome(result.decision) for result in results)
@@ -219,14 +224,14 @@ class Bench:
 
 def _head(target: Target) -> int:
     """Return the sequence number of the target's newest event."""
-    with grpc.insecure_channel(target.address) as channel:
+    with target.channel() as channel:
         return projection_grpc.ProjectionServiceStub(channel).GetStatus(projection.GetStatusRequest()).head_sequence_number
 
 
 def _recorded_outcomes(target: Target, head: int, decisions: int) -> Counter[str]:
     """Return the outcomes of the first decisions after `head`, from the log. Raises BenchError if their number is wrong."""
     outcomes: Counter[str] = Counter()
-    with grpc.insecure_channel(target.address) as channel:
+    with target.channel() as channel:
         stub = event_grpc.EventServiceStub(channel)
         request = event.ListEventsRequest(
             categories=[common_pb2.EVENT_CATEGORY_DECISION_EVENT], from_sequence_number=head + 1, page_size=PAGE_SIZE
@@ -253,66 +258,14 @@ def _outcome(decision: decision_pb2.Decision) -> str:
 
 
 def environment_of(build: str) -> dict[str, str]:
-    """Return the environment in which `gavel` is this build. Raises BenchError if it is the other one."""
-    environment = dict(os.environ)
+    """Return the environment in which `gavel` is this build and exports no telemetry. Raises BenchError if it is the other one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     if build == COMPILED:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(COMPILED_TREE), os.environ.get("PYTHONPATH"))))
     version = subprocess.run([GAVEL, "--version"], env=environment, check=True, capture_output=True, text=True).stdout.strip()
     if not version.endswith(f"({build})"):
         raise BenchError(f"the {build} build is to be measured, and this is {version!r}; use make bench")
     return environment
-
-
-@contextmanager
-def _gavel(name: str, document: str, directory: Path, environment: dict[str, str]) -> Iterator[Target]:
-    """Run a real server on the embedded Redis, with the rule set in force."""
-    directory.mkdir(parents=True)
-    with (directory / "server.log").open("w") as log:
-        command = [str(GAVEL), "serve", "--listen", "127.0.0.1:0", "--data", str(directory / "data")]
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            try:
-                assert process.stdout is not None
-                address = next((line.removeprefix(READY).strip() for line in process.stdout if line.startswith(READY)), "")
-                if not address:
-                    raise BenchError(f"gavel serve ended; its log is {directory / 'server.log'}")
-                with grpc.insecure_channel(address) as channel:
-                    stub = rule_set_grpc.RuleSetServiceStub(channel)
-                    deployed = stub.DeployRuleSet(rule_set.DeployRuleSetRequest(document=document))
-                    stub.ActivateRuleSet(rule_set.ActivateRuleSetRequest(policy_id=deployed.policy_id, version=deployed.version))
-                yield Target(name, address, process.pid, _redis_of(process.pid))
-            finally:
-                process.terminate()
-
-
-@contextmanager
-def _empty(answer: Path) -> Iterator[Target]:
-    """Run the empty handler with the answer in the file."""
-    with subprocess.Popen([sys.executable, EMPTY_SERVER, answer], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield Target(EMPTY, f"127.0.0.1:{process.stdout.readline().strip()}", process.pid)
-        finally:
-            process.terminate()
-
-
-def _redis_of(server: int) -> int:
-    """Return the process id of the Redis that the server started."""
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            head, _, tail = status.read_text().rpartition(") ")
-        except OSError:
-            continue  # the process ended meanwhile
-        if int(tail.split()[1]) == server and head.partition("(")[2].startswith(("redis-server", "valkey-server")):
-            return int(status.parent.name)
-    raise BenchError(f"the server (process {server}) has no Redis of its own")
-
-
-def _cpu_seconds(process: int) -> float:
-    """Return the user and system time of all threads of a process so far; 0 for process 0."""
-    if not process:
-        return 0.0
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _write_protoset(path: Path) -> None:
@@ -357,25 +310,53 @@ def main() -> int:
     settings = Settings(
         build=INTERPRETED if arguments.interpreted else COMPILED,
         front="none" if select_program(arguments.front) is None else "native",
-        **{name: getattr(arguments, name) for name in ("ghz", "seconds", "rounds", "concurrency", "batch_concurrency", "connections")},
+        **{
+            name: getattr(arguments, name)
+            for name in ("ghz", "seconds", "rounds", "turns", "concurrency", "batch_concurrency", "connections")
+        },
     )
+    figures: dict[str, float] = {}
+    cells: dict[str, Cell] = {}
     try:
-        figures = _engine_figures(settings.build)
         with Progress(console=console, transient=True) as progress:
             bench = Bench(settings, directory, progress)
-            bench.run()
+            if settings.rounds:
+                figures = _engine_figures(settings.build)
+                bench.run()
+            if settings.turns:
+                cells = bench.run_authentication()
     except (BenchError, grpc.RpcError, OSError, subprocess.SubprocessError) as error:
         console.print(f"bench: {error}; the servers' logs and data stay in {directory}", markup=False)
         return 1
     shutil.rmtree(directory)
+    if settings.front != "native":
+        console.print("gate: these figures are without the native front, which the gates are meant for; see make front")
+    document: dict[str, Any] = {}
+    are_reached = True
+    if figures:
+        document, are_reached = _show_calls(bench, figures, console)
+    if cells:
+        authentication.show(cells, console)
+        document["authentication"] = authentication.document_of(cells)
+        are_reached = are_reached and all(verdict.passed for verdict in authentication.verdicts(cells))
+    seconds = round(time.monotonic() - began, 1)
+    machine = {"cpus": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version()}
+    console.print(f"the {settings.build} build, front {settings.front}, telemetry off, {seconds} s, {machine}", highlight=False)
+    if arguments.json:
+        used = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+        document = {"machine": machine, "settings": used, "seconds": seconds, **document}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 1 if arguments.gate and not are_reached else 0
+
+
+def _show_calls(bench: Bench, figures: dict[str, float], console: Console) -> tuple[dict[str, Any], bool]:
+    """Print what was measured of the calls and of the engines. Return it, and whether all gates are reached."""
     rows = rows_of(bench.cells)
     verdicts = gates(rows)
     console.print(table(rows))
     for row in rows:
         if row["outcomes"]:
             console.print(f"{row['call']} on {row['target']} came to {row['outcomes']}", highlight=False)
-    if settings.front != "native":
-        console.print("gate: these figures are without the native front, which the gates are meant for; see make front")
     for verdict in verdicts:
         word = "ok" if verdict["passed"] else "MISSED"
         console.print(
@@ -384,15 +365,8 @@ def main() -> int:
             highlight=False,
         )
     engines.show(figures, console)
-    seconds = round(time.monotonic() - began, 1)
-    machine = {"cpus": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version()}
-    console.print(f"the {settings.build} build, front {settings.front}, {seconds} s, {machine}", highlight=False)
-    if arguments.json:
-        used = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
-        document = {"machine": machine, "settings": used, "seconds": seconds, "rows": rows, "gates": verdicts, "engines": figures}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    missed = [verdict for verdict in (*verdicts, *engines.gates(figures)) if not verdict["passed"]]
-    return 1 if arguments.gate and missed else 0
+    are_reached = all(verdict["passed"] for verdict in (*verdicts, *engines.gates(figures)))
+    return {"rows": rows, "gates": verdicts, "engines": figures}, are_reached
 
 
 def _arguments() -> argparse.Namespace:
@@ -400,7 +374,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description="Measures Gavel beside an empty handler of the same messages.")
     parser.add_argument("--ghz", type=Path, required=True, help="the load generator")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement (default 2)")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each call on each server (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each call on each server (default 3; 0: none)")
+    parser.add_argument("--turns", type=int, default=5, help="measurements with each kind of credentials (default 5; 0: none)")
     parser.add_argument("--concurrency", type=int, default=64, help="unary requests under way at once (default 64)")
     parser.add_argument("--batch-concurrency", type=int, default=8, help="batches under way at once (default 8)")
     parser.add_argument("--connections", type=int, default=4, help="connections that they share (default 4)")

@@ -15,6 +15,8 @@ from tests.simulation.run import simulate, weather_of
 
 SEEDS_DEFAULT = 12
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", SEEDS_DEFAULT))
+# The rest runs in `make test-long`, where all of them together must cover every fault.
+SEEDS_SHORT = 5
 
 run_of = cache(simulate)
 
@@ -28,7 +30,7 @@ def _silence_servers() -> Iterator[None]:
     structlog.configure(**before)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] if seed >= SEEDS_SHORT else []) for seed in range(SEEDS)])
 def test_world(seed: int) -> None:
     """Whatever fails, the log keeps its invariants, holds every answer and replays, and all servers have the same state."""
     run = run_of(seed)
@@ -43,6 +45,7 @@ def test_a_seed_repeats() -> None:
     assert first.chain_hash != other.chain_hash
 
 
+@pytest.mark.long
 def test_fixed_seeds_cover_every_fault() -> None:
     """The fixed seeds cover every kind of fault and everything that can happen to a decision."""
     runs = [run_of(seed) for seed in range(SEEDS_DEFAULT)]

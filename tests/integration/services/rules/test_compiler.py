@@ -162,12 +162,14 @@ async def test_cancelled_callers_still_count_against_the_limit(monkeypatch: pyte
 
 async def test_callers_share_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that validates many documents at once is refused beyond its share; another caller is not, and takes its turn."""
+    waiting_max = 4  # each compilation takes half a second of processor time
+    monkeypatch.setattr(compiler, "COMPILES_WAITING_MAX", waiting_max)
     compiling = Compiler(time_limit_ms=100_000)
     with monkeypatch.context() as patched:
         stop_children(patched)
         running = [asyncio.create_task(compiling.check(f"{RULE_SET}\n# {number}", "10.0.0.1:1")) for number in range(2)]
         children = await wait_until_stopped(compiler.COMPILES_MAX)
-    greedy = [asyncio.create_task(compiling.check(f"{RULE_SET}\n# {number}", "10.0.0.1:1")) for number in range(2, 20)]
+    greedy = [asyncio.create_task(compiling.check(f"{RULE_SET}\n# {number}", "10.0.0.1:1")) for number in range(2, 2 + waiting_max + 2)]
     other = asyncio.create_task(compiling.check(RULE_SET, "10.0.0.1:2"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

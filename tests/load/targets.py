@@ -1,0 +1,141 @@
+"""What the benchmark puts under load: real servers, in plain text or with credentials, and the empty handler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+from gavel.v1 import administration_service_pb2
+from gavel.v1 import administration_service_pb2_grpc as administration_grpc
+from gavel.v1 import rule_set_service_pb2 as rule_set
+from gavel.v1 import rule_set_service_pb2_grpc as rule_set_grpc
+
+from tests.load.measurements import EMPTY
+
+GAVEL: Final = Path(sys.executable).with_name("gavel")
+READY: Final = "gavel: ready on "
+EMPTY_SERVER: Final = Path(__file__).with_name("empty_server.py")
+
+
+class BenchError(Exception):
+    """The benchmark failed, or its result would be wrong."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a target is called: without `authority` in plain text, else over TLS, with the client certificate and bearer token, if any."""
+
+    authority: Path | None = None
+    certificate: tuple[Path, Path] | None = None
+    token: Path | None = None
+    """A file with the metadata, as ghz reads it, so that no token is on a command line."""
+
+
+PLAIN: Final = Access()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server under load. `process` and `redis` are process ids; `redis` is 0 if it has none."""
+
+    name: str
+    address: str
+    process: int
+    redis: int = 0
+    access: Access = PLAIN
+
+    def channel(self) -> grpc.Channel:
+        """Return a channel with the credentials."""
+        access = self.access
+        if access.authority is None:
+            return grpc.insecure_channel(self.address)
+        chain, key = (file.read_bytes() for file in access.certificate) if access.certificate else (None, None)
+        credentials = grpc.ssl_channel_credentials(access.authority.read_bytes(), key, chain)
+        if access.token is not None:
+            token = json.loads(access.token.read_text())["authorization"].removeprefix("Bearer ")
+            credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
+        return grpc.secure_channel(self.address, credentials)
+
+    def ghz_options(self) -> list[str]:
+        """Return ghz's options for the same credentials."""
+        access = self.access
+        if access.authority is None:
+            return ["--insecure"]
+        options = [f"--cacert={access.authority}"]
+        if access.certificate is not None:
+            options += [f"--cert={access.certificate[0]}", f"--key={access.certificate[1]}"]
+        if access.token is not None:
+            options.append(f"--metadata-file={access.token}")
+        return options
+
+
+@contextmanager
+def running_gavel(
+    name: str,
+    document: str,
+    directory: Path,
+    environment: dict[str, str],
+    options: Sequence[str] = (),
+    access: Access = PLAIN,
+    grants: str = "",
+) -> Iterator[Target]:
+    """Run a real server on the embedded Redis, with the rule set, and the grants if any, in force."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "server.log").open("w") as log:
+        command = [str(GAVEL), "serve", "--listen", "127.0.0.1:0", "--data", str(directory / "data"), *options]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            try:
+                assert process.stdout is not None
+                address = next((line.removeprefix(READY).strip() for line in process.stdout if line.startswith(READY)), "")
+                if not address:
+                    raise BenchError(f"gavel serve ended; its log is {directory / 'server.log'}")
+                target = Target(name, address, process.pid, _redis_of(process.pid), access)
+                with target.channel() as channel:
+                    if grants:
+                        administration = administration_grpc.AdministrationServiceStub(channel)
+                        administration.DeployGrants(administration_service_pb2.DeployGrantsRequest(document=grants))
+                    stub = rule_set_grpc.RuleSetServiceStub(channel)
+                    deployed = stub.DeployRuleSet(rule_set.DeployRuleSetRequest(document=document))
+                    stub.ActivateRuleSet(rule_set.ActivateRuleSetRequest(policy_id=deployed.policy_id, version=deployed.version))
+                yield target
+            finally:
+                process.terminate()
+
+
+@contextmanager
+def running_empty(answer: Path) -> Iterator[Target]:
+    """Run the empty handler with the answer in the file."""
+    with subprocess.Popen([sys.executable, EMPTY_SERVER, answer], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Target(EMPTY, f"127.0.0.1:{process.stdout.readline().strip()}", process.pid)
+        finally:
+            process.terminate()
+
+
+def _redis_of(server: int) -> int:
+    """Return the process id of the Redis that the server started."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, tail = status.read_text().rpartition(") ")
+        except OSError:
+            continue  # the process ended meanwhile
+        if int(tail.split()[1]) == server and head.partition("(")[2].startswith(("redis-server", "valkey-server")):
+            return int(status.parent.name)
+    raise BenchError(f"the server (process {server}) has no Redis of its own")
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the user and system time of all threads of a process so far; 0 for process 0."""
+    if not process:
+        return 0.0
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
