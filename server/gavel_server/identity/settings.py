@@ -50,6 +50,8 @@ class JwtIssuer(BaseModel):
             parts = urlsplit(url)
             if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)):
                 raise ValueError("jwks_url is not an https URL; whoever changes the keys on the way could sign tokens")
+            if parts.username is not None or parts.password is not None:
+                raise ValueError("jwks_url holds a user or a password, which would not be sent; key sets are public: give the URL without")
         return url
 
     @model_validator(mode="after")

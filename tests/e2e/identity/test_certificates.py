@@ -15,8 +15,8 @@ from cryptography import x509
 from gavel_server.front.programs import FrontSetting
 from gavel_server.identity.development_certificates import Authority
 
-from tests.e2e.identity.world import FORWARDED, METHODS, SecureServer, attempt, bearer, end_of, open_streams, wait_until
-from tests.support.fronts import TRANSPORTS
+from tests.e2e.identity.world import FORWARDED, METHODS, SecureServer, attempt, bearer, end_of, open_streams, refusal, wait_until
+from tests.support.fronts import FRONTS, TRANSPORTS
 
 ROTATIONS = 5
 
@@ -143,3 +143,31 @@ def test_hangup_loads_files_again(tmp_path: Path, front: FrontSetting, redis_url
         time.sleep(0.2)
         assert attempt(channel, FORWARDED, bearer(server.token)) is None
         assert 0 == server.server.terminate()
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_optional_certificates(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
+    """Where certificates are optional, a caller needs either a valid certificate or a token, and an invalid certificate is refused."""
+    server = SecureServer(tmp_path, front, client_certificates="optional", redis_url=redis_url)
+    (tmp_path / "stranger").mkdir()
+    stranger = SecureServer(tmp_path / "stranger", front)
+    with server.running():
+        with server.channel(server.issue_client_certificate("worker")) as channel:
+            for method in METHODS:
+                assert attempt(channel, method) is None
+        with server.channel() as channel:
+            for method in METHODS:
+                assert attempt(channel, method, bearer(server.token)) is None
+                assert "the call has no credentials; give a client certificate" in refusal(channel, method)
+        with server.channel(stranger.issue_client_certificate("stranger")) as channel:
+            failure = attempt(channel, FORWARDED, bearer(server.token))
+            assert failure is not None
+            assert grpc.StatusCode.UNAVAILABLE == failure.code
+
+
+def test_optional_certificates_need_the_front(tmp_path: Path, redis_url: str) -> None:
+    """Without the native front a server with optional certificates does not start, and says what to do."""
+    server = SecureServer(tmp_path, "none", client_certificates="optional", redis_url=redis_url)
+    with pytest.raises(AssertionError, match="in place of its ready line"), server.running():
+        pass
+    assert "Require it, or serve with the native front (--front native)" in server.server.log()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import grpc
 from cryptography import x509
@@ -35,9 +35,10 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class SecureServer:
-    """A server with TLS that takes JSON Web Tokens and tokens, and with `client_certificates` requires those. Files are in `directory`.
+    """A server with TLS that takes JSON Web Tokens and tokens, and with `client_certificates` requires or accepts those.
 
-    `jwks_url` is where it gets the issuer's keys; "": from a file. `options` and `environment` are more of `gavel serve`.
+    Files are in `directory`. `jwks_url` is where it gets the issuer's keys; "": from a file. `options` and `environment` are more of
+    `gavel serve`.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class SecureServer:
         directory: Path,
         front: FrontSetting,
         *,
-        client_certificates: bool = False,
+        client_certificates: bool | Literal["optional"] = False,
         redis_url: str = "",
         jwks_url: str = "",
         options: Sequence[str] = (),
@@ -69,6 +70,8 @@ class SecureServer:
         if client_certificates:
             self.save_client_authority()
             lines.append(f'tls_client_ca = "{self.file("client-ca.pem")}"')
+            if client_certificates == "optional":
+                lines.append('tls_client_certificate = "optional"')
         lines += [
             "[[issuers]]",
             f'issuer = "{ISSUER}"',

@@ -25,7 +25,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_client.agents.triggers import FIRED, Firing, Trigger, TriggerWindows
 from gavel_client.envelopes import content_hash, diagnostic_envelope
-from gavel_client.rpc.backoff import BUS_POLL_MS, Backoff, is_transient, is_unopened_bus, retry
+from gavel_client.rpc.backoff import BUS_POLL_MS, AcceptedStream, Backoff, is_unopened_bus, retry
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelClientError, GavelError
 from gavel_client.timeouts import timeout
@@ -166,10 +166,12 @@ class TriggerSubscription:
         failures = 0
         is_opened = True
         while True:
+            accepted = AcceptedStream()
             try:
                 stream = self._client.subscribe_events(from_sequence_number=self._windows.next_sequence_number, categories=self._categories)
                 async for response in stream:
                     failures = 0
+                    accepted.note_response()
                     if response.HasField("envelope"):
                         await self._offer(response.envelope)
                     else:
@@ -181,7 +183,7 @@ class TriggerSubscription:
                         _logger.info("bus=%s does not exist yet; waiting for the first write to it", self._client.bus)
                     await asyncio.sleep(BUS_POLL_MS / 1000)
                     continue
-                if not is_transient(error):
+                if not accepted.may_continue(error):
                     raise
                 failures += 1
                 await asyncio.sleep(self._backoff.pause_ms(failures, error.retry_after_ms) / 1000)

@@ -24,6 +24,8 @@ TRANSIENT_CODES: Final = frozenset(
 )
 # Interval at which a reader asks again for a bus that nobody has written to.
 BUS_POLL_MS: Final = 1_000
+# A stream that has lasted so long had been accepted.
+ACCEPTED_SECONDS: Final = 10.0
 
 Response = TypeVar("Response")
 
@@ -60,6 +62,28 @@ def is_transient(error: GavelError) -> bool:
         # With a reason it is a bug of the server, without one a fault of the transport.
         return not error.reason
     return error.code in TRANSIENT_CODES
+
+
+class AcceptedStream:
+    """Tells a stream whose credentials have expired, which new ones continue, from one whose credentials were never accepted.
+
+    Make one when the stream is opened, and call `note_response` for each of its responses.
+    """
+
+    def __init__(self) -> None:
+        self._opened_at: Final = time.monotonic()
+        self._has_response = False
+
+    def note_response(self) -> None:
+        """Note that the server has answered."""
+        self._has_response = True
+
+    def may_continue(self, error: GavelError) -> bool:
+        """Report whether the stream may be opened again after an error: with the token that its provider returns then."""
+        if error.code is not grpc.StatusCode.UNAUTHENTICATED:
+            return is_transient(error)
+        # A quiet stream has no response, but the server refuses credentials at once.
+        return self._has_response or time.monotonic() - self._opened_at >= ACCEPTED_SECONDS
 
 
 def is_unopened_bus(error: GavelError) -> bool:

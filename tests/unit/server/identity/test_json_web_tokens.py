@@ -160,6 +160,13 @@ def test_urls_of_keys_that_are_refused(url: str) -> None:
         JwtIssuer.model_validate({"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": url})
 
 
+def test_urls_with_a_password_are_refused() -> None:
+    """A URL of keys with a user or a password is refused, and the error does not show them."""
+    with pytest.raises(ValueError, match="holds a user or a password") as raised:
+        JwtIssuer.model_validate({"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": "https://alice:planted@login.example/keys"})
+    assert "planted" not in raised.value.errors()[0]["msg"]  # type: ignore[attr-defined]  # pydantic's error, of which the server shows this
+
+
 async def test_withdrawn_key(issuer: Issuer, tmp_path: Path) -> None:
     """A session whose key was withdrawn has a problem; one whose key stays has none."""
     path = tmp_path / "keys.json"

@@ -146,7 +146,7 @@ def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEvent
     Wait while the server is away, and for the first write to a bus that does not exist yet. Raises GavelError if the server refuses.
     """
     from gavel_client import GavelError
-    from gavel_client.rpc.backoff import BUS_POLL_MS, Backoff, is_transient, is_unopened_bus
+    from gavel_client.rpc.backoff import BUS_POLL_MS, AcceptedStream, Backoff, is_unopened_bus
     from gavel_client.rpc.errors import describe_error
 
     from gavel_server.cli.rendering import output
@@ -154,9 +154,11 @@ def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEvent
     failures = 0
     is_opened = True
     while True:
+        accepted = AcceptedStream()
         try:
             for response in subscribe(first):
                 failures = 0
+                accepted.note_response()
                 first = (response.envelope.sequence_number or response.checkpoint.sequence_number) + 1
                 yield response
         except GavelError as error:
@@ -166,10 +168,12 @@ def follow_events(first: int, subscribe: Callable[[int], Iterator[SubscribeEvent
                     output.print_note("gavel: the bus does not exist yet; waiting for the first write to it")
                 time.sleep(BUS_POLL_MS / 1000)
                 continue
-            if not is_transient(error):
+            if not accepted.may_continue(error):
                 raise
             failures += 1
-            if failures == 1:
+            if error.reason == "UNAUTHENTICATED":
+                output.print_note(f"gavel: {error.message}; continuing from event {first} with the present ones")
+            elif failures == 1:
                 output.print_note(f"gavel: the server is away ({describe_error(error)}); continuing from event {first} when it is back")
             time.sleep(Backoff().pause_ms(failures, error.retry_after_ms) / 1000)
 

@@ -39,3 +39,25 @@ async def test_follow_events(capsys: pytest.CaptureFixture[str]) -> None:
         "gavel: the server is away (UNAVAILABLE); continuing from event 8 when it is back",
     ]
     assert notes == capsys.readouterr().err.splitlines()
+
+
+async def test_credentials_that_expire(capsys: pytest.CaptureFixture[str]) -> None:
+    """When the credentials expire, the stream continues with those that the provider has then; refused ones end it."""
+    streamed = [SubscribeEventsResponse(envelope=Envelope(sequence_number=number)) for number in (3, 4)]
+    tokens = iter(["old", "new", "refused"])
+    responses: list[SubscribeEventsResponse] = []
+
+    def follow() -> None:
+        with SyncGavelClient(server.target, credentials=lambda: next(tokens)) as client:
+            for response in follow_events(client, 3):
+                responses.append(response)  # noqa: PERF402  # what came before the error counts
+
+    async with FakeServer() as server:
+        expired = refusal(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", "the credentials have expired")
+        server.script("SubscribeEvents", [streamed[0], expired], [streamed[1], expired], [expired])
+        with pytest.raises(GavelError) as error_info:
+            await asyncio.to_thread(follow)
+    assert "UNAUTHENTICATED" == error_info.value.reason
+    assert (streamed, []) == (responses, [*tokens])
+    notes = [f"gavel: the credentials have expired; continuing from event {number} with the present ones" for number in (4, 5)]
+    assert notes == capsys.readouterr().err.splitlines()
