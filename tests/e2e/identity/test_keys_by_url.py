@@ -15,14 +15,12 @@ from tests.support.identity.issuer import Issuer
 from tests.support.identity.key_server import running_key_server
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("front", TRANSPORTS)
-def test_replaced_keys(tmp_path: Path, front: FrontSetting, scheme: str, redis_url: str) -> None:
+def test_replaced_keys(tmp_path: Path, front: FrontSetting, redis_url: str) -> None:
     """Keys are fetched from the issuer. After SIGHUP those that it has replaced are refused, and their streams end; new ones are taken."""
     certificates = tmp_path / "issuer"
     make_certificates(certificates, ["localhost"], ["client"])
-    pair = (certificates / "server.pem", certificates / "server-key.pem") if scheme == "https" else (None, None)
-    with running_key_server(*pair) as web:
+    with running_key_server(certificates / "server.pem", certificates / "server-key.pem") as web:
         server = SecureServer(
             tmp_path, front, redis_url=redis_url, jwks_url=web.url, environment={"SSL_CERT_FILE": str(certificates / "ca.pem")}
         )
