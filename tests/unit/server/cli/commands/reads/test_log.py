@@ -49,7 +49,7 @@ async def test_credentials_that_expire(capsys: pytest.CaptureFixture[str]) -> No
 
     def follow() -> None:
         with SyncGavelClient(server.target, credentials=lambda: next(tokens)) as client:
-            for response in follow_events(client, 3):
+            for response in follow_events(3, lambda first: client.subscribe_events(from_sequence_number=first)):
                 responses.append(response)  # noqa: PERF402  # what came before the error counts
 
     async with FakeServer() as server:
