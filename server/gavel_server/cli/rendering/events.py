@@ -320,6 +320,11 @@ def _diagnostic(diagnostic: AgentDiagnostic) -> str:
             escalated = diagnostic.review_escalated
             groups = f"; {' and '.join(escalated.groups)} may vote too" if escalated.groups else ""
             detail = f"{escalated.decision_id} was not resolved in time{groups}"
+        case "access_refused":
+            refused = diagnostic.access_refused
+            rpc = refused.rpc.rpartition("/")[2]
+            detail = f"{refused.count} x {refused.reason} for {refused.principal or 'callers without credentials'}, first {rpc}"
+            detail += f" as {refused.producer.id}" if refused.producer.id else ""
         case "llm_invocation":
             detail = f"{diagnostic.llm_invocation.llm_model}, {diagnostic.llm_invocation.token_count} tokens"
         case "graph_transition":

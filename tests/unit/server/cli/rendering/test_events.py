@@ -58,6 +58,30 @@ CASES = [
         'a.b {"a": "x", "z": 1}, risk 0.25, resting on #7',
     ),
     ({"proposal": {"action_type": "a.b"}}, "a.b {}, risk 0, resting on nothing"),
+    (
+        {
+            "agent_diagnostic": {
+                "kind": "AccessRefused",
+                "access_refused": {
+                    "principal": "eve\n",
+                    "reason": "RIGHT_LACKING",
+                    "rpc": "gavel.v1.EventService/PublishEvent",
+                    "count": 7,
+                    "producer": {"id": "erp"},
+                },
+            }
+        },
+        "AccessRefused: 7 x RIGHT_LACKING for eve\\n, first PublishEvent as erp",
+    ),
+    (
+        {
+            "agent_diagnostic": {
+                "kind": "AccessRefused",
+                "access_refused": {"reason": "UNAUTHENTICATED", "rpc": "gavel.v1.ArbitrationService/SubmitProposal", "count": 1},
+            }
+        },
+        "AccessRefused: 1 x UNAUTHENTICATED for callers without credentials, first SubmitProposal",
+    ),
     ({"decision": {"outcome": "OUTCOME_REVOKED", "reason_code": "REVOKED"}}, "REVOKED"),
     ({"decision": {"outcome": "OUTCOME_EXPIRED", "reason_code": "APPROVAL_EXPIRED"}}, "EXPIRED, APPROVAL_EXPIRED"),
     (
