@@ -184,7 +184,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
-    """End a call with a status. The delay of its RetryInfo is in the trailing metadata too, where gRPC's own retries look for it."""
+    """End a call with a status. The delay of its RetryInfo is in the trailing metadata too, where gRPC's own retries look for it.
+
+    Raises CancelledError if the connection is gone, as grpc.aio does a moment later.
+    """
     converted = rpc_status.to_status(status)
     trailing_metadata = tuple(converted.trailing_metadata or ())
     delay_ms = _retry_delay_ms(status)
@@ -195,6 +198,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], status: Status
     except grpc.aio.AbortError as aborted:
         asyncio.get_running_loop().call_soon(_forget_frames, aborted)
         raise
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
     raise AssertionError("abort returned")
 
 
