@@ -161,7 +161,7 @@ async def test_gate_5_execution_to_fact_derivation(
     first, second = new_bus_clients
     await first.deploy_rule_set(WITH_DERIVATION)
     await first.activate_rule_set("parcels", 1)
-    with run_executor("succeeds", pair[0], redis_url, bus, "courier-gate", tmp_path / "courier.log"):
+    with run_executor("succeeds", pair[0], "", bus, "courier-gate", tmp_path / "courier.log"):
         approval = await approve(second, SUBJECT)
         await wait_for_events(first, lambda event: event.fact.decision_id == approval.event_id, count=2)
         await wait_until_idle(second)

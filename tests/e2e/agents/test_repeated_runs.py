@@ -107,7 +107,7 @@ async def test_same_envelope_after_its_work_has_finished(
     """An envelope that is run again after its work has finished gets the same approval, and nothing is executed again."""
     first, second = clients
     proposal = draft()
-    with run_executor("succeeds", pair[0], redis_url, bus, "courier", tmp_path / "courier.log"):
+    with run_executor("succeeds", pair[0], "", bus, "courier", tmp_path / "courier.log"):
         before = await play(first, proposal)
         assert before.decision is not None
         approval = before.decision.event_id
@@ -132,7 +132,7 @@ async def test_run_key_in_new_processes_across_a_restart(tmp_path: Path) -> None
         with run_loop(server, bus, "task-7", tmp_path / "second") as process:
             second = answer_of(process)
         assert ("APPROVED", 1) == (second["reason"], second["calls"])
-        with run_executor("succeeds", server, server.redis_url, bus, "courier", tmp_path / "courier.log"):
+        with run_executor("succeeds", server, "", bus, "courier", tmp_path / "courier.log"):
             async with server.client() as client:
                 await wait_for_events(client, lambda event: bool(event.fact.derivation_rule_id))
                 await wait_until_idle(client)
@@ -154,7 +154,7 @@ async def test_two_processes_with_one_run_key(
 ) -> None:
     """Two processes that make the same run at the same time, on two servers, get one approval, and its work is done once."""
     first, _ = clients
-    with run_executor("succeeds", pair[0], redis_url, bus, "courier", tmp_path / "courier.log"):
+    with run_executor("succeeds", pair[0], "", bus, "courier", tmp_path / "courier.log"):
         barrier = tmp_path / "barrier"
         with (
             run_loop(pair[0], bus, "task-7", barrier, processes=2) as one,
@@ -183,7 +183,7 @@ async def test_wait_decision_across_a_restart(tmp_path: Path) -> None:
             assert (DECISION_PHASE_DECIDED, decision) == (at_once.phase, at_once.decision)
             server.kill()
             server.start()
-            with run_executor("succeeds", server, server.redis_url, "default", "courier", tmp_path / "courier.log"):
+            with run_executor("succeeds", server, "", "default", "courier", tmp_path / "courier.log"):
                 closed = await waiting
         assert (DECISION_PHASE_CLOSED, decision, "ExecutionSucceeded") == (closed.phase, closed.decision, closed.execution.event_name)
         with SyncGavelClient(server.address) as blocking:

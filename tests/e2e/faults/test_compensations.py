@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 import redis.asyncio
 from gavel.v1 import decision_pb2, execution_pb2
 from gavel.v1.envelope_pb2 import Envelope
@@ -84,12 +85,12 @@ async def start(client: GavelClient, decision: Envelope) -> str:
 
 
 async def test_executor_carries_out_a_compensation(
-    pair: tuple[Server, Server], new_bus_clients: Clients, redis_url: str, bus: str, tmp_path: Path
+    pair: tuple[Server, Server], new_bus_clients: Clients, redis_url: str, bus: str, tmp_path: Path, queue_url: str
 ) -> None:
     """A PARTIAL report is compensated in the same commit; an executor carries that out; with the facts of both the key is free."""
     first, second = new_bus_clients
     await open_bus(first, SAGA)
-    with run_executor("compensates", pair[1], redis_url, bus, "courier", tmp_path / "courier.log"):
+    with run_executor("compensates", pair[1], queue_url, bus, "courier", tmp_path / "courier.log"):
         approval = await approve(first, SUBJECT)
         await wait_for_events(second, lambda event: event.fact.key == "parcel.back_from")
         await wait_until_idle(second)
@@ -112,7 +113,7 @@ async def test_executor_carries_out_a_compensation(
 
 
 async def test_a_compensation_whose_entry_is_lost(
-    pair: tuple[Server, Server], new_bus_clients: Clients, redis_url: str, bus: str, tmp_path: Path
+    pair: tuple[Server, Server], new_bus_clients: Clients, redis_url: str, bus: str, tmp_path: Path, queue_url: str
 ) -> None:
     """If the work queue is deleted while a compensation waits in it, the executors still carry it out, once."""
     first, second = new_bus_clients
@@ -124,8 +125,8 @@ async def test_a_compensation_whose_entry_is_lost(
         assert 2 == await store.xlen(queue)
         assert 1 == await store.delete(queue)
     with (
-        run_executor("compensates", pair[0], redis_url, bus, "courier", tmp_path / "courier.log", lease_ms=LONG_MS),
-        run_executor("compensates", pair[1], redis_url, bus, "other-courier", tmp_path / "other.log", lease_ms=LONG_MS),
+        run_executor("compensates", pair[0], queue_url, bus, "courier", tmp_path / "courier.log", lease_ms=LONG_MS),
+        run_executor("compensates", pair[1], queue_url, bus, "other-courier", tmp_path / "other.log", lease_ms=LONG_MS),
     ):
         await wait_for_events(second, lambda event: event.fact.key == "parcel.back_from")
         await wait_until_idle(second)
@@ -139,7 +140,8 @@ async def test_a_compensation_whose_entry_is_lost(
     await prove(first)
 
 
-async def test_a_report_whose_entry_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("over_grpc", [True, False], ids=["grpc", "redis"])
+async def test_a_report_whose_entry_is_lost(tmp_path: Path, over_grpc: bool) -> None:
     """If both work queues are deleted unread, the report's facts are derived from the log, and the key is free again."""
     server = Server(tmp_path / "gavel", options=["--no-fdr"])
     with run_servers(server):
@@ -149,11 +151,12 @@ async def test_a_report_whose_entry_is_lost(tmp_path: Path) -> None:
             await client.report_execution(partial_report(approval, await start(client, approval)))
             async with redis.asyncio.Redis.from_url(server.redis_url) as store:
                 assert 2 == await store.delete("gavel:{default}:work:decisions", "gavel:{default}:work:executions")
-            reactor = FactDerivationReactor(client, redis_url=server.redis_url, scan_interval_ms=100)
+            queue_url = "" if over_grpc else server.redis_url
+            reactor = FactDerivationReactor(client, redis_url=queue_url, scan_interval_ms=100)
             running = asyncio.create_task(reactor.run())
             try:
                 log = tmp_path / "courier.log"
-                with run_executor("compensates", server, server.redis_url, "default", "courier", log, lease_ms=LONG_MS):
+                with run_executor("compensates", server, queue_url, "default", "courier", log, lease_ms=LONG_MS):
                     await wait_for_events(client, lambda event: event.fact.key == "parcel.back_from")
                     await wait_until_idle(client)
             finally:
@@ -212,7 +215,7 @@ async def test_compensation_survives_a_crash(tmp_path: Path) -> None:
             async with successor.client() as client:
                 # If the reactor has already derived the report's fact, only the compensation is pending.
                 assert before[1] in (await client.list_pending_decisions()).decisions
-                with run_executor("compensates", successor, successor.redis_url, "default", "courier", tmp_path / "courier.log"):
+                with run_executor("compensates", successor, "", "default", "courier", tmp_path / "courier.log"):
                     await wait_for_events(client, lambda event: event.fact.key == "parcel.back_from")
                     await wait_until_idle(client)
                 await approve(client, SUBJECT)
