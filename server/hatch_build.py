@@ -43,6 +43,7 @@ COMPILED: Final = {
         "codec/*",
         "events/*",
         "execution/*",
+        "identity/*",
         "language/*",
         "language/cel/vocabulary",
         "language/document/params_schema",
@@ -66,6 +67,7 @@ COMPILED: Final = {
         "front/link",
         "process/clock",
         "process/time_slice",
+        "rpc/call_context",
         "rpc/decoding",
         "rpc/framing",
         "rpc/callback_methods",
@@ -82,6 +84,8 @@ INTERPRETED: Final = {
         "limits",
         # Texts of messages, off the hot path.
         "text",
+        # The shape of documents of grants.
+        "identity/models",
         # These compile or check rule sets; no command waits for them.
         "language/action_checker",
         "language/shared_action_settings",
@@ -101,8 +105,8 @@ INTERPRETED: Final = {
         "bus/answers/contest_waiters",
         "bus/batch/pending_append",
         "bus/checkpoint",
-        "bus/idempotency/repeated_requests",
         "bus/registry",
+        "bus/idempotency/repeated_requests",
         "bus/watcher",
         # Only if something is measured.
         "bus/batch/observation",

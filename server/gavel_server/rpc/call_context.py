@@ -168,7 +168,8 @@ def grpc_call_context(
 
     def decode() -> Caller:
         pairs: list[tuple[str, str | bytes]] = [(key, value) for key, value in call.invocation_metadata() or ()]
-        remaining = call.time_remaining()
+        untyped: Any = call  # its stub omits that the time is None without a deadline
+        remaining: float | None = untyped.time_remaining()
         deadline_seconds = None if remaining is None else time.monotonic() + remaining
         forwarded = {key: str(value) for key, value in pairs if key in (PEER_KEY, RECEIVED_KEY)} if behind_front else {}
         if PEER_KEY in forwarded:
