@@ -62,7 +62,6 @@ def server_options() -> ServerOptions:
 def client_arguments(server: str) -> ClientArguments:
     """Return how to call a server. Raises InvalidInputError for options that contradict each other, and for files that cannot be used."""
     from gavel_client import Certificate, Tls
-    from gavel_client.rpc.credentials import is_local
 
     options = server_options()
     if (options.tls_cert is None) != (options.tls_key is None):
@@ -77,13 +76,20 @@ def client_arguments(server: str) -> ClientArguments:
     if has_tls and options.tls_ca is not None:
         _check_readable("--tls-ca", options.tls_ca)
     if options.token_file is not None:
-        if not has_tls and not is_local(server):
-            raise InvalidInputError(
-                f"the token of --token-file is not sent to {server} without TLS, where others could read it; name the authority of the "
-                "server's certificate with --tls-ca FILE (public ones: the file of this system, e.g. /etc/ssl/certs/ca-certificates.crt)"
-            )
+        check_token_is_protected(server, has_tls=has_tls)
         credentials.append(_token_file(options.token_file))
     return ClientArguments(Tls(ca=options.tls_ca) if has_tls else None, credentials)
+
+
+def check_token_is_protected(server: str, *, has_tls: bool) -> None:
+    """Raise InvalidInputError if a token that is sent to the server could be read on the way."""
+    from gavel_client.rpc.credentials import is_local
+
+    if not has_tls and not is_local(server):
+        raise InvalidInputError(
+            f"the token of --token-file is not sent to {server} without TLS, where others could read it; name the authority of the "
+            "server's certificate with --tls-ca FILE (public ones: the file of this system, e.g. /etc/ssl/certs/ca-certificates.crt)"
+        )
 
 
 def with_server_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -126,6 +126,7 @@ def test_invalid_file(file: Path, capsys: pytest.CaptureFixture[str], content: s
         (["x", "--server", "nowhere"], "'nowhere' is not a server's address"),
         (["x", "--server", HERE, "--tls-ca", "nowhere.pem"], "there is no file nowhere.pem (--tls-ca)"),
         (["x", "--server", HERE, "--tls-cert", "nowhere.pem"], "--tls-cert and --tls-key belong together"),
+        (["x", "--server", "gavel.example:1", "--token-file", __file__], "is not sent to gavel.example:1 without TLS"),
         (["x"], "--server"),
     ],
 )

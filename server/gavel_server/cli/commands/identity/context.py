@@ -10,6 +10,7 @@ import typer
 from gavel_server.cli.contexts import CONTEXT_VARIABLE, FIELDS, Contexts, check_name, load_contexts, save_contexts, selected_name
 from gavel_server.cli.errors import InvalidInputError
 from gavel_server.cli.options import Debug, JsonReport, check_address, check_bus
+from gavel_server.cli.server_options import check_token_is_protected
 
 context = typer.Typer(help="Name servers and the credentials for them.", no_args_is_help=True)
 
@@ -48,6 +49,8 @@ def add(
     for option, value in values.items():
         if isinstance(value, Path) and not value.is_file():
             raise InvalidInputError(f"there is no file {value} (--{option.replace('_', '-')})")
+    if token_file is not None:
+        check_token_is_protected(server, has_tls=tls_ca is not None or tls_cert is not None)
     # Absolute, so that the context means the same in every directory.
     added = {field: str(value.absolute() if isinstance(value, Path) else value) for field, value in values.items() if value is not None}
     contexts = load_contexts()
