@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,12 @@ class Depot:
 
     server: SecureServer
     client: GavelClient
+
+    def work_list(self, certificate: str) -> subprocess.CompletedProcess[str]:
+        """Run `gavel work list` with a certificate."""
+        files = {"--tls-ca": "ca.pem", "--tls-cert": f"{certificate}.pem", "--tls-key": f"{certificate}-key.pem"}
+        options = [part for option, name in files.items() for part in (option, self.server.file(name))]
+        return gavel("work", "list", *options, server=self.server.server)
 
     def executor(self, programs: Path, certificate: str, work_ms: int) -> list[str | Path]:
         """Return the command of an executor with a certificate."""
@@ -108,6 +115,9 @@ async def test_a_killed_executor_is_replaced(depot: Depot, go_programs: Path, tm
     assert {(PRODUCER, "mtls")} == {(event.attestation.principal, event.attestation.method) for event in executions}
     await await_settled(depot.client)
     await prove(depot.client)
+    shown = depot.work_list("alice")
+    assert re.search(r"decisions +executors +0 +0 +0", shown.stdout), shown
+    assert 1 == depot.work_list(PRODUCER).returncode  # to operate is another right
 
 
 async def test_poison_is_parked(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from gavel.v1.work_service_pb2 import WORK_QUEUE_DECISIONS, ConsumeRequest, OpenConsumer
 from gavel_client import GavelClient, GavelError
 from gavel_client.executor import Executor
 from gavel_client.handlers import ExecutionContext, HandlerResult, Handlers
@@ -19,6 +20,7 @@ from gavel_server.front.programs import FrontSetting
 from tests.e2e.work.consumer import consume
 from tests.e2e.world import ACTION, Server, approve, open_bus, poll, prove, run_servers, wait_until_writable
 from tests.support.fronts import ANY_FRONT, TRANSPORTS
+from tests.support.http2 import Http2Connection, message
 from tests.support.ports import free_port
 
 Clients = tuple[GavelClient, GavelClient]
@@ -100,6 +102,33 @@ async def test_a_suspended_redis_interrupts_nothing(tmp_path: Path) -> None:
 
                 await poll(only_the_new_one)
             await prove(client)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("server", [0, 1])
+async def test_a_consumer_that_reads_nothing(pair: tuple[Server, Server], clients: Clients, bus: str, server: int) -> None:
+    """A consumer whose connection takes no bytes loses its stream, although it is alive, and others of its group get what it held."""
+    decisions = [await approve(clients[0], f"parcel/{number}") for number in range(3)]
+    host, _, port = pair[server].address.rpartition(":")
+    stalled = await Http2Connection.open(host, int(port), window_bytes=1)
+    try:
+        call = stalled.start_call(b"/gavel.v1.WorkService/Consume")
+        opening = OpenConsumer(bus=bus, queue=WORK_QUEUE_DECISIONS, group="executors", in_flight_max=1_000)
+        stalled.send_data(call, message(ConsumeRequest(open=opening).SerializeToString()), end=False)
+
+        async def holds_all() -> bool | None:
+            groups = (await clients[0].list_consumers()).consumers
+            return any(group.pending == len(decisions) for group in groups if group.group == "executors") or None
+
+        await poll(holds_all)
+        async with consume(clients[1 - server]) as other:
+            items = await other.take(len(decisions))
+            assert sorted(decision.event_id for decision in decisions) == sorted(item.envelope.event_id for item in items)
+            other.acknowledge(*items)
+            await settled(clients[0])
+        assert not stalled.is_closed  # only the stream has ended
+    finally:
+        await stalled.close()
 
 
 @pytest.mark.long
