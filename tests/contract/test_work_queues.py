@@ -166,6 +166,19 @@ async def test_parked_entries_are_bounded(log: EventLog, work: WorkQueues, monke
     assert [3] == await work.renew("decisions", GROUP, "a", [1, 2, 3])
 
 
+async def test_requests_are_bounded(log: EventLog, work: WorkQueues, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue of requests keeps about its limit, the newest entries; other queues lose nothing by number."""
+    monkeypatch.setattr("gavel_server.log.work.memory.REQUESTS_MAX", 100)
+    monkeypatch.setattr("gavel_server.log.redis.log.REQUESTS_MAX", 100)
+    requests: tuple[Work, ...] = ("requests",) * 400
+    await fill(log, *requests, *("decisions",) * 400)
+    kept = await work.numbers("requests", 0, 1_000)
+    # Redis trims whole nodes of a stream.
+    assert 100 <= len(kept) <= 200
+    assert list(range(401 - len(kept), 401)) == kept
+    assert 400 == len(await work.numbers("decisions", 0, 1_000))
+
+
 async def test_removed_entries_are_gone_for_all_groups(log: EventLog, work: WorkQueues) -> None:
     """Entries whose work has ended are neither taken, claimed, due nor parked any more, in any group."""
     await fill(log, *DECISIONS[:5])
