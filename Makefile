@@ -85,6 +85,7 @@ check: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.12 rules/gavel_rules server/gavel_server client/python/gavel_client
 	$(BIN)/mypy --python-version 3.10 client/python/gavel_client
 	$(BIN)/lint-imports --no-logo
 	server/front/tool check

@@ -53,7 +53,8 @@ def serve(arguments: Sequence[str]) -> None:
             collected[1] += time.thread_time() - collected[0]
 
     gc.callbacks.append(watch_collector)
-    run = asyncio.events.Handle._run
+    handle_class: Any = asyncio.events.Handle
+    run = handle_class._run
 
     def measured(handle: Any) -> None:
         collected[1] = 0.0
@@ -65,7 +66,7 @@ def serve(arguments: Sequence[str]) -> None:
             name = owner.get_coro() if isinstance(owner, asyncio.Task) else what
             os.write(output, json.dumps([seconds, collected[1], str(getattr(name, "__qualname__", name))[:90]]).encode() + b"\n")
 
-    asyncio.events.Handle._run = measured  # type: ignore
+    handle_class._run = measured
     uvloop.run = asyncio.run  # type: ignore[assignment]
     sys.argv = ["gavel", "serve", *arguments]
     sys.exit(gavel())
