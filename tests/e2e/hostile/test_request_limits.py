@@ -88,7 +88,7 @@ def _varint(number: int) -> bytes:
 
 MIB = 1024 * 1024
 BOMBS = [
-    pytest.param("ArbitrationService/BatchSubmitProposals", b"\x12\x00" * (8 * MIB - 1), id="16-mib-of-envelopes"),
+    pytest.param("ArbitrationService/BatchSubmitProposals", b"\x12\x00" * (8 * MIB - 1), id="16-mib-of-envelopes", marks=pytest.mark.long),
     pytest.param("ArbitrationService/BatchSubmitProposals", b"\x12\x00" * (2 * MIB), id="4-mib-of-envelopes"),
     pytest.param("ArbitrationService/BatchPreflight", b"\x12\x00" * (2 * MIB), id="preflight"),
     pytest.param("EventService/BatchPublishEvents", b"\x12\x00" * (2 * MIB), id="publish"),
