@@ -60,7 +60,7 @@ LIMITS_OF_DOCUMENTS: Final = (
     "language.rule_set",
 )
 # Named in the docs as not there yet.
-FUTURE_COMMANDS: Final = frozenset({"upgrade", "redis-acl"})
+FUTURE_COMMANDS: Final = frozenset({"upgrade"})
 
 
 def _text(name: str) -> str:
