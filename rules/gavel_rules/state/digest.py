@@ -31,7 +31,7 @@ _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure
 
 
 def digest(store: Store) -> str:
-    """Return "sha256:" and the hex digits of the SHA-256 over the store as canonical JSON."""
+    """Return "sha256:" and the hex digits of the SHA-256 over the store as sorted JSON."""
     return digest_of(digest_parts(store))
 
 
