@@ -175,7 +175,7 @@ def deploy_grants(recorder: Recorder, command: DeployGrants) -> GrantsPosition |
     state = recorder.state
     grants = command.grants
     if not state.semantics.attests:
-        message = f"bus {state.bus} has arbiter version {state.arbiter_version}, which knows no grants; deploy them on a new bus"
+        message = f"bus {state.bus} has arbiter version {state.arbiter_version}, which has no grants; deploy them on a new bus"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
     in_force = state.grants_in_force
     version = in_force.deployed.version if in_force is not None else 0

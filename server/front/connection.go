@@ -30,7 +30,7 @@ type connection struct {
 	net.Conn
 	table  *connections
 	caller string  // whose connections are counted together
-	peer   string  // the caller's address, as the server hears it
+	peer   string  // the caller's address, as the server receives it
 	user   *uint32 // at the other end of a Unix socket; nil: of none
 
 	// Used by the reading goroutine only.

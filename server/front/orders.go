@@ -74,7 +74,7 @@ func decodeServe(content []byte) (limits, *identity, error) {
 	return limits, order.Identity, err
 }
 
-// useTLS takes the certificates of an order. It leaves those of before if they cannot be read; the server has checked them.
+// useTLS takes the certificates of an order. It keeps the previous ones if they cannot be read; the server has checked them.
 func (identity *identity) useTLS(content []byte) {
 	var material secure.Material
 	if identity.certificates != nil && json.Unmarshal(content, &material) == nil {

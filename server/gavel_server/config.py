@@ -128,17 +128,17 @@ class Settings(BaseSettings):
     create_buses: bool = True
     """Whether the first write to a bus creates it. False, or with authentication: only CreateBus does. The bus `default` always exists."""
     quota_calls_per_second: int = Field(CALLS_PER_SECOND_DEFAULT, ge=1)
-    """How many calls one principal, or one address without authentication, may make a second."""
+    """Calls a second of one caller: one address or, with authentication, one principal."""
     quota_bytes_per_second: int = Field(BYTES_PER_SECOND_DEFAULT, ge=1)
-    """How many bytes of requests it may send a second."""
+    """Bytes of requests a second of one caller."""
     quota_streams: int = Field(STREAMS_DEFAULT, ge=1)
-    """How many streams it may have open."""
+    """Open streams of one caller."""
     quota_subscriptions: int = Field(SUBSCRIPTIONS_DEFAULT, ge=1)
-    """How many of them may be subscriptions."""
+    """Open subscriptions of one caller, out of its streams."""
     authentication: Authentication = "none"
     """Whether callers must be authenticated: none or required."""
     tls_cert: Path | None = None
-    """The server's certificate in PEM, followed by those between it and its authority. With `tls_key`, callers over TCP must use TLS."""
+    """The server's certificate in PEM, followed by the intermediate certificates. With `tls_key`, callers over TCP must use TLS."""
     tls_key: Path | None = None
     """The private key of `tls_cert` in PEM."""
     tls_client_ca: Path | None = None
@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     tls_client_certificate: ClientCertificate = "required"
     """Whether callers over TCP must present a client certificate or may use another credential: required or optional (native front)."""
     mtls_name: tuple[MtlsName, ...] = ("spiffe", "dns", "cn")
-    """Where the name in a client certificate is looked for, in this order."""
+    """The kinds of names in a client certificate, in order of preference."""
     token_file: Path | None = None
     """The file of `gavel token create`, with the digests of tokens."""
     issuers: tuple[JwtIssuer, ...] = ()

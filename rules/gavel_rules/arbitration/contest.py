@@ -169,8 +169,8 @@ def rank(
 ) -> list[CandidateDecision]:
     """Return the decision on each candidate if the contest closes now: those that pass by score, then the others by age.
 
-    Those in `judgements` under `index` are judged already. Candidates in `unjudged`, by event_id, are left to a person. So are those whose
-    arbitration fails, which is appended to `failures`.
+    `judgements` has decisions that were already made, by `index` and event_id. Candidates whose event_id is in `unjudged` are left to a
+    person. So are candidates whose arbitration fails; each failure is appended to `failures`.
     """
     decisions: list[CandidateDecision] = []
     for proposal in proposals:

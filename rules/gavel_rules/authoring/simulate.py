@@ -31,7 +31,7 @@ DISAGREES: Final = "RULE_SETS_DISAGREE"
 
 
 class ChangedDecision(NamedTuple):
-    """A recorded decision that the candidate would have made otherwise."""
+    """A recorded decision that the candidate would have made differently."""
 
     sequence_number: int
     recorded: Decision
@@ -59,7 +59,7 @@ class Simulation:
         self.replaced = 0
 
     def feed(self, sequence_number: int, envelope_bytes: bytes) -> ChangedDecision | None:
-        """Take the next record; return the change if it is a first decision that the candidate would have made otherwise."""
+        """Take the next record; return the change if it is a first decision that the candidate would have made differently."""
         recorded = decode(sequence_number, envelope_bytes)
         change = None
         match recorded.WhichOneof("payload"):

@@ -96,7 +96,7 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
         rights = ", ".join(sorted(right for right in grants.rights_of(principal, access.bus))) or "nothing"
         return f"no grant of {what} gives {who} the right {access.right} on bus {access.bus}; it may: {rights}"
     lacks = [f"grant {grant.number} lacks {_lacking(grant, access)}" for grant in with_right[:3]]
-    return f"{what} does not let {who} {access.right} this: {'; '.join(lacks)}"
+    return f"{what} gives {who} the right {access.right}, but not for this call: {'; '.join(lacks)}"
 
 
 def _lacking(grant: Grant, access: Access) -> str:

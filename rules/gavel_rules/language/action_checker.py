@@ -135,7 +135,7 @@ class _ActionChecker:
         for name, fact in facts.items():
             if getattr(fact, "max_length", None) and getattr(fact, "type", "string") != "string":
                 place = self._source.locate_key((*self._path, "facts", name, "max_length"))
-                self._messages.add(place, "unknown-key", f"facts.{name} is no string, so it has no max_length", "remove it")
+                self._messages.add(place, "unknown-key", f"facts.{name} is not a string, so it has no max_length", "remove it")
         environment = self._environment(condition_scope(self._params, fields))
         self._expressions.add_environment(environment)
         conflict_environment = self._environment(conflict_key_scope(self._params))

@@ -91,7 +91,7 @@ def is_late_report(recorded: Envelope) -> bool:
 
 
 def is_refusal_notice(recorded: Envelope) -> bool:
-    """Return whether a diagnostic tells of calls that were refused for lack of credentials or rights."""
+    """Return whether a diagnostic counts calls that were refused for lack of credentials or rights."""
     return recorded.agent_diagnostic.WhichOneof("detail") == "access_refused" and recorded.producer.id == GAVEL
 
 

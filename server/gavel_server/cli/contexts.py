@@ -7,8 +7,8 @@
     tls_ca = "/home/alice/staging/ca.pem"
     token_file = "/home/alice/staging/token"
 
-They are in `gavel/contexts.toml` of the user's configuration directory (XDG). The file holds paths and no secret. It is private all the
-same: whoever could change it could send the user's tokens to another server.
+They are in `gavel/contexts.toml` of the user's configuration directory (XDG). The file holds paths and no secret. It must
+still be private: a user who can change it can send the owner's tokens to another server.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def contexts_file() -> Path:
 
 
 def load_contexts() -> Contexts:
-    """Return the contexts of the file; none if there is no file. Raises CommandError for one that is invalid or that others may change."""
+    """Return the contexts of the file, none if it does not exist. Raises CommandError if it is invalid or writable by others."""
     path = contexts_file()
     try:
         with open(path, "rb") as file:

@@ -116,7 +116,7 @@ def load_rule_set(file: str) -> CompiledRuleSet | InvalidFile:
 
 
 def load_suite(file: str, rule_sets: dict[str, CompiledRuleSet | InvalidFile]) -> SuiteFile | list[InvalidFile]:
-    """Return the suite of a file with its rule set, or what is invalid in either.
+    """Return the suite of a file with its rule set, or the files with mistakes.
 
     `rule_sets` caches rule sets by file. Raises InvalidInputError if the suite cannot be read.
     """

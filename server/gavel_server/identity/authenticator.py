@@ -24,7 +24,7 @@ SESSIONS_MAX: Final = 4096
 
 
 class Authenticator:
-    """Makes sessions, and ends those whose credentials are accepted no longer. An authenticator that is None accepts nothing."""
+    """Makes sessions, and ends those whose credentials are no longer accepted. A method that is None accepts no credential."""
 
     def __init__(
         self,

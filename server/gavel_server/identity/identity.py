@@ -1,6 +1,6 @@
 """The server's identity files and authenticator: loaded at the start, and loaded again when a file changes or on SIGHUP.
 
-A file that is invalid when it changes is logged and changes nothing: the state of before stays in force until the file is valid.
+A change that makes a file invalid is logged and has no effect: the previous contents stay in force until the file is valid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG: Final = structlog.get_logger("gavel.identity")
 
 
 class IdentityError(GavelServerError):
-    """Callers cannot be authenticated as configured; the message says why."""
+    """Callers cannot be authenticated as configured; the message gives the reason."""
 
 
 class Identity:
@@ -123,7 +123,7 @@ class Identity:
             ended = authenticator.end_revoked()
         self._problem = problem
         if problem:
-            _LOG.error("identity.not_loaded", problem=problem, consequence="the files of before stay in force until this one is valid")
+            _LOG.error("identity.not_loaded", problem=problem, consequence="the previous files stay in force until this one is valid")
         else:
             _LOG.info("identity.loaded", sessions_ended=ended)
 

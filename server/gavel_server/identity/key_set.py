@@ -105,7 +105,7 @@ class KeySet:
                     "identity.keys_unavailable",
                     issuer=self._issuer,
                     problem=str(error),
-                    consequence=f"{len(self._keys)} keys of before are used" if self._keys else "no token of this issuer is accepted",
+                    consequence=f"the previous {len(self._keys)} keys are used" if self._keys else "no token of this issuer is accepted",
                 )
             finally:
                 self._tried_at = time.monotonic()

@@ -49,7 +49,7 @@ class JwtIssuer(BaseModel):
         if url is not None:
             parts = urlsplit(url)
             if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)):
-                raise ValueError("jwks_url is not an https URL; whoever changes the keys on the way could sign tokens")
+                raise ValueError("jwks_url is not an https URL; without TLS others could replace the keys and sign tokens")
             if parts.username is not None or parts.password is not None:
                 raise ValueError("jwks_url holds a user or a password, which would not be sent; key sets are public: give the URL without")
         return url

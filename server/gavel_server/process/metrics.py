@@ -33,9 +33,9 @@ REFUSALS_NOT_RECORDED: Final = Counter(
 )
 QUOTA_REFUSALS: Final = Counter("gavel_quota_refusals", "Calls that were refused because their caller had used up a quota.", ["quota"])
 COMMANDS_DROPPED: Final = Counter("gavel_commands_dropped", "Queued commands that were not decided because their caller had gone.", ["bus"])
-DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need somebody to look, by reason code.", ["bus", "reason"])
+DECISION_ALARMS: Final = Counter("gavel_decision_alarms", "Decisions that need an operator, by reason code.", ["bus", "reason"])
 SHADOW_DIFFERENCES: Final = Counter(
-    "gavel_shadow_differences", "Decisions that a shadow would have made otherwise, by its rule set.", ["bus", "policy_id"]
+    "gavel_shadow_differences", "Decisions that a shadow would have made differently, by its rule set.", ["bus", "policy_id"]
 )
 
 _LOG: Final = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""The limits of both transports, each with its unit in its name. docs/operating.md lists them with what callers hear.
+"""The limits of both transports, each with its unit in its name. docs/operating.md lists them with their effect on callers.
 
 The contract's own limits, which are the same on every server, are in `gavel_rules.limits`.
 """
@@ -44,7 +44,7 @@ STALL_SECONDS_MAX: Final = 10
 # How often a caller may ping, also while no call is under way. Subscribers behind a load balancer have to. The limit of gRPC, 5 minutes,
 # is longer than a load balancer keeps a silent connection.
 PING_SECONDS_MIN: Final = 10
-# After so long a silence the server pings a caller, and closes the connection if no answer comes.
+# After this time without data the server pings a caller, and closes the connection if no answer comes.
 KEEPALIVE_SECONDS: Final = 60
 KEEPALIVE_TIMEOUT_SECONDS: Final = 20
 # Near this, the native front collects garbage all the time. It needs BYTES_IN_FLIGHT_MAX, and some for connections and buffers.

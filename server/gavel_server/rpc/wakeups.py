@@ -1,4 +1,4 @@
-"""Wake-ups of the event loop by gRPC: without the setting below, a busy loop hears of gRPC's events seconds late.
+"""Wake-ups of the event loop by gRPC: without the setting below, a busy loop handles gRPC's events seconds late.
 
 grpc.aio has a thread that takes gRPC's events, queues them, and writes a byte for each to a pair of sockets. In each pass, the loop reads
 one byte and handles all queued events. A busy loop therefore leaves bytes behind. About 280 of them fill the pair, and the thread waits.

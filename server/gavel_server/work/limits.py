@@ -1,4 +1,4 @@
-"""The limits of streams of work, each with its unit in its name. docs/operating.md lists them with what callers hear."""
+"""The limits of streams of work, each with its unit in its name. docs/operating.md lists them with their effect on callers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ DELIVERIES_MAX: Final = 1_000
 DELIVERIES_DEFAULT: Final = 16
 ACTION_TYPES_MAX: Final = 64
 KINDS_MAX: Final = 64
-# Of a consumer that promises heartbeats.
+# The range of `silence_ms_max`, by which a consumer promises heartbeats.
 CONSUMER_SILENCE_MS_MIN: Final = 1_000
 CONSUMER_SILENCE_MS_MAX: Final = 600_000
 REJECT_DELAY_MS_MAX: Final = 24 * 60 * 60 * 1000
 REASON_LENGTH_MAX: Final = 1_024
-# Items that were read and are not sent: of this server, and for one address. The item that reaches a limit is still read.
+# Bytes of items that were read and are not sent: of this server, and for one address. The item that reaches a limit is still read.
 UNSENT_BYTES_MAX: Final = 32 * 1024 * 1024
 ADDRESS_UNSENT_BYTES_MAX: Final = UNSENT_BYTES_MAX // 2
-# Settlements of items that the consumer does not hold whose answers are not sent, of one stream.
+# Answers `not_held` of one stream that are not sent.
 NOT_HELD_MAX: Final = 100
 # Items of one read.
 READ_ITEMS_MAX: Final = 32
-# A server that says nothing for so long has lost its items to the other servers. It is heard HEARTBEATS times in that time.
+# A server that sends no heartbeat for this time loses its items to other servers. It sends HEARTBEATS in that time.
 SILENCE_MS_MAX: Final = 30_000
 HEARTBEATS: Final = 3
-# How often a group looks for items that are due, or that a server or consumer has left.
+# Interval at which a group looks for items that are due, or whose server or consumer has gone.
 SWEEP_SECONDS: Final = 1.0
-# Left items that one look examines.
+# Items whose server or consumer has gone that one such look examines.
 SWEEP_ITEMS_MAX: Final = 1_000
-# Items that no stream here wants, of one group, whose types are remembered.
+# Items of one group that no stream of this server selects and whose types are remembered.
 UNWANTED_ITEMS_MAX: Final = 10_000
 # An item that cannot be parked because the group has too many is delivered again after this time.
 PARK_RETRY_MS: Final = 60_000

@@ -120,7 +120,7 @@ class TriggerWindows:
         }
 
     def skip(self, sequence_number: int) -> None:
-        """Advance past `sequence_number`: no event up to it is for any trigger (a checkpoint)."""
+        """Advance past a checkpoint: no event up to `sequence_number` matches a trigger."""
         self._next = max(self._next, sequence_number + 1)
 
     def offer(self, event: Envelope, now_ms: float) -> None:

@@ -31,7 +31,7 @@ class WorkEntry(Protocol):
 
 
 class WorkSource(Protocol):
-    """One consumer of one work queue. Every method waits until the queue can be reached; `problem` tells why it waits.
+    """One consumer of one work queue. Every method waits until the queue can be reached; `problem` is the reason.
 
     An entry of a silent consumer is delivered to another one after `min_idle_ms`.
     """
@@ -73,7 +73,7 @@ class WorkSource(Protocol):
         """Remove all entries before `sequence_number`, because their work has ended in the log."""
 
     def note_pauses(self, count: int) -> None:
-        """Note that so many entries pause without a slot, so that others can be taken meanwhile."""
+        """Note that `count` entries pause without a slot, so that others can be taken meanwhile."""
 
     async def leave(self) -> None:
         """Take no more entries."""

@@ -24,7 +24,7 @@ TRANSIENT_CODES: Final = frozenset(
 )
 # Interval at which a reader asks again for a bus that nobody has written to.
 BUS_POLL_MS: Final = 1_000
-# A stream that has lasted so long had been accepted.
+# A stream that lasts this long was accepted by the server.
 ACCEPTED_SECONDS: Final = 10.0
 
 Response = TypeVar("Response")
@@ -79,7 +79,7 @@ class AcceptedStream:
         self._has_response = True
 
     def may_continue(self, error: GavelError) -> bool:
-        """Report whether the stream may be opened again after an error: with the token that its provider returns then."""
+        """Report whether the stream may be opened again after an error. Its provider is then asked for a token again."""
         if error.code is not grpc.StatusCode.UNAUTHENTICATED:
             return is_transient(error)
         # A quiet stream has no response, but the server refuses credentials at once.
@@ -121,7 +121,7 @@ _IS_RETRIED: ContextVar[bool] = ContextVar("is_retried", default=False)
 
 
 async def try_once(call: Callable[[], Awaitable[Response]]) -> Response:
-    """Make a call of the client without its retries, for a caller that retries and must hear of every failure."""
+    """Make a call of the client without its retries, for a caller that retries and must see every failure."""
     token = _IS_RETRIED.set(True)
     try:
         return await call()

@@ -48,7 +48,7 @@ READ_TIMEOUT_MS: Final = 10_000
 WRITE_TIMEOUT_MS: Final = 30_000
 # The server compiles a rule set before it responds.
 COMPILE_TIMEOUT_MS: Final = 60_000
-# One WaitDecision waits so long at most.
+# The longest wait of one WaitDecision.
 WAIT_TIMEOUT_MS: Final = 60_000
 
 # Responses may be larger than requests: a page of 1,000 events, 500 decisions with their evidence.

@@ -33,7 +33,7 @@ class Certificate:
     """A client certificate. The files are read when the channel is opened."""
 
     certificate: str | Path
-    """File with the certificate in PEM, followed by those between it and its authority."""
+    """File with the certificate in PEM, followed by the intermediate certificates."""
     key: str | Path
     """File with its private key in PEM."""
 
@@ -41,7 +41,7 @@ class Certificate:
 class TokenFile:
     """A provider of the token in a file, which is read again when it changes, as tokens of a workload do before they expire.
 
-    While a changed file cannot be read, the token of before serves. The first read raises OSError, or ValueError for a file without a
+    While a changed file cannot be read, the previous token is used. The first read raises OSError, or ValueError for a file without a
     token.
     """
 

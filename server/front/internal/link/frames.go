@@ -41,7 +41,7 @@ const (
 	Unbound      byte = 255
 )
 
-// NewFrame returns a whole frame that is no request.
+// NewFrame returns a whole frame that is not a request.
 func NewFrame(kind byte, number uint32, content string) []byte {
 	frame := append(make([]byte, HeaderBytes, HeaderBytes+len(content)), content...)
 	PutHeader(frame, kind, number)

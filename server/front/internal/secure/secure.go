@@ -46,7 +46,7 @@ func (certificates *Certificates) Use(material Material) error {
 	if err != nil {
 		return err
 	}
-	// A new configuration has new keys for session tickets: a session of before is not resumed, so its certificate is verified again.
+	// A new configuration has new keys for session tickets: an earlier session is not resumed, so its certificate is verified again.
 	config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair}}
 	if material.ClientCA != "" {
 		config.ClientCAs = x509.NewCertPool()

@@ -31,7 +31,7 @@ TIMEOUT_MS_DEFAULT: Final = 5000
 APPEND_CONNECTIONS_MAX: Final = 64
 READ_CONNECTIONS_MAX: Final = 16
 
-# A probe that is not answered within this time is sent again, on a new connection, and fails after so many tries.
+# A probe that is not answered within this time is sent again, on a new connection, and fails after PROBE_TRIES.
 PROBE_SECONDS: Final = 1.5
 PROBE_TRIES: Final = 3
 # After a silence, how long an earlier call may go on waiting once a probe is answered: answers may arrive together.

@@ -26,7 +26,7 @@ GROUPS_MAX: Final = 64
 PARKED_MAX: Final = 10_000
 # Entries of the queue "requests": nobody may consume them, and no end of a decision removes them.
 REQUESTS_MAX: Final = 10_000
-# One call takes at most so many bytes of envelopes, and the entry that reaches them.
+# Bytes of envelopes that one call takes. The entry that reaches the limit is included.
 TAKE_BYTES_MAX: Final = 1024 * 1024
 
 

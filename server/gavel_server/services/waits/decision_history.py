@@ -65,7 +65,7 @@ class DecisionHistory:
             await history._read_first()
             return history
         if event is None or not event.HasField("decision"):
-            message = f"bus {sequencer.bus} knows no decision or proposal {event_id}"
+            message = f"bus {sequencer.bus} has no decision or proposal {event_id}"
             raise ServiceError(error_pb2.ERROR_REASON_DECISION_NOT_FOUND, message)
         # A compensation has a history of its own, which begins with it.
         decisions = [event]

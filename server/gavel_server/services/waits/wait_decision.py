@@ -20,7 +20,7 @@ from gavel_server.services.waits.commit_waits import CommitWaits
 from gavel_server.services.waits.decision_history import DecisionHistory
 
 WAIT_MS_MAX: Final = 60_000
-# The answer leaves so long before the call's deadline: a tenth of the time, and at most this.
+# The answer is sent before the call's deadline by a tenth of the time, and by at most this.
 ANSWER_MS_MAX: Final = 500
 
 _REQUEST: Final = RequestDecoder(f"{ARBITRATION.full_name}/WaitDecision", WaitDecisionRequest)
@@ -83,7 +83,7 @@ def _timeout_ms(request: WaitDecisionRequest) -> int:
 
 
 def _wait_ms(request: WaitDecisionRequest, remaining_ms: int | None) -> int:
-    """Return how long to wait: so long that the answer reaches the caller before its deadline."""
+    """Return how long to wait, so that the answer reaches the caller before its deadline."""
     wait_ms = _timeout_ms(request) if request.HasField("timeout") else WAIT_MS_MAX
     if remaining_ms is not None:
         wait_ms = min(wait_ms, remaining_ms - min(remaining_ms // 10, ANSWER_MS_MAX))

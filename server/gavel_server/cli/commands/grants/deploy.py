@@ -28,7 +28,7 @@ def deploy_grants(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put grants in force. They replace those of before; a version is immutable."""
+    """Put grants in force in place of the current ones. A version is immutable."""
     from gavel_server.cli import documents
     from gavel_server.cli.rendering import output
 

@@ -1,4 +1,4 @@
-"""`gavel demo`: one governed trace on a real server, Redis and executor, and the replay that proves its log."""
+"""`gavel demo`: one trace on a real server, Redis and executor, and the replay that proves its log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def demo(
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
-    """Play one governed trace on a real server, then prove its log.
+    """Play one trace on a real server, then prove its log.
 
     The demo can run any number of times on one data directory. Afterwards gavel log, trace and replay show its log.
     """

@@ -1,6 +1,6 @@
 """`gavel signal`: records a request from outside as a fact (constitution §9.1).
 
-Nothing starts by itself in a governed system: a request from outside becomes a fact first, and the fact wakes an agent.
+A request from outside is recorded as a fact first, and the fact wakes an agent.
 """
 
 from __future__ import annotations
