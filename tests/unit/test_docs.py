@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 from gavel.v1 import (
+    administration_service_pb2,
     arbitration_service_pb2,
     error_pb2,
     event_service_pb2,
@@ -19,6 +20,7 @@ from gavel.v1 import (
     replay_service_pb2,
     rule_set_service_pb2,
     tool_service_pb2,
+    work_service_pb2,
 )
 from gavel.v1.decision_pb2 import Remedy
 from gavel_rules import limits, reason_codes
@@ -35,6 +37,7 @@ from tests.support.paths import ROOT
 DOCS: Final = ROOT / "docs"
 PAGES: Final = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SERVICES: Final = (
+    administration_service_pb2,
     arbitration_service_pb2,
     event_service_pb2,
     execution_service_pb2,
@@ -42,6 +45,7 @@ SERVICES: Final = (
     replay_service_pb2,
     rule_set_service_pb2,
     tool_service_pb2,
+    work_service_pb2,
 )
 # Modules whose limits an author of rule sets can meet.
 LIMITS_OF_DOCUMENTS: Final = (
