@@ -1,4 +1,4 @@
-"""Quotas: what one caller's address (`callers`) may use of a server. With authentication, that is the principal.
+"""Quotas: what one caller may use of a server. A caller is an address or, with authentication, a principal (`callers`).
 
 Rates are token buckets: a caller that was quiet may use a second's worth at once. Streams are counted while they are open. A call beyond a
 quota is refused before it is decoded, with QuotaFailure and RetryInfo. The module is compiled: every call is charged.

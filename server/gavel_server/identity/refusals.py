@@ -1,4 +1,4 @@
-"""Refusals: of a caller whose credentials are missing or invalid, and of a file that is. They name the check that failed, no secret."""
+"""Refusals of callers whose credentials are missing or invalid, and of invalid identity files. They name the failed check, never a secret."""
 
 from __future__ import annotations
 
