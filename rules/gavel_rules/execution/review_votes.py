@@ -70,7 +70,7 @@ def _eligibility_fault(review: Review, is_approval: bool, voter: Attestation | N
         return None
     proposers = participants(review.proposal.attestation)
     if not proposers and is_approval:
-        problem = "its proposal was recorded without authentication, so nobody can be told apart from the proposer"
+        problem = "its proposal was recorded without authentication, so a voter cannot be distinguished from the proposer"
         return _wrong_state(review, f"{problem}; reject the review, and propose again")
     if set(proposers) & set(voters):
         return _lacks_right(review, f"{voter.principal} made the proposal or had a part in it; others have to decide")
