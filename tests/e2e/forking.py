@@ -31,6 +31,7 @@ PRELOADED: Final = (
     "gavel_rules.authoring.graph",
     "gavel_server.bootstrap",
     "gavel_server.cli.rendering.suite_report",
+    "gavel_server.identity.authenticator",
     "gavel_server.cli.rendering.simulation",
     "gavel_server.cli.rendering.decision",
     "gavel_server.cli.offline_log",
