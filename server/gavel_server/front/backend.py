@@ -37,7 +37,7 @@ from gavel_server.front.link import Link
 from gavel_server.front.orders import encode_serve, encode_tls
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.callback_methods import Method, Tasks
-from gavel_server.rpc.refusals import refuse
+from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 
 if TYPE_CHECKING:

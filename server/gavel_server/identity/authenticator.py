@@ -12,9 +12,9 @@ from typing import Final
 
 from gavel_server.errors import ServiceError
 from gavel_server.identity.credentials import Credentials
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.json_web_tokens import JwtAuthenticator, is_json_web_token
 from gavel_server.identity.mtls import CertificateAuthenticator
-from gavel_server.identity.refusals import unauthenticated
 from gavel_server.identity.sessions import Session
 from gavel_server.identity.tokens import TokenAuthenticator
 from gavel_server.identity.unix_users import UserAuthenticator

@@ -6,7 +6,7 @@ import hashlib
 import ipaddress
 from typing import Final, NamedTuple
 
-from gavel_server.identity.refusals import unauthenticated
+from gavel_server.identity.errors import unauthenticated
 
 # Of an `authorization` header.
 AUTHORIZATION_BYTES_MAX: Final = 8 * 1024

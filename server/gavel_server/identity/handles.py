@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from gavel_server.identity.refusals import unauthenticated
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.sessions import Session
 
 # In place of a handle: the caller has presented nothing, because the server or the method asks for nothing.

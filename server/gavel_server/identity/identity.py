@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gavel_server.errors import GavelServerError
-from gavel_server.identity.refusals import IdentityFileError
+from gavel_server.identity.errors import IdentityFileError
 from gavel_server.identity.settings import IdentitySettings
 from gavel_server.identity.tokens import TokenAuthenticator, read_token_file
 from gavel_server.identity.unix_users import UserAuthenticator

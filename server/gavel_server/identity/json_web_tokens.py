@@ -16,9 +16,9 @@ from gavel_rules.identity.principal import Principal
 from jwt.utils import base64url_decode
 
 from gavel_server.errors import ServiceError
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.key_set import KeySet
 from gavel_server.identity.names import NAME_CHARACTERS_MAX, checked_groups, checked_name
-from gavel_server.identity.refusals import unauthenticated
 from gavel_server.identity.sessions import EXPIRED, Session, Source
 from gavel_server.identity.settings import Algorithm, JwtIssuer
 

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import jwt
 import structlog
 
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.keys import Key
-from gavel_server.identity.refusals import unauthenticated
 
 # Not Final: tests change them.
 REFRESH_SECONDS = 300.0

@@ -17,8 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cryptography.x509.verification import Criticality, ExtensionPolicy, Policy, PolicyBuilder, Store, VerificationError
 from gavel_rules.identity.principal import Principal
 
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.names import checked_name
-from gavel_server.identity.refusals import unauthenticated
 from gavel_server.identity.sessions import Session, Source
 from gavel_server.identity.settings import MtlsName
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gavel_server.identity.refusals import unauthenticated
+from gavel_server.identity.errors import unauthenticated
 
 NAME_CHARACTERS_MAX: Final = 256
 GROUPS_MAX: Final = 256

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.errors import ServiceError
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.keys import Key
-from gavel_server.identity.refusals import unauthenticated
 
 EXPIRED: Final = "the credentials have expired"
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from gavel_server.identity.errors import IdentityFileError
 from gavel_server.identity.mtls import load_certificates
-from gavel_server.identity.refusals import IdentityFileError
 from gavel_server.identity.settings import ClientCertificate, IdentitySettings
 
 

@@ -26,8 +26,8 @@ from typing import Any, Final, NamedTuple
 
 from gavel_rules.identity.principal import Principal
 
+from gavel_server.identity.errors import IdentityFileError, unauthenticated
 from gavel_server.identity.names import GROUPS_MAX, name_problem
-from gavel_server.identity.refusals import IdentityFileError, unauthenticated
 from gavel_server.identity.sessions import EXPIRED, Session, Source
 from gavel_server.process.private_files import open_private
 

@@ -27,16 +27,16 @@ from google.rpc.status_pb2 import Status
 
 from gavel_server.errors import ServiceError, abort, abort_with, invalid
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
-from gavel_server.identity.refusals import unauthenticated
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext, grpc_call_context
 from gavel_server.rpc.callback_methods import Answer, CallbackMethod, Method, Respond, Tasks, call
 from gavel_server.rpc.decoding import RequestDecoder
 from gavel_server.rpc.encoded_response import EncodedResponse
+from gavel_server.rpc.errors import as_service_error, refuse
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.identity.authentication import CallAuthentication
 from gavel_server.rpc.limits import REQUEST_SECONDS_MAX, STALL_SECONDS_MAX
-from gavel_server.rpc.refusals import as_service_error, refuse
 from gavel_server.rpc.streaming import stream_answers
 from gavel_server.rpc.telemetry.call_observer import CallObserver, current
 from gavel_server.rpc.wire import last_text_field

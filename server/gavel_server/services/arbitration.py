@@ -35,9 +35,9 @@ from gavel_server.intake.human_commands import resolution, revocation
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.callback_methods import CallbackMethod, Respond, Tasks
 from gavel_server.rpc.decoding import BATCH_BYTES_AT_ONCE, SLICE_ITEMS, RequestDecoder
+from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.framing import decision_response, stream_response, vote_response
 from gavel_server.rpc.identity.access_refusals import AccessRefusals
-from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.rpc.wire import text_field
 from gavel_server.services.batches.answers import BatchAnswers, record_of

@@ -50,8 +50,8 @@ from gavel_server.log import EventLog
 from gavel_server.log.protocol import DAY_MS
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
+from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.identity.access_refusals import AccessRefusals
-from gavel_server.rpc.refusals import refuse
 from gavel_server.services.batches.commands import AdmittedCommand, admit_all, check_batch, execute_all
 from gavel_server.services.reads.log_reader import (
     FOLLOWED,

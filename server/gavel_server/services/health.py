@@ -22,7 +22,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.errors import ServiceError
-from gavel_server.identity.refusals import unauthenticated
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.service_descriptors import ARBITRATION, PROJECTION
 

@@ -37,8 +37,8 @@ from gavel_server.intake.admission import admit_proposal
 from gavel_server.process.time_slice import TimeSlice
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.decoding import RequestDecoder
+from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.limits import BATCH_ANSWER_BYTES_MAX
-from gavel_server.rpc.refusals import refuse
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.services.batches.commands import check_batch
 

@@ -17,9 +17,9 @@ from gavel_server.front.programs import FrontSetting, native_program
 from gavel_server.front.supervisor import FrontSupervisor
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.callback_methods import Answer, Method
+from gavel_server.rpc.errors import fit
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.rpc.limits import RECEIVE_BYTES_MAX, SEND_BYTES_MAX
-from gavel_server.rpc.refusals import fit
 from gavel_server.rpc.service_descriptors import ARBITRATION
 from gavel_server.rpc.transport import bind, make_server
 from google.rpc.status_pb2 import Status

@@ -17,8 +17,8 @@ from gavel_rules.identity.principal import SERVER
 
 from gavel_server.errors import ServiceError
 from gavel_server.identity.credentials import Credentials
+from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.handles import NO_HANDLE, UNKNOWN, Handles
-from gavel_server.identity.refusals import unauthenticated
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import peer_address
 from gavel_server.rpc.service_descriptors import HEALTH

@@ -15,9 +15,9 @@ from gavel_server.errors import ServiceError
 from gavel_server.fairness.callers import INTERNAL
 from gavel_server.intake.admission import admit_proposal
 from gavel_server.log import Record
+from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.framing import batch_response
 from gavel_server.rpc.limits import BATCH_ANSWER_BYTES_MAX
-from gavel_server.rpc.refusals import refuse
 
 _QUEUE_FULL: Final = error_pb2.ERROR_REASON_QUEUE_FULL
 

@@ -12,7 +12,8 @@ from gavel.v1.event_service_pb2 import SubscribeEventsRequest
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest
 from gavel_server.errors import ServiceError
 from gavel_server.process.polling import wait_until
-from gavel_server.rpc import interceptor, refusals
+from gavel_server.rpc import errors as rpc_errors
+from gavel_server.rpc import interceptor
 
 from tests.integration.services.world import World, fact, proposal
 from tests.support.http2 import Http2Connection, message
@@ -37,7 +38,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def note(method: str, error: Exception) -> ServiceError:
         if "the answers were not read for" in str(error):
             methods.append(method.rpartition("/")[2])
-        return refusals.refuse(method, error)
+        return rpc_errors.refuse(method, error)
 
     monkeypatch.setattr(interceptor, "STALL_SECONDS_MAX", 0.1)
     monkeypatch.setattr(interceptor, "refuse", note)

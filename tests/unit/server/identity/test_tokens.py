@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from gavel_server.errors import ServiceError
-from gavel_server.identity.refusals import IdentityFileError
+from gavel_server.identity.errors import IdentityFileError
 from gavel_server.identity.tokens import PREFIX, TokenAuthenticator, add_token, read_token_file, token_digest
 
 DIGEST = "0" * 64

@@ -27,7 +27,7 @@ def create(
     from datetime import UTC, datetime, timedelta
 
     from gavel_server.cli.rendering import output
-    from gavel_server.identity.refusals import IdentityFileError
+    from gavel_server.identity.errors import IdentityFileError
     from gavel_server.identity.tokens import add_token
 
     expires_at = None if days is None else datetime.now(UTC) + timedelta(days=days)

@@ -1,4 +1,4 @@
-"""Refusals of callers whose credentials are missing or invalid, and of invalid identity files. They name the failed check, never a secret."""
+"""Errors of callers whose credentials are missing or invalid, and of invalid identity files. They name the check, never a secret."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 from gavel.v1 import error_pb2
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogUnavailableError
-from gavel_server.rpc.refusals import MESSAGE_BYTES_MAX, VIOLATIONS_BYTES_MAX, fit, refuse
+from gavel_server.rpc.errors import MESSAGE_BYTES_MAX, VIOLATIONS_BYTES_MAX, fit, refuse
 
 METHOD = "gavel.v1.EventService/GetEvent"
 
