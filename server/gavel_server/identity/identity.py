@@ -1,6 +1,7 @@
 """The server's identity files and authenticator: loaded at the start, and loaded again when a file changes or on SIGHUP.
 
 A change that makes a file invalid is logged and has no effect: the previous contents stay in force until the file is valid.
+Other files are loaded all the same.
 """
 
 from __future__ import annotations
@@ -105,14 +106,8 @@ class Identity:
         )
 
     async def _load(self, *, is_asked: bool) -> None:
-        problem = ""
-        try:
-            self._load_tls()
-            self._load_tokens()
-        except IdentityFileError as error:
-            problem = str(error)
-        except OSError as error:
-            problem = f"cannot read {error.filename}: {error.strerror}"
+        # Each by itself: an expired certificate must not keep a deleted token in force.
+        problem = "; ".join(filter(None, (_problem_of(self._load_tokens), _problem_of(self._load_tls))))
         authenticator = self.authenticator
         ended = 0
         if authenticator is not None:
@@ -123,7 +118,7 @@ class Identity:
             ended = authenticator.end_revoked()
         self._problem = problem
         if problem:
-            _LOG.error("identity.not_loaded", problem=problem, consequence="the previous files stay in force until this one is valid")
+            _LOG.error("identity.not_loaded", problem=problem, consequence="the previous files stay in force until these are valid")
         else:
             _LOG.info("identity.loaded", sessions_ended=ended)
 
@@ -167,6 +162,17 @@ class Identity:
 
     def _look(self) -> list[_Stamp]:
         return [_stamp(path) for path in self._paths()]
+
+
+def _problem_of(load: Callable[[], None]) -> str:
+    """Load files. Return why they are not in force, or ""."""
+    try:
+        load()
+    except IdentityFileError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot read {error.filename}: {error.strerror}"
+    return ""
 
 
 def _stamp(path: Path) -> _Stamp:

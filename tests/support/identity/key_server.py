@@ -17,6 +17,7 @@ class KeyServer:
         self.content = b""
         self.status = 200
         self.location = ""
+        self.raw = b""  # the whole answer, in place of status and content
         self.requests = 0
         self.url = ""
 
@@ -29,6 +30,9 @@ def running_key_server(certificate: Path | None = None, key: Path | None = None)
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the library's name
             served.requests += 1
+            if served.raw:
+                self.wfile.write(served.raw)
+                return
             self.send_response(served.status)
             if served.location:
                 self.send_header("location", served.location)

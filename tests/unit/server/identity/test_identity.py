@@ -1,0 +1,48 @@
+"""The identity files of a server: which are loaded again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from gavel_server.identity.credentials import Credentials
+from gavel_server.identity.development_certificates import Authority, host_name
+from gavel_server.identity.identity import Identity
+from gavel_server.identity.settings import IdentitySettings
+from gavel_server.identity.tokens import add_token
+
+SECONDS_MAX = 10.0
+
+
+@asynccontextmanager
+async def watched(identity: Identity) -> AsyncIterator[None]:
+    """Watch the files for a block."""
+    task = asyncio.create_task(identity.watch_forever())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("broken", ["server.pem", "server-key.pem"])
+async def test_an_invalid_certificate_keeps_no_token_in_force(tmp_path: Path, broken: str) -> None:
+    """A deleted token is revoked although the server's certificate or key is invalid at that time."""
+    certificate, key, tokens = (tmp_path / name for name in ("server.pem", "server-key.pem", "tokens.toml"))
+    Authority.create().issue(certificate, key, "localhost", [host_name("localhost")], for_server=True)
+    token = add_token(tokens, "agent", (), None)
+    identity = Identity(IdentitySettings("required", tls_cert=certificate, tls_key=key, token_file=tokens))
+    assert identity.authenticator is not None
+    session = await identity.authenticator.authenticate(Credentials("127.0.0.1:1", authorizations=(f"Bearer {token}",)))
+    (tmp_path / broken).write_text("half a file")
+    tokens.write_text("")
+    revoked = asyncio.Event()
+    session.watch(revoked, revoked.set)
+    identity.reload()
+    async with watched(identity), asyncio.timeout(SECONDS_MAX):
+        await revoked.wait()
+    assert broken in identity.problem
