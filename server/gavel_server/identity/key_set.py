@@ -8,6 +8,7 @@ STALE_SECONDS, then none of its tokens is accepted.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import time
 import urllib.error
@@ -133,7 +134,7 @@ def _fetch(url: str) -> bytes:
             content: bytes = response.read(KEY_SET_BYTES_MAX + 1)
     except urllib.error.HTTPError as error:
         raise KeySetError(f"{_place(url)} answered {error.code}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # the last one: a malformed or truncated response
         raise KeySetError(f"{_place(url)} cannot be fetched: {error}") from None
     return content
 
@@ -156,7 +157,7 @@ def _decode(content: bytes) -> dict[str, Key]:
     try:
         document = json.loads(content)
         entries = document["keys"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise KeySetError("the key set is not a JSON Web Key Set: an object with the list keys") from None
     if not isinstance(entries, list) or len(entries) > KEYS_MAX:
         raise KeySetError(f"the key set has no list keys of at most {KEYS_MAX}")

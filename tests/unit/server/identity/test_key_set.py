@@ -91,6 +91,18 @@ async def test_an_issuer_that_is_away(web: KeyServer, monkeypatch: pytest.Monkey
     assert not keys.has("one", first)
 
 
+@pytest.mark.parametrize("response", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\n{"])
+async def test_an_issuer_whose_answers_are_cut(web: KeyServer, monkeypatch: pytest.MonkeyPatch, response: bytes) -> None:
+    """An answer that is malformed or cut counts as none: whoever cuts answers on the way must not keep withdrawn keys in force."""
+    keys = KeySet("issuer", url=web.url)
+    first = await keys.key("one")
+    monkeypatch.setattr(key_set, "REFRESH_SECONDS", 0.0)
+    web.raw = response
+    assert first == await keys.key("one")
+    monkeypatch.setattr(key_set, "STALE_SECONDS", 0.0)
+    assert "cannot be read now" in await refusal(keys, "one")
+
+
 async def test_redirects_are_refused(web: KeyServer) -> None:
     """A redirect is not followed: it could lead away from https, or from the issuer."""
     with running_key_server() as other:
@@ -109,8 +121,9 @@ async def test_redirects_are_refused(web: KeyServer) -> None:
         b'{"keys": {}}',
         b'{"keys": [' + b" " * KEY_SET_BYTES_MAX + b"]}",
         json.dumps({"keys": [{}] * (KEYS_MAX + 1)}).encode(),
+        b"[" * 100_000,
     ],
-    ids=["empty", "a list", "no text", "no list", "too large", "too many"],
+    ids=["empty", "a list", "no text", "no list", "too large", "too many", "too deep"],
 )
 async def test_invalid_key_sets(web: KeyServer, content: bytes) -> None:
     """A key set that is invalid is refused as a whole, and the keys of before serve."""
