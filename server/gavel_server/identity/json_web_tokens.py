@@ -52,7 +52,7 @@ class JwtAuthenticator:
             method="jwt",
             issuer=issuer.issuer,
             groups=checked_groups(_claim(claims, issuer.groups_claim), f"the token's claim {issuer.groups_claim}"),
-            actors=_actors(claims.get("act")),
+            actors=_actors(claims.get("act"), issuer.name_prefix),
             credential_id=_credential_id(claims.get("jti"), key_id),
         )
         expires_at = float(claims["exp"]) + issuer.leeway_seconds
@@ -86,7 +86,7 @@ def _header(token: str) -> tuple[str, str]:
     """Return algorithm and key id of a token. Raises ServiceError UNAUTHENTICATED."""
     try:
         header = json.loads(base64url_decode(token.partition(".")[0]))
-    except ValueError:  # also bytes that are not base64 or not UTF-8
+    except (ValueError, RecursionError):  # also bytes that are not base64 or not UTF-8
         raise unauthenticated(_MALFORMED) from None
     if not isinstance(header, dict):
         raise unauthenticated(_MALFORMED)
@@ -148,13 +148,16 @@ def _claim(claims: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def _actors(act: Any) -> tuple[str, ...]:
-    """Return the chain of delegation (RFC 8693 §4.1), nearest first. Raises ServiceError UNAUTHENTICATED."""
+def _actors(act: Any, name_prefix: str) -> tuple[str, ...]:
+    """Return the chain of delegation (RFC 8693 §4.1), nearest first. Raises ServiceError UNAUTHENTICATED.
+
+    An actor has the name that its own token would give it, behind the issuer's prefix: separation of duties compares names.
+    """
     actors: list[str] = []
     while act is not None:
         if not isinstance(act, dict) or len(actors) == ACTORS_MAX:
             raise unauthenticated(f"the token's claim act is not a chain of at most {ACTORS_MAX} actors")
-        actors.append(checked_name(act.get("sub"), "the sub of an actor in the token's claim act"))
+        actors.append(name_prefix + checked_name(act.get("sub"), "the sub of an actor in the token's claim act"))
         act = act.get("act")
     return tuple(actors)
 

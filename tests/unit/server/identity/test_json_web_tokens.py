@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,20 @@ async def test_chain_of_actors(issuer: Issuer, file: Path) -> None:
     act = {"sub": "agent-7", "act": {"sub": "orchestrator"}}
     session = await authenticator(file).session(issuer.token(act=act))
     assert ("alice", ("agent-7", "orchestrator")) == (session.principal.name, session.principal.actors)
+
+
+async def test_actors_have_the_prefix_of_their_issuer(issuer: Issuer, file: Path) -> None:
+    """An actor is named as its own token would name it: separation of duties would take two names for two persons."""
+    verified = authenticator(file, name_prefix="corp:")
+    own = (await verified.session(issuer.token(sub="agent-7"))).principal
+    delegated = (await verified.session(issuer.token(act={"sub": "agent-7", "act": {"sub": "bob"}}))).principal
+    assert ("corp:alice", (own.name, "corp:bob")) == (delegated.name, delegated.actors)
+
+
+async def test_a_header_that_is_nested_deeply(file: Path) -> None:
+    """A header that nobody can parse is refused as any other malformed one, and is not an error of the server."""
+    header = base64.urlsafe_b64encode(b"[" * 5_000).decode()
+    assert "is not a JSON Web Token" in await refusal(authenticator(file), f"{header}.e30.e30")
 
 
 def chain(length: int) -> dict[str, Any]:
