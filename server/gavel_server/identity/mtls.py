@@ -87,6 +87,8 @@ class CertificateAuthenticator:
             found = _names_of(kind, certificate, names)
             if len(found) > 1 and kind == "spiffe":
                 raise unauthenticated("the client certificate has several SPIFFE ids; it must have one")
+            if found and kind != "spiffe" and found[0].startswith(_SPIFFE):
+                raise unauthenticated(f"the client certificate's {kind} has the form of a SPIFFE id, which only a URI name may have")
             if found:
                 return checked_name(found[0], "the name in the client certificate")
         raise unauthenticated(f"the client certificate has no name of the kinds that the server accepts: {', '.join(self._names)}")

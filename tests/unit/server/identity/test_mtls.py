@@ -78,6 +78,14 @@ def test_names_that_are_refused(issuing: Issuing) -> None:
         assert "is reserved" in refusal(authenticator(issuing), issuing.issue(name=name))
 
 
+def test_names_that_imitate_a_spiffe_id(issuing: Issuing) -> None:
+    """A common name is no SPIFFE id: an authority that lets callers choose theirs would let them be anybody."""
+    imitation = issuing.issue(name=SPIFFE.value)
+    for order in (NAMES, ("cn",)):
+        assert "has the form of a SPIFFE id" in refusal(authenticator(issuing, order), imitation)
+    assert SPIFFE.value == authenticator(issuing).session((issuing.issue(SPIFFE, name=SPIFFE.value),)).principal.name
+
+
 def test_lifetime(issuing: Issuing) -> None:
     """A session ends with its certificate; one that is not valid now is refused."""
     now = datetime.now(UTC)
