@@ -107,8 +107,13 @@ def access_of_command(state: State, command: Command) -> Access | None:
         case DeployRuleSet():
             return Access("deploy", bus, actions=tuple(sorted(command.rule_set.actions)))
         case ActivateRuleSet():
+            # Those of the version that it replaces, too: they lose their rules.
             deployed = state.rule_sets.get((command.policy_id, command.version))
-            return Access("activate", bus, actions=() if deployed is None else deployed.action_types)
+            replaced = (state.shadows if command.shadow else state.active_rule_sets).get(command.policy_id)
+            governed = set(() if deployed is None else deployed.action_types)
+            if replaced is not None:
+                governed.update(replaced.rule_set.actions)
+            return Access("activate", bus, actions=tuple(sorted(governed)))
         case DeactivateRuleSet():
             active = (state.shadows if command.shadow else state.active_rule_sets).get(command.policy_id)
             return Access("activate", bus, actions=() if active is None else tuple(sorted(active.rule_set.actions)))

@@ -13,7 +13,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import Fact
 from gavel.v1.tool_pb2 import ToolCall
 from gavel_rules.authorization import access_of_command, preflight_fault
-from gavel_rules.commands import Command, DeployGrants, DeployRuleSet, Fault, PublishEvent, SubmitProposal
+from gavel_rules.commands import ActivateRuleSet, Command, DeployGrants, DeployRuleSet, Fault, PublishEvent, SubmitProposal
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.identity.access import permits
 from gavel_rules.identity.grants import compile_grants
@@ -184,3 +184,20 @@ def test_dry_runs_need_what_proposals_need(grants: dict[str, Any], principal: Pr
     if fault is not None and isinstance(answer, Fault):
         assert answer.reason == fault.reason
         assert answer.message.replace("propose", "preflight") == fault.message.replace("propose", "preflight")
+
+
+def test_an_activation_needs_the_actions_that_it_leaves_without_rules() -> None:
+    """Whoever may activate one action cannot replace a rule set that governs another one by a version without it."""
+    own = {"to": ["ann"], "may": ["deploy", "activate"], "actions": ["note.add"]}
+    core = granted({**EVERYTHING, "grants": [own, {"to": ["ada"], "may": [*RIGHTS]}]})
+    ann = Principal("ann", "token")
+    for version, text, principal in ((1, document(), ADMIN), (2, document(version=2, action_type="note.add"), ann)):
+        assert not isinstance(core.run(DeployRuleSet(core.new_id(), compile_cached(text), text), principal=principal), Fault)
+        for shadow in (True, False):
+            answer = core.run(ActivateRuleSet(core.new_id(), "refunds", version, None, shadow), principal=principal)
+            if principal is ADMIN or shadow:
+                assert not isinstance(answer, Fault)
+            else:
+                assert isinstance(answer, Fault)
+                assert "lacks action refund.create" in answer.message
+    core.prove()
