@@ -2,8 +2,8 @@
 
 The interceptor gives a method the call's context, and turns any exception of the method into a status of the error table; `refusals` counts
 and logs it. Methods raise and never touch a status. Bytes that are not a request are INVALID_ARGUMENT here; gRPC's own decoding would
-answer UNKNOWN. It refuses calls whose caller is not authenticated (`authentication`), and ends streams with their caller's credentials.
-Each call is charged to its caller's quotas (`fairness/quotas`) before it is decoded. What a caller may do is decided elsewhere.
+answer UNKNOWN. It refuses calls whose caller is not authenticated (`authentication`), and ends streams with their caller's credentials or
+right. Each call is charged to its caller's quotas (`fairness/quotas`) before it is decoded. What a caller may do is decided elsewhere.
 
 Over grpc.aio it receives requests and sends the answers of streams itself, each within a time. gRPC's own handlers wait for ever, and
 do not answer a call that ends without a request.
@@ -201,16 +201,21 @@ class Interceptor:
         async def bidirectional(_: object, context: _GrpcContext) -> None:
             call_context = await self._begin(name, context)
             first = await _request(name, context)
+            opening: Any = None
 
             async def requests() -> AsyncGenerator[Any, None]:
+                nonlocal opening
                 data: Any = first
                 while data is not grpc.aio.EOF:
                     self.quotas.charge(call_context.address, len(data))
                     request = await decode(data, call_context)
-                    if data is first:
+                    if opening is None:
                         # Consume, the one such method, names its bus in the first request's `open`.
-                        with _noting(access, name, request.open, call_context):
-                            await _authorize(access, name, request.open, call_context)
+                        opening = request.open
+                        with _noting(access, name, opening, call_context):
+                            await _authorize(access, name, opening, call_context)
+                    else:
+                        await _authorize_again(access, name, opening, call_context)
                     yield request
                     data = await context.read()
 
@@ -218,6 +223,7 @@ class Interceptor:
                 with self.quotas.stream(call_context.address, is_subscription=False):
                     async with _lasting(call_context), aclosing(behaviour(requests(), call_context)) as responses:
                         async for response in responses:
+                            await _authorize_again(access, name, opening, call_context)
                             await _write(context, response)
                             del response  # may be large, and the next one may be long in coming
 
@@ -243,6 +249,7 @@ class Interceptor:
                         await _authorize(access, name, request, call_context)
                         async with _lasting(call_context), aclosing(behaviour(request, call_context)) as responses:
                             async for response in responses:
+                                await _authorize_again(access, name, request, call_context)
                                 await _write(context, response)
                                 del response  # may be large, and the next one may be long in coming
 
@@ -265,7 +272,9 @@ class Interceptor:
             call_context = await self._begin(name, context)
             data = b"" if method.client_streaming else await _request(name, context)
             async with _errors(name, context), _lasting(call_context):
-                with self._observed(call_context, context, is_traced=False):
+                # Also streams that need no credentials: a stranger could open them until the memory is full.
+                streams = self.quotas.stream(call_context.address, is_subscription=False) if method.server_streaming else nullcontext()
+                with streams, self._observed(call_context, context, is_traced=False):
                     request = decoded(requests) if method.client_streaming else decode(data)
                     if guard is not None and not method.client_streaming:
                         await guard(request, call_context.principal)
@@ -333,9 +342,21 @@ def _call_authorized(
 
 
 async def _authorize(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
-    """Return if the caller has the right that the call needs. Raises ServiceError."""
+    """Return if the caller has the right that the call needs, and its credentials still last. Raises ServiceError."""
+    if context.session is not None:
+        context.session.check()  # the request may have been long in coming
     if access is not None and access.is_bound(name, context.principal):
         await access.check(name, getattr(request, "bus", ""), context.principal)
+
+
+async def _authorize_again(access: AccessControl | None, name: str, request: Any, context: CallContext) -> None:
+    """Return if the caller of an open stream still has its right: grants may have changed since it began. Raises ServiceError."""
+    if access is not None and access.is_bound(name, context.principal):
+        outcome = access.check_now(name, getattr(request, "bus", ""), context.principal)
+        if isinstance(outcome, ServiceError):
+            raise outcome
+        if outcome is not None:
+            await outcome
 
 
 def _note(access: AccessControl, name: str, bus_number: int, error: Exception, data: bytes, context: CallContext) -> None:

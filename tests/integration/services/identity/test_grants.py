@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -17,8 +19,10 @@ from gavel.v1.administration_service_pb2 import (
 )
 from gavel.v1.arbitration_service_pb2 import SubmitProposalRequest
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.event_service_pb2 import PublishEventRequest
+from gavel.v1.event_service_pb2 import PublishEventRequest, SubscribeEventsRequest
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest
+from gavel.v1.work_service_pb2 import WORK_QUEUE_DECISIONS, ConsumeRequest, ConsumerHeartbeat, OpenConsumer
+from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 from gavel_rules.identity.principal import Principal
 from gavel_rules.identity.rights import RIGHTS
 from gavel_rules.replay import DivergedError
@@ -169,6 +173,36 @@ async def test_buses(world: World) -> None:
     listed = await world.administration.ListBuses(ListBusesRequest(), metadata=by(ADMIN))
     assert [("default", 1), ("other", 1)] == [(bus.name, bus.head_sequence_number) for bus in listed.buses]
     assert [] == list((await world.administration.ListBuses(ListBusesRequest(), metadata=by(STRANGER))).buses)
+
+
+async def test_streams_end_with_the_right(world: World) -> None:
+    """A stream that is open gives nothing more, and takes nothing more, once its caller's grant is gone."""
+
+    async def deploy(version: int, may: str) -> None:
+        document = (
+            f"gavel: v1\nname: main\nversion: {version}\ngrants:\n  - {{to: [ada], may: [grant]}}\n  - {{to: [mallory], may: [{may}]}}\n"
+        )
+        await world.administration.DeployGrants(DeployGrantsRequest(document=document), metadata=by(ADMIN))
+
+    async def rest(stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+    async def requests(revoked: asyncio.Event) -> AsyncIterator[ConsumeRequest]:
+        yield ConsumeRequest(open=OpenConsumer(queue=WORK_QUEUE_DECISIONS, group="executors"))
+        await revoked.wait()
+        yield ConsumeRequest(heartbeat=ConsumerHeartbeat())
+
+    await deploy(1, "subscribe, execute")
+    revoked = asyncio.Event()
+    subscription = world.events.SubscribeEvents(SubscribeEventsRequest(), metadata=by(STRANGER), timeout=10)
+    work = WorkServiceStub(world.channel).Consume(requests(revoked), metadata=by(STRANGER), timeout=10)
+    await anext(aiter(subscription))
+    await anext(aiter(work))
+    await deploy(2, "tools")
+    revoked.set()
+    for stream in (subscription, work):
+        assert "RIGHT_LACKING" == (await refusal(rest(stream))).reason
 
 
 async def test_without_authentication(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.rpc.reflection import Reflection
 from gavel_server.rpc.service_descriptors import HEALTH, NAMES, REFLECTIONS
@@ -109,6 +110,27 @@ async def test_reflection_of_unknown_symbols(channel: grpc.aio.Channel, version:
     answers = await reflect(channel, version, request, ServerReflectionRequest(list_services="*"))
     assert grpc.StatusCode.NOT_FOUND.value[0] == answers[0].error_response.error_code
     assert len(NAMES) == len(answers[1].list_services_response.service)
+
+
+async def test_streams_of_libraries_count() -> None:
+    """Streams of health and reflection, which need no right or not even credentials, are limited as all others are."""
+    server, interceptor = make_server(), Interceptor(quotas=Quotas(QuotaLimits(streams=2)))
+    interceptor.register_library(server, HEALTH, health.aio.HealthServicer())
+    interceptor.register_library(server, REFLECTIONS[0], Reflection(NAMES))
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        watch: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        watching = [watch(b"", timeout=30) for _ in range(2)]
+        for stream in watching:
+            assert await stream.read()
+        reflection: Any = channel.stream_stream(f"/{REFLECTIONS[0].full_name}/ServerReflectionInfo")
+        for refused in (watch(b"", timeout=30), reflection(iter([b""]), timeout=30)):
+            with pytest.raises(grpc.aio.AioRpcError) as error_info:
+                await refused.read()
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED == error_info.value.code()
+        assert await check(channel, b"")
+    await server.stop(None)
 
 
 async def test_status_of_a_library_is_passed_on(channel: grpc.aio.Channel) -> None:
