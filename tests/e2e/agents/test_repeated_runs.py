@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_CLOSED, DECISION_PHASE_DECIDED, DECISION_PHASE_EXECUTED
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.envelope_pb2 import Envelope
@@ -120,6 +121,7 @@ async def test_same_envelope_after_its_work_has_finished(
     assert {"proposals": 2, "approvals": 1, "attempts": 1} == await count(redis_url, bus)
 
 
+@pytest.mark.long
 async def test_run_key_in_new_processes_across_a_restart(tmp_path: Path) -> None:
     """A run is killed; another process with its run_key finishes it, and a third one, after the work and a restart, hears the same."""
     server, bus = Server(tmp_path / "data"), "default"

@@ -43,6 +43,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.long
 def test_demo_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo plays all steps, proves its log, and leaves it for other commands; it can be repeated.
 

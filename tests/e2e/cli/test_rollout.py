@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from gavel_client import SyncGavelClient, fact_envelope
 
 from tests.e2e.cli.programs import as_text, gavel, send
@@ -108,6 +109,7 @@ def test_invalid_simulations(shop: Server, bus: str, tmp_path: Path) -> None:
     assert (2, True) == (result.returncode, f"the log of bus {bus} holds events 1 to 2" in result.stderr)
 
 
+@pytest.mark.long
 def test_a_second_rule_set_on_the_action(shop: Server, bus: str, tmp_path: Path) -> None:
     """Two rule sets share an action; a disagreement fails the activation and is named."""
     file = tmp_path / "rules.yaml"

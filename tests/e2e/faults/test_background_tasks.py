@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 import redis.asyncio
 from gavel.v1 import execution_pb2
 from gavel.v1.execution_pb2 import Execution
@@ -37,6 +38,7 @@ def _healthy_metric(metrics: str) -> str:
     return next(line for line in lines if line.startswith("gavel_background_task_healthy{") and REACTOR in line).rsplit(" ", 1)[1]
 
 
+@pytest.mark.long
 async def test_reactor_survives_a_redis_that_refuses(tmp_path: Path) -> None:
     """The reactor goes on by itself after Redis refused its commands; meanwhile status, health and a metric name its problem."""
     metrics = f"127.0.0.1:{free_port()}"

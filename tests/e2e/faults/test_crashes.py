@@ -141,6 +141,7 @@ async def test_acknowledged_decisions_survive_kill_9(server: Server) -> None:
         assert 0 == verdict.returncode, verdict.stderr
 
 
+@pytest.mark.long
 async def test_crash_of_one_server_and_then_redis(tmp_path: Path) -> None:
     """One server continues when the other is killed; after their Redis has died too, both return to one log and one state."""
     async with EmbeddedRedis(tmp_path / "redis") as store:
@@ -173,6 +174,7 @@ async def test_crash_of_one_server_and_then_redis(tmp_path: Path) -> None:
                 await prove(one)
 
 
+@pytest.mark.long
 async def test_outcomes_of_a_suspended_redis_are_settled(server: Server) -> None:
     """While Redis is suspended, the outcome of appends is unknown; afterwards each is in the log once or can be retried."""
     with run_servers(server):

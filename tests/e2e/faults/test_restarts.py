@@ -123,6 +123,7 @@ async def snapshot(client: GavelClient) -> list[Message]:
 
 
 @pytest.mark.parametrize("gently", [True, False], ids=["sigterm", "sigkill"])
+@pytest.mark.long
 async def test_restart_changes_nothing(rehashing: Server, gently: bool) -> None:
     """A restart changes nothing that a bus shows: approvals, attempts, retries, reviews, completed work."""
     server = rehashing
@@ -219,6 +220,7 @@ async def test_a_log_that_lost_events_is_not_written_to(server: Server, tmp_path
             assert 0 == await asyncio.to_thread(server.terminate)
 
 
+@pytest.mark.long
 async def test_a_log_with_another_history_is_not_written_to(server: Server, tmp_path: Path) -> None:
     """A log that lost events and grew past the checkpoint is detected by its hash; removing the checkpoint accepts it."""
     with run_servers(server):

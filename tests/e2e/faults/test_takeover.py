@@ -70,6 +70,7 @@ def by(name: str) -> Callable[[Envelope], bool]:
     return lambda event: event.producer.id == name
 
 
+@pytest.mark.long
 async def test_executors_that_are_killed_repeatedly(
     pair: tuple[Server, Server], clients: Clients, redis_url: str, bus: str, tmp_path: Path, queue_url: str
 ) -> None:

@@ -57,6 +57,7 @@ def test_server_whose_log_nobody_reads(tmp_path: Path, front: FrontSetting) -> N
 
 
 @pytest.mark.parametrize("front", TRANSPORTS)
+@pytest.mark.long
 def test_log_is_small_beside_refused_requests(tmp_path: Path, front: FrontSetting) -> None:
     """Under refused calls the log takes at most a tenth of the bytes that arrive, and its lines count every call."""
     server = Server(tmp_path, options=["--front", front, "--log-json"])

@@ -106,6 +106,7 @@ async def test_killed_front_under_load(server: Server) -> None:
         assert 3 <= deaths_of(server.log())
 
 
+@pytest.mark.long
 async def test_killed_server_under_load(server: Server, tmp_path: Path) -> None:
     """After `kill -9` of the server its front ends by itself, the address is free, and no answered decision is lost.
 
@@ -149,6 +150,7 @@ async def test_sigterm_to_server_and_front_drains_both(server: Server, tmp_path:
             await is_consistent(server, client, load)
 
 
+@pytest.mark.long
 async def test_hanging_front_under_load(server: Server) -> None:
     """A front that hangs is replaced while the server goes on; answered decisions stand, and the others can be repeated."""
     with run_servers(server):

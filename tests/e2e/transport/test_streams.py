@@ -91,6 +91,7 @@ async def test_answers_overtake_each_other(new_bus_clients: Clients, which: int)
     await prove(client)
 
 
+@pytest.mark.long
 async def test_proposals_in_progress_are_limited(new_bus_clients: Clients, redis_url: str, bus: str) -> None:
     """A stream has a limited number of proposals under way; more are read as answers leave."""
     client = new_bus_clients[0]

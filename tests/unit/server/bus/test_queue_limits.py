@@ -83,6 +83,7 @@ async def test_queued_commands_of_callers_that_have_gone_are_dropped(servers: Se
 
 
 @with_servers
+@pytest.mark.long
 async def test_greedy_callers_leave_room_and_turns_to_others(servers: Servers) -> None:
     """However much one client sends over forty connections, another one is never refused, and is answered within a few batches."""
     sequencer, log = await servers.start()

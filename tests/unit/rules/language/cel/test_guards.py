@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 
+import pytest
 from gavel_rules.language.cel.checker import Environment
 from gavel_rules.language.cel.vocabulary import BOOL, DOUBLE, STRING, Field, ValueType, condition_scope
 from gavel_rules.language.engines.case import Case
@@ -38,6 +39,7 @@ def _condition(dice: random.Random, depth: int) -> str:
     return f"({left} ? {right} : {_condition(dice, depth - 1)})"
 
 
+@pytest.mark.long
 def test_accepted_conditions_never_err(action: Callable[..., CompiledAction], case: Callable[..., Case]) -> None:
     """Random mixtures of reads and has() that compile give true or false in both engines, whatever is absent."""
     facts = {"score": Field(DOUBLE, required=False), "owner": Field(STRING, required=False), "flag": Field(BOOL, required=False)}

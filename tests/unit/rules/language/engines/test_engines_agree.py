@@ -40,6 +40,7 @@ def _without_guards(text: str) -> CompiledRuleSet:
     return rule_set
 
 
+@pytest.mark.long
 def test_engines_agree() -> None:
     """Both engines, in both modes, give the verdict that follows from the meaning of the conditions, errors included."""
     BOUNDS(given(trial=trials())(_run))()
