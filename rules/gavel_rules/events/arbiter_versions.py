@@ -9,8 +9,8 @@ compares version numbers.
 | 2 | the rejections of a trace, its open review and its last refusal are those of all producers together |
 | 3 | they are kept for each producer of the trace; refusals have remedies; reason codes and effects are enums; starts and renewals have the
       event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller; rule sets say who
-      resolves reviews; with authentication an observation needs a witness; subjects of
-      templates may have any characters. In development: it may change until it is released |
+      resolves reviews; with authentication an observation needs a witness; subjects of templates may have any characters; the traces in
+      which refusals count are limited. In development: it may change until it is released |
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Semantics:
         has_review_policies: bool,
         requires_witness: bool,
         has_unicode_subjects: bool,
+        limits_refused_traces: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -55,6 +56,8 @@ class Semantics:
         self.requires_witness: Final = requires_witness
         # Whether a subject template may give a subject with spaces and characters beyond ASCII.
         self.has_unicode_subjects: Final = has_unicode_subjects
+        # Whether a bus forgets refusals beyond REFUSED_TRACES_MAX traces.
+        self.limits_refused_traces: Final = limits_refused_traces
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -78,6 +81,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         has_review_policies=False,
         requires_witness=False,
         has_unicode_subjects=False,
+        limits_refused_traces=False,
     ),
     3: Semantics(
         3,
@@ -88,6 +92,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         has_review_policies=True,
         requires_witness=True,
         has_unicode_subjects=True,
+        limits_refused_traces=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

@@ -88,6 +88,8 @@ def digest_parts(store: Store) -> Iterator[str]:
         "lapses": _list(store.trace_lapses),
         "departures": _list(store.decision_ends),
     }
+    if store.refused_traces:  # digests of buses of earlier arbiter versions stay what they were
+        tables["refused_traces"] = _table(store.refused_traces, _text)
     if store.grants_in_force is not None:  # digests of buses without grants stay what they were
         tables["access_grants"] = _text(
             [(version, deployed.digest, deployed.sequence_number) for version, deployed in sorted(store.grants_versions.items())]

@@ -85,8 +85,10 @@ class Store:
 
         # The time of the last event of each remembered trace, in ms. By trace: refusals and decision_ids of open reviews by
         # `Semantics.refusals_key`, closed actions by `action_key` of the subject, sequence numbers of tool calls by execution_id, and tool
-        # results by event_id. By tool result: readings by `reading_key`, and the `reading_key` of a contradiction.
+        # results by event_id. By tool result: readings by `reading_key`, and the `reading_key` of a contradiction. `refused_traces` has the
+        # traces in which refusals count, with the `refusals_key` of the producer that was refused there first.
         self.traces: dict[str, int] = {}
+        self.refused_traces: dict[str, str] = {}
         self.refusals: dict[str, dict[str, Refusals]] = {}
         self.trace_reviews: dict[str, dict[str, str]] = {}
         self.closed_actions: dict[str, dict[str, ClosedAction]] = {}

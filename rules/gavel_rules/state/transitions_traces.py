@@ -1,10 +1,13 @@
 """Transitions of traces: refusals that count against producers, closed actions, and lapse.
 
-A trace is remembered until it has been silent for TRACE_LAPSE_MS. Evidence outlives the traces that it was recorded in.
+A trace is remembered until it has been silent for TRACE_LAPSE_MS. Evidence outlives the traces that it was recorded in. Refusals are
+forgotten earlier if they count in more than REFUSED_TRACES_MAX traces: a producer that is refused in ever new traces would fill the memory.
+It loses its own first, and nothing is lost by it that a new trace would not give the producer anyway.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,7 +17,7 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.stored_event import StoredEvent, pack_event
-from gavel_rules.limits import TRACE_CLOSED_ACTIONS_MAX, TRACE_LAPSE_MS, TRACE_PRODUCERS_MAX
+from gavel_rules.limits import REFUSED_TRACES_MAX, TRACE_CLOSED_ACTIONS_MAX, TRACE_LAPSE_MS, TRACE_PRODUCERS_MAX
 from gavel_rules.state.keys import action_key
 from gavel_rules.state.records import ClosedAction, Refusals, Rejections
 from gavel_rules.state.store import Store
@@ -61,6 +64,10 @@ def count_rejections(store: Store, proposal: RecordedEvent, rejections: Rejectio
             _drop_from(store, store.refusals, trace_id, key)
     if trace_id in store.traces and not _has_memory(store, trace_id):
         _drop_trace(store, trace_id)
+    elif rejections.total and trace_id not in store.refused_traces and store.semantics.limits_refused_traces:
+        store.put(store.refused_traces, trace_id, store.semantics.refusals_key(*proposal.proposer))
+        if len(store.refused_traces) > REFUSED_TRACES_MAX:
+            _forget_refusals(store)
 
 
 def end_review(store: Store, trace_id: str, producer: Producer, review: str) -> None:
@@ -76,6 +83,8 @@ def begin_counts_anew(store: Store) -> None:
     """Forget all refusals, because the semantics have changed. Open reviews hold their producers by the semantics that now hold."""
     for trace_id in list(store.refusals):
         store.drop(store.refusals, trace_id)
+    for trace_id in list(store.refused_traces):
+        store.drop(store.refused_traces, trace_id)
     for trace_id, of_trace in list(store.trace_reviews.items()):
         store.drop(store.trace_reviews, trace_id)
         for review in of_trace.values():
@@ -136,15 +145,40 @@ def _has_memory(store: Store, trace_id: str) -> bool:
     return trace_id in store.refusals or trace_id in store.tool_calls or trace_id in store.tool_results or trace_id in store.closed_actions
 
 
-def _drop_trace(store: Store, trace_id: str) -> None:
-    """Forget a trace; actions that a person closed stay closed."""
-    store.unschedule(store.trace_lapses, (store.traces[trace_id], trace_id))
-    store.drop(store.traces, trace_id)
-    store.drop(store.refusals, trace_id)
+def _forget_refusals(store: Store) -> None:
+    """Forget the refusals of a quarter of the traces: every producer keeps as many as the others, unless it has fewer, and the latest."""
+    of_producer: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for trace_id, producer in store.refused_traces.items():
+        of_producer[producer].append((store.traces[trace_id], trace_id))
+    ranked: list[tuple[int, int, str]] = []
+    for traces in of_producer.values():
+        traces.sort(reverse=True)
+        ranked.extend((rank, -last_event_ms, trace_id) for rank, (last_event_ms, trace_id) in enumerate(traces))
+    ranked.sort()
+    for _, _, trace_id in ranked[REFUSED_TRACES_MAX * 3 // 4 :]:
+        if trace_id in store.tool_calls or trace_id in store.tool_results:
+            store.drop(store.refused_traces, trace_id)
+            store.drop(store.refusals, trace_id)
+            _keep_closed_by_person(store, trace_id)
+        else:
+            _drop_trace(store, trace_id)
+
+
+def _keep_closed_by_person(store: Store, trace_id: str) -> None:
+    """Forget the actions that rules closed for a trace; those that a person closed stay closed."""
     by_person = {key: closed for key, closed in store.closed_actions.get(trace_id, {}).items() if closed.by_person}
     store.drop(store.closed_actions, trace_id)
     if by_person:
         store.put(store.closed_actions, trace_id, by_person)
+
+
+def _drop_trace(store: Store, trace_id: str) -> None:
+    """Forget a trace; actions that a person closed stay closed."""
+    store.unschedule(store.trace_lapses, (store.traces[trace_id], trace_id))
+    store.drop(store.traces, trace_id)
+    store.drop(store.refused_traces, trace_id)
+    store.drop(store.refusals, trace_id)
+    _keep_closed_by_person(store, trace_id)
     store.drop(store.tool_calls, trace_id)
     for event_id in store.tool_results.get(trace_id, ()):
         store.drop(store.readings, event_id)

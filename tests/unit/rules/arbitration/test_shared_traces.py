@@ -11,7 +11,9 @@ from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules import reason_codes
-from gavel_rules.limits import TRACE_LAPSE_MS, TRACE_PRODUCERS_MAX
+from gavel_rules.decider import handle
+from gavel_rules.identity.principal import ANONYMOUS
+from gavel_rules.limits import REFUSED_TRACES_MAX, TRACE_LAPSE_MS, TRACE_PRODUCERS_MAX
 from gavel_rules.preflight import preflight
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -203,6 +205,38 @@ def test_refusals_of_a_bounded_number_of_producers_are_remembered() -> None:
     assert reason_codes.UNDER_REVIEW == refuse(core, fact, held, 5).reason_code
     assert ("TOO_MUCH", 1) == _count(refuse(core, fact, agents[0], 501))
     assert ("REJECTION_LIMIT", 2) == _count(refuse(core, fact, agents[-1], 501))
+    core.prove()
+
+
+@pytest.mark.long
+def test_refusals_of_a_bounded_number_of_traces_are_remembered() -> None:
+    """Beyond REFUSED_TRACES_MAX a producer that is refused in ever new traces loses its own oldest ones; those of others stay, as do
+    reviews, and undoing the last refusal restores what it made the bus forget.
+    """
+    core = Core(rule_set(rejection_limits={"policy": 2}))
+    fact = deliver(core)
+
+    def refuse_in(trace_id: str, producer: Producer, amount: float) -> Decision:
+        return core.decide([fact], trace_id=trace_id, amount=amount, producer=producer)
+
+    refuse_in("of-the-owner", OWNER, 500)
+    for number in range(2):
+        refuse_in("held", GUEST, 500 + number)
+    while len(core.state.traces) < REFUSED_TRACES_MAX:
+        refuse_in(f"flood-{len(core.state.traces)}", GUEST, 500)
+    before = core.state.digest()
+    position = core.state.mark()
+    overflow = core.proposal([fact], trace_id="flood-last", amount=500, producer=GUEST)
+    handle(core.state, overflow, core.references(overflow), core.now_ms, decision_pb2.ENGINE_RETE, ANONYMOUS)
+    assert REFUSED_TRACES_MAX * 3 // 4 == len(core.state.traces) == len(core.state.refusals)
+    core.state.undo(position)
+    assert before == core.state.digest()
+    core.pass_time(1)
+    refuse_in("flood-last", GUEST, 500)
+    assert ("TOO_MUCH", 1) == _count(refuse_in("flood-10", GUEST, 501))
+    assert ("REJECTION_LIMIT", 2) == _count(refuse_in("flood-last", GUEST, 501))
+    assert ("REJECTION_LIMIT", 2) == _count(refuse_in("of-the-owner", OWNER, 501))
+    assert reason_codes.UNDER_REVIEW == refuse_in("held", GUEST, 5).reason_code
     core.prove()
 
 
