@@ -79,8 +79,7 @@ TRACE_TOOL_CALLS_MAX: Final = 4_096
 TRACE_TOOL_RESULTS_MAX: Final = 4_096
 TRACE_CLOSED_ACTIONS_MAX: Final = 1_024
 TRACE_PRODUCERS_MAX: Final = 1_024
-# Traces of a bus in which refusals count. Beyond, a quarter of them is forgotten: the producers with the most lose those that have been
-# silent for longest.
+# Traces of a bus in which refusals count. Beyond, the producers with the most lose their oldest.
 REFUSED_TRACES_MAX: Final = 20_000
 # Readings of one tool result: values of fact keys of subjects in its observations.
 READINGS_PER_RESULT_MAX: Final = 4_096

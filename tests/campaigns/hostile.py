@@ -24,13 +24,15 @@ from typing import Any, Final, NamedTuple
 import redis.asyncio
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_client import GavelClient
+from gavel_rules.limits import BATCH_ITEMS_MAX
 from gavel_rules.redis_keys import log_key
 from gavel_server.bus.recent_events import CITABLE_MAX
+from gavel_server.bus.trace_owners import TRACES_MAX
 from gavel_server.process.build import build
 from rich.console import Console
 
 from tests.campaigns.attacks import ATTACKS, costly_rule_set
-from tests.e2e.world import Server, fronts_of, open_bus, publish_status, replay, run_servers
+from tests.e2e.world import Server, fronts_of, open_bus, proposal, publish_status, replay, run_servers
 
 BUS: Final = "default"
 MB: Final = 1_000_000
@@ -140,11 +142,15 @@ class Campaign:
         return Memory(_resident_bytes(server), sum(map(_resident_bytes, fronts_of(server))))
 
     async def _fill_tables(self, client: GavelClient) -> None:
-        """Publish facts until the tables of recent events are full: they have the same size in any server that is in use."""
-        subjects = [f"parcel/{number}" for number in range(500)]
-        for _ in range(CITABLE_MAX // len(subjects) + 1):
+        """Publish and propose until the tables of recent events and traces are full, as they are in any server in use."""
+        subjects = [f"parcel/{number}" for number in range(BATCH_ITEMS_MAX)]
+        for _ in range(CITABLE_MAX // BATCH_ITEMS_MAX + 1):
             facts = await publish_status(client, subjects)
             self.accepted.update(fact.event_id for fact in facts.values())
+        for _ in range(TRACES_MAX // BATCH_ITEMS_MAX + 1):
+            envelopes = [proposal(facts[subjects[0]]) for _ in range(BATCH_ITEMS_MAX)]  # each in a trace of its own; one is approved
+            await client.batch_submit_proposals(envelopes)
+            self.accepted.update(envelope.event_id for envelope in envelopes)
 
     async def _canary(self, seconds: float) -> dict[str, Any]:
         return await self._program("canary", self.server.address, seconds)

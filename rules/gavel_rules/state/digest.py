@@ -89,7 +89,7 @@ def digest_parts(store: Store) -> Iterator[str]:
         "departures": _list(store.decision_ends),
     }
     if store.refused_traces:  # digests of buses of earlier arbiter versions stay what they were
-        tables["refused_traces"] = _table(store.refused_traces, _text)
+        tables["refused_traces"] = _list(store.refused_by_producer)
     if store.grants_in_force is not None:  # digests of buses without grants stay what they were
         tables["access_grants"] = _text(
             [(version, deployed.digest, deployed.sequence_number) for version, deployed in sorted(store.grants_versions.items())]

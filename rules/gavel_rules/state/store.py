@@ -85,10 +85,13 @@ class Store:
 
         # The time of the last event of each remembered trace, in ms. By trace: refusals and decision_ids of open reviews by
         # `Semantics.refusals_key`, closed actions by `action_key` of the subject, sequence numbers of tool calls by execution_id, and tool
-        # results by event_id. By tool result: readings by `reading_key`, and the `reading_key` of a contradiction. `refused_traces` has the
-        # traces in which refusals count, with the `refusals_key` of the producer that was refused there first.
+        # results by event_id. By tool result: readings by `reading_key`, and the `reading_key` of a contradiction.
+        # Traces in which refusals count: (`refusals_key` of the producer that was refused there first, sequence number of that decision,
+        # trace_id), by trace_id and as a sorted list; and their number for each producer.
         self.traces: dict[str, int] = {}
-        self.refused_traces: dict[str, str] = {}
+        self.refused_traces: dict[str, tuple[str, int, str]] = {}
+        self.refused_by_producer: Final[SortedList] = SortedList()
+        self.refused_counts: dict[str, int] = {}
         self.refusals: dict[str, dict[str, Refusals]] = {}
         self.trace_reviews: dict[str, dict[str, str]] = {}
         self.closed_actions: dict[str, dict[str, ClosedAction]] = {}

@@ -7,8 +7,8 @@ It loses its own first, and nothing is lost by it that a new trace would not giv
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
+from heapq import heapify, heapreplace
 from typing import Any, Final
 
 from gavel.v1.common_pb2 import Producer
@@ -65,9 +65,7 @@ def count_rejections(store: Store, proposal: RecordedEvent, rejections: Rejectio
     if trace_id in store.traces and not _has_memory(store, trace_id):
         _drop_trace(store, trace_id)
     elif rejections.total and trace_id not in store.refused_traces and store.semantics.limits_refused_traces:
-        store.put(store.refused_traces, trace_id, store.semantics.refusals_key(*proposal.proposer))
-        if len(store.refused_traces) > REFUSED_TRACES_MAX:
-            _forget_refusals(store)
+        _note_refused_trace(store, trace_id, store.semantics.refusals_key(*proposal.proposer))
 
 
 def end_review(store: Store, trace_id: str, producer: Producer, review: str) -> None:
@@ -84,7 +82,7 @@ def begin_counts_anew(store: Store) -> None:
     for trace_id in list(store.refusals):
         store.drop(store.refusals, trace_id)
     for trace_id in list(store.refused_traces):
-        store.drop(store.refused_traces, trace_id)
+        _forget_refused_trace(store, trace_id)
     for trace_id, of_trace in list(store.trace_reviews.items()):
         store.drop(store.trace_reviews, trace_id)
         for review in of_trace.values():
@@ -113,6 +111,8 @@ def forget_lapsed_traces(store: Store) -> None:
         _drop_trace(store, lapses[0][1])
 
 
+# Finding the producers with the most traces takes longer than forgetting one, and forgetting many would hold up the decisions.
+_FORGOTTEN_AT_ONCE: Final = 64
 _NO_REVIEWS: Final[Mapping[str, str]] = {}
 _NO_REFUSALS: Final[Mapping[str, Refusals]] = {}
 
@@ -145,23 +145,45 @@ def _has_memory(store: Store, trace_id: str) -> bool:
     return trace_id in store.refusals or trace_id in store.tool_calls or trace_id in store.tool_results or trace_id in store.closed_actions
 
 
+def _note_refused_trace(store: Store, trace_id: str, producer: str) -> None:
+    """Note that refusals count in a trace from now on; beyond REFUSED_TRACES_MAX, forget older refusals."""
+    item = (producer, store.head, trace_id)
+    store.put(store.refused_traces, trace_id, item)
+    store.schedule(store.refused_by_producer, item)
+    store.put(store.refused_counts, producer, store.refused_counts.get(producer, 0) + 1)
+    if len(store.refused_traces) > REFUSED_TRACES_MAX:
+        _forget_refusals(store)
+
+
+def _forget_refused_trace(store: Store, trace_id: str) -> None:
+    """Undo what `_note_refused_trace` noted, if it did."""
+    item = store.refused_traces.get(trace_id)
+    if item is None:
+        return
+    store.drop(store.refused_traces, trace_id)
+    store.unschedule(store.refused_by_producer, item)
+    count = store.refused_counts[item[0]] - 1
+    if count:
+        store.put(store.refused_counts, item[0], count)
+    else:
+        store.drop(store.refused_counts, item[0])
+
+
 def _forget_refusals(store: Store) -> None:
-    """Forget the refusals of a quarter of the traces: every producer keeps as many as the others, unless it has fewer, and the latest."""
-    of_producer: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-    for trace_id, producer in store.refused_traces.items():
-        of_producer[producer].append((store.traces[trace_id], trace_id))
-    ranked: list[tuple[int, int, str]] = []
-    for traces in of_producer.values():
-        traces.sort(reverse=True)
-        ranked.extend((rank, -last_event_ms, trace_id) for rank, (last_event_ms, trace_id) in enumerate(traces))
-    ranked.sort()
-    for _, _, trace_id in ranked[REFUSED_TRACES_MAX * 3 // 4 :]:
+    """Forget the refusals of _FORGOTTEN_AT_ONCE traces, one after the other: the oldest one of the producer that then has the most."""
+    largest = [(-count, producer) for producer, count in store.refused_counts.items()]
+    heapify(largest)
+    for _ in range(_FORGOTTEN_AT_ONCE):
+        count, producer = largest[0]
+        refused = store.refused_by_producer
+        trace_id = refused[refused.bisect_left((producer,))][2]
         if trace_id in store.tool_calls or trace_id in store.tool_results:
-            store.drop(store.refused_traces, trace_id)
+            _forget_refused_trace(store, trace_id)
             store.drop(store.refusals, trace_id)
             _keep_closed_by_person(store, trace_id)
         else:
             _drop_trace(store, trace_id)
+        heapreplace(largest, (count + 1, producer))
 
 
 def _keep_closed_by_person(store: Store, trace_id: str) -> None:
@@ -176,7 +198,7 @@ def _drop_trace(store: Store, trace_id: str) -> None:
     """Forget a trace; actions that a person closed stay closed."""
     store.unschedule(store.trace_lapses, (store.traces[trace_id], trace_id))
     store.drop(store.traces, trace_id)
-    store.drop(store.refused_traces, trace_id)
+    _forget_refused_trace(store, trace_id)
     store.drop(store.refusals, trace_id)
     _keep_closed_by_person(store, trace_id)
     store.drop(store.tool_calls, trace_id)

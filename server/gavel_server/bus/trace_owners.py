@@ -12,6 +12,7 @@ first, so no producer makes others lose theirs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from gavel.v1 import error_pb2
@@ -40,10 +41,18 @@ class TraceParty:
         self.key: Final[PartyKey] = (producer_type, producer_id, caller)
 
 
+class _Owner:
+    """An owner of traces. One object for all of them: a bus remembers many."""
+
+    def __init__(self, party: TraceParty) -> None:
+        self.party: Final = party
+        self.traces: Final[dict[str, None]] = {}  # trace_ids, in the order in which they were opened
+
+
 class _Owned:
     """A trace's owner, and the time of its last proposal."""
 
-    def __init__(self, owner: TraceParty, last_proposal_ms: int) -> None:
+    def __init__(self, owner: _Owner, last_proposal_ms: int) -> None:
         self.owner: Final = owner
         self.last_proposal_ms = last_proposal_ms
 
@@ -54,7 +63,7 @@ class TraceOwners:
     def __init__(self, traces_max: int = TRACES_MAX) -> None:
         self._traces_max = traces_max
         self._owned: dict[str, _Owned] = {}
-        self._traces: dict[PartyKey, dict[str, None]] = {}  # trace_ids by owner, in the order in which they were opened
+        self._owners: dict[PartyKey, _Owner] = {}
 
     def note(self, trace_id: str, party: TraceParty, now_ms: int) -> None:
         """Note a proposal that is in the log, recorded at `now_ms`."""
@@ -63,29 +72,31 @@ class TraceOwners:
             if now_ms - owned.last_proposal_ms <= TRACE_LAPSE_MS:
                 owned.last_proposal_ms = now_ms
                 return
-            self._forget(owned.owner.key, trace_id)
-        self._owned[trace_id] = _Owned(party, now_ms)
-        self._traces.setdefault(party.key, {})[trace_id] = None
+            self._forget(owned.owner, trace_id)
+        owner = self._owners.get(party.key)
+        if owner is None:
+            owner = self._owners[party.key] = _Owner(party)
+        self._owned[trace_id] = _Owned(owner, now_ms)
+        owner.traces[trace_id] = None
         if len(self._owned) > self._traces_max:
             self._forget_oldest()
 
     def owner(self, trace_id: str, now_ms: Callable[[], int]) -> TraceParty | None:
         """Return whom a trace belongs to; None if nobody is known to own it. The clock is read only if the trace is known."""
         owned = self._owned.get(trace_id)
-        return owned.owner if owned is not None and now_ms() - owned.last_proposal_ms <= TRACE_LAPSE_MS else None
+        return owned.owner.party if owned is not None and now_ms() - owned.last_proposal_ms <= TRACE_LAPSE_MS else None
 
     def _forget_oldest(self) -> None:
-        largest = max(self._traces, key=lambda producer: len(self._traces[producer]))
-        traces = list(self._traces[largest])
-        for trace_id in traces[: min(FORGOTTEN_AT_ONCE, (len(traces) + 1) // 2)]:
+        largest = max(self._owners.values(), key=lambda owner: len(owner.traces))
+        count = min(FORGOTTEN_AT_ONCE, (len(largest.traces) + 1) // 2)
+        for trace_id in list(islice(largest.traces, count)):
             self._forget(largest, trace_id)
 
-    def _forget(self, owner: PartyKey, trace_id: str) -> None:
+    def _forget(self, owner: _Owner, trace_id: str) -> None:
         del self._owned[trace_id]
-        traces = self._traces[owner]
-        del traces[trace_id]
-        if not traces:
-            del self._traces[owner]
+        del owner.traces[trace_id]
+        if not owner.traces:
+            del self._owners[owner.party.key]
 
 
 def trace_refusal(

@@ -102,14 +102,15 @@ class Arbitration:
             return
         request = _BATCH.decode(data)
         check_batch(len(request.envelopes))
+        if len(request.envelopes) > SLICE_ITEMS:
+            self._tasks.start(self._submit_in_slices(request, len(data), context, respond))
+            return
         envelopes = request.envelopes[:]
         answers = BatchAnswers(context.method, len(envelopes), respond, self._note_refused(request.bus, envelopes, context))
-        share_bytes = len(data) // len(envelopes)
-        bus = self._bus(request.bus)
         requests = answers.admit(
             envelopes,
-            bus,
-            share_bytes,
+            self._bus(request.bus),
+            len(data) // len(envelopes),
             context.cancellation,
             context.caller,
             traceparent=context.traceparent,
@@ -122,11 +123,21 @@ class Arbitration:
         try:
             request = await _BATCH.decode_in_turns(data, context)
             check_batch(len(request.envelopes))
+        except Exception as error:  # noqa: BLE001  # the interceptor makes a status of it
+            respond(error)
+            return
+        await self._submit_in_slices(request, len(data), context, respond)
+
+    async def _submit_in_slices(
+        self, request: BatchSubmitProposalsRequest, size_bytes: int, context: CallContext, respond: Respond
+    ) -> None:
+        """Answer a request of `size_bytes`. Other tasks run while its proposals are admitted: refusing 500 takes a tenth of a second."""
+        try:
             envelopes = request.envelopes[:]
             bus = self._bus(request.bus)
             answers = BatchAnswers(context.method, len(envelopes), respond, self._note_refused(request.bus, envelopes, context))
             # Measuring each proposal takes time: only if one of the batch could exceed the limit.
-            share_bytes = len(data) // len(envelopes) if len(data) * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
+            share_bytes = size_bytes // len(envelopes) if size_bytes * GROWTH_MAX <= MESSAGE_BYTES_MAX else None
             requests: list[Request] = []
             time_slice = call_slice(SLICE_ITEMS, context.caller)
             for index, envelope in enumerate(envelopes):

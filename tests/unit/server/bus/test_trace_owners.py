@@ -138,7 +138,7 @@ def test_memory_is_bounded(greedy: int) -> None:
         owners.note(f"t{number}", party(f"greedy-{number % greedy}"), 0)
     assert "me" == owner_id(owners, "mine", 0)
     assert len(owners._owned) <= 2 * FORGOTTEN_AT_ONCE
-    assert len(owners._owned) == sum(map(len, owners._traces.values()))
+    assert len(owners._owned) == sum(len(owner.traces) for owner in owners._owners.values())
     last = 10 * FORGOTTEN_AT_ONCE - 1
     assert f"greedy-{last % greedy}" == owner_id(owners, f"t{last}", 0)
 
