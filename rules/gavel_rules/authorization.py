@@ -44,6 +44,8 @@ from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import GrantsInForce
 from gavel_rules.state.state import State
 
+# Commands that name a decision by its id alone.
+_ABOUT_DECISIONS: Final = (BeginExecution, RenewExecution, ReportExecution, ResolveReview, RevokeDecision)
 # Attestations of recent callers; building one takes longer than copying it.
 _ATTESTATIONS_MAX: Final = 4_096
 
@@ -57,7 +59,9 @@ def authorize(recorder: Recorder, command: Command, principal: Principal) -> Fau
     access = access_of_command(state, command)
     is_bound = in_force is not None and (in_force.binds_anonymous or not principal.is_anonymous)
     if in_force is not None and is_bound and access is not None and not permits(in_force.grants, principal, access):
-        return Fault(error_pb2.ERROR_REASON_RIGHT_LACKING, explain_refusal(in_force.grants, principal, access))
+        hides_matter = isinstance(command, _ABOUT_DECISIONS) and "read" not in in_force.grants.rights_of(principal, state.bus)
+        explanation = explain_refusal(in_force.grants, principal, access, hides_matter=hides_matter)
+        return Fault(error_pb2.ERROR_REASON_RIGHT_LACKING, explanation)
     if not principal.is_anonymous:
         fault = _person_fault(command, principal)
         if fault is not None:
@@ -70,10 +74,8 @@ def authorize(recorder: Recorder, command: Command, principal: Principal) -> Fau
 def preflight_fault(state: State, proposal: ProposalView, principal: Principal) -> Fault | None:
     """Return why the caller may not try a proposal; or None. The grants restrict a dry run as they restrict the proposal itself."""
     in_force = state.grants_in_force
-    if in_force is None or (principal.is_anonymous and not in_force.binds_anonymous):
-        return None
     access = _proposal_access("preflight", state.bus, proposal)
-    if permits(in_force.grants, principal, access):
+    if in_force is None or is_allowed(in_force, access, principal):
         return None
     return Fault(error_pb2.ERROR_REASON_RIGHT_LACKING, explain_refusal(in_force.grants, principal, access))
 
@@ -126,9 +128,14 @@ def access_of_command(state: State, command: Command) -> Access | None:
 
 def may_review(in_force: GrantsInForce | None, bus: str, decision: Envelope, principal: Principal) -> bool:
     """Return whether the grants in force let the caller vote in the review that a decision has requested."""
+    return is_allowed(in_force, _decision_access("review", bus, decision), principal)
+
+
+def is_allowed(in_force: GrantsInForce | None, access: Access, principal: Principal) -> bool:
+    """Return whether the grants in force let the caller do something. Without grants they restrict nobody."""
     if in_force is None or (principal.is_anonymous and not in_force.binds_anonymous):
         return True
-    return permits(in_force.grants, principal, _decision_access("review", bus, decision))
+    return permits(in_force.grants, principal, access)
 
 
 def attestation_of(principal: Principal) -> Attestation:

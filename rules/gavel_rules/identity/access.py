@@ -84,8 +84,11 @@ def may_join(grants: CompiledGrants, principal: Principal, owner: Principal) -> 
     return any(names(grant.joins, owner) for grant in grants.of(principal))
 
 
-def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access) -> str:
-    """Return why no grant allows an access, for people: which grants come closest, and what each of them lacks."""
+def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access, *, hides_matter: bool = False) -> str:
+    """Return why no grant allows an access, for people: which grants come closest, and what each of them lacks.
+
+    `hides_matter`: action and subject are not the caller's own words but those of a decision, and the caller may not read.
+    """
     what = f"{grants.name} version {grants.version}"
     who = f"{principal.name!r}"
     own = grants.of(principal)
@@ -95,7 +98,8 @@ def explain_refusal(grants: CompiledGrants, principal: Principal, access: Access
     if not with_right:
         rights = ", ".join(sorted(right for right in grants.rights_of(principal, access.bus))) or "nothing"
         return f"no grant of {what} gives {who} the right {access.right} on bus {access.bus}; it may: {rights}"
-    lacks = [f"grant {grant.number} lacks {_lacking(grant, access)}" for grant in with_right[:3]]
+    told = access._replace(actions=(), subject="") if hides_matter else access
+    lacks = [f"grant {grant.number} lacks {_lacking(grant, told) or 'what this decision is about'}" for grant in with_right[:3]]
     return f"{what} gives {who} the right {access.right}, but not for this call: {'; '.join(lacks)}"
 
 

@@ -34,14 +34,16 @@ from gavel_rules.events.timestamps import set_timestamp
 from gavel_rules.limits import PRODUCER_ID
 
 from gavel_server.bus.registry import BusRegistry
+from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
 from gavel_server.log import LogError
-from gavel_server.log.work.protocol import ParkedEntry, QueueName
+from gavel_server.log.work.protocol import PARKED_MAX, ParkedEntry, QueueName
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.services.reads import views
 from gavel_server.services.reads.paging import fill, page_of
 from gavel_server.work import limits
 from gavel_server.work.groups import ConsumerSettings, WorkGroups
+from gavel_server.work.permissions import WorkPermission
 from gavel_server.work.stream import Item, NotHeld, WorkStream
 
 Violations = list[tuple[str, str]]
@@ -72,8 +74,15 @@ class WorkServicer:
             raise invalid([("open", "is required: the first request of a stream opens it")])
         settings = _settings(opening.open)
         sequencer = await self._buses.existing(opening.open.bus, context.bus_incarnation)
+        permission = WorkPermission(sequencer, settings.queue, context.principal, "execute")
+        if not permission.permits_queue:
+            message = (
+                f"the queue EXECUTIONS is for fact derivation reactors: {context.principal.name!r} needs a grant on bus {sequencer.bus}"
+                " with the right publish for producers of type system"
+            )
+            raise ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
         try:
-            async with self._groups.open(sequencer, settings, context.address) as stream:
+            async with self._groups.open(sequencer, settings, context.address, permission.permits) as stream:
                 settling = asyncio.create_task(_settle_all(requests, stream, settings.silence_ms_max))
                 try:
                     yield ConsumeResponse(opened=ConsumerOpened(consumer=stream.consumer))
@@ -92,8 +101,9 @@ class WorkServicer:
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         page = page_of(request.page_size, request.page_token, ("parked", sequencer.bus, queue, request.group), (int,))
         after = 0 if page.after is None else int(page.after[0])
+        permission = WorkPermission(sequencer, queue, context.principal, "operate")
         # One more than the page: it tells whether there is a next page.
-        entries = await sequencer.log.work.parked(queue, request.group, after, page.size + 1)
+        entries = await _permitted_entries(sequencer, permission, queue, request.group, after, page.size + 1)
         items, token = await fill(page, map(_parked_work, entries), lambda item: (item.sequence_number,), context.peer)
         return ListParkedResponse(items=items, next_page_token=token)
 
@@ -103,7 +113,13 @@ class WorkServicer:
         numbers = _numbers(request.item_ids, violations)
         queue = _checked_queue(request.queue, request.group, violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        retried = await sequencer.log.work.retry_parked(queue, request.group, numbers if request.item_ids else None)
+        permission = WorkPermission(sequencer, queue, context.principal, "operate")
+        work = sequencer.log.work
+        if permission.is_unrestricted and not request.item_ids:
+            return RetryParkedResponse(retried=await work.retry_parked(queue, request.group, None))
+        if not request.item_ids:
+            numbers = [entry.sequence_number for entry in await work.parked(queue, request.group, 0, PARKED_MAX)]
+        retried = await work.retry_parked(queue, request.group, await permission.select(numbers))
         return RetryParkedResponse(retried=retried)
 
     async def DiscardParked(self, request: DiscardParkedRequest, context: CallContext) -> DiscardParkedResponse:
@@ -114,12 +130,29 @@ class WorkServicer:
             violations.append(("item_ids", "is empty; name the items, as ListParked returns them"))
         queue = _checked_queue(request.queue, request.group, violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        return DiscardParkedResponse(discarded=await sequencer.log.work.discard_parked(queue, request.group, numbers))
+        permission = WorkPermission(sequencer, queue, context.principal, "operate")
+        discarded = await sequencer.log.work.discard_parked(queue, request.group, await permission.select(numbers))
+        return DiscardParkedResponse(discarded=discarded)
 
     async def ListConsumers(self, request: ListConsumersRequest, context: CallContext) -> ListConsumersResponse:
         """Read the groups of a bus with their lags."""
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         return ListConsumersResponse(consumers=[views.consumer(group) for group in await sequencer.log.work.groups()])
+
+
+async def _permitted_entries(
+    sequencer: Sequencer, permission: WorkPermission, queue: QueueName, group: str, after: int, count: int
+) -> list[ParkedEntry]:
+    """Return the first parked entries after a number that the caller may see, up to `count`."""
+    permitted: list[ParkedEntry] = []
+    while len(permitted) < count:
+        entries = await sequencer.log.work.parked(queue, group, after, count)
+        numbers = set(await permission.select([entry.sequence_number for entry in entries]))
+        permitted += [entry for entry in entries if entry.sequence_number in numbers]
+        if len(entries) < count:
+            break
+        after = entries[-1].sequence_number
+    return permitted[:count]
 
 
 async def _settle_all(requests: AsyncGenerator[ConsumeRequest, None], stream: WorkStream, silence_ms_max: int) -> None:

@@ -4,7 +4,9 @@ One task reads for all streams of the group, so that idle streams cost nothing a
 streams, takes over those that a killed server or a silent consumer has left, and parks those that were delivered too often. Any number of
 servers may serve one group: the log store gives each item to one of them.
 
-An item that no stream here wants is given back, for the streams of other servers.
+Streams of one group may have callers of different rights. Each item goes to a stream that selects it and whose caller may work on it
+(`permissions`). An item that no stream here takes, or that finds no room, is given back: no delivery is counted, the streams of other
+servers can take it, and the items behind it are read on. A stream takes those it had no room for as soon as it has room.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from gavel_server.work.limits import (
     SWEEP_SECONDS,
     UNWANTED_ITEMS_MAX,
 )
+from gavel_server.work.permissions import Traits, traits_of
 from gavel_server.work.stream import DELIVERIES_MAX_REASON, Item, WorkStream
 
 _LOG: Final = structlog.get_logger(__name__)
@@ -47,8 +50,9 @@ class WorkGroup:
         self._work = sequencer.log.work
         self._streams: list[WorkStream] = []
         self.changed: Final = asyncio.Event()
-        # Items that were given back because no stream here wants them, with their labels.
-        self._unwanted: dict[int, str] = {}
+        # Items that were given back because no stream here takes them.
+        self._unwanted: dict[int, Traits] = {}
+        self._grants_digest = ""
         self._cursor = 0
         self._next_sweep = self._next_heartbeat = self._next_member_sweep = 0.0
         self._problem = ""
@@ -61,7 +65,7 @@ class WorkGroup:
     def join(self, stream: WorkStream) -> None:
         """Read for another stream. Its consumer is a member of the group."""
         self._streams.append(stream)
-        self._unwanted = {number: label for number, label in self._unwanted.items() if not stream.wants(label)}
+        self._unwanted = {number: traits for number, traits in self._unwanted.items() if not stream.takes(traits)}
         self.sweep_now()
 
     def remove(self, stream: WorkStream) -> None:
@@ -108,6 +112,7 @@ class WorkGroup:
         """Do what is due; then read new items once, or wait if there are none or no stream has room."""
         self._sequencer.is_used = True
         self.changed.clear()
+        self._follow_grants()
         now = asyncio.get_running_loop().time()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + SILENCE_MS_MAX / HEARTBEATS / 1000
@@ -118,6 +123,7 @@ class WorkGroup:
         if now >= self._next_member_sweep:
             self._next_member_sweep = now + MEMBER_SWEEP_SECONDS
             await self._work.remove_silent(self.queue, self.name, MEMBER_SILENCE_MS_MAX)
+        await self._take_waiting()
         stream = self._roomiest()
         if stream is not None:
             entries = await self._work.take_new(self.queue, self.name, stream.consumer, self._share(stream))
@@ -129,6 +135,28 @@ class WorkGroup:
                 await self.changed.wait()
         except TimeoutError:
             pass  # the next sweep is due
+
+    def _follow_grants(self) -> None:
+        """After a change of grants, look at all items again, and end the streams that hold what their callers may not work on any more."""
+        in_force = self._sequencer.replica.state.grants_in_force
+        digest = "" if in_force is None else in_force.deployed.digest
+        if digest == self._grants_digest:
+            return
+        self._grants_digest = digest
+        self._unwanted.clear()
+        self._next_sweep, self._cursor = 0.0, 0
+        for stream in self._streams:
+            if stream.holds_forbidden:
+                message = "the grants have changed, and do not allow the caller to execute items that it holds; open the stream again"
+                stream.end(ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message))
+
+    async def _take_waiting(self) -> None:
+        """Give streams that have room again the items that waited for it."""
+        for stream in list(self._streams):
+            numbers = stream.pop_waiting(min(stream.room, READ_ITEMS_MAX))
+            if numbers:
+                await self._deliver(stream, await self._work.claim(self.queue, self.name, stream.consumer, numbers, SILENCE_MS_MAX))
+                self.changed.set()  # there may be more
 
     def _roomiest(self) -> WorkStream | None:
         """Return the stream that has room for most items, or None."""
@@ -167,13 +195,13 @@ class WorkGroup:
             await self._deliver(stream, await self._work.claim(self.queue, self.name, stream.consumer, chosen, SILENCE_MS_MAX))
 
     async def _deliver(self, reader: WorkStream, entries: list[WorkEntry]) -> None:
-        """Give items to the stream that they were read for, or to another one that wants them."""
+        """Give items to the stream that they were read for, or to another one that takes them."""
         if not entries:
             return
         await self._sequencer.confirm(entries[-1].sequence_number)
         for entry in entries:
-            item = _item(entry, self.queue)
-            stream = reader if reader.wants(item.label) and reader in self._streams else self._wanting(item.label)
+            item = await self._item(entry)
+            stream = reader if reader.takes(item.traits) and reader in self._streams else self._taker(item.traits)
             if stream is None:
                 await self._give_back(reader, item)
                 continue
@@ -186,25 +214,26 @@ class WorkGroup:
             elif stream in self._streams:
                 stream.push(item)
 
-    def _wanting(self, label: str) -> WorkStream | None:
-        """Return the stream with most room that wants an item, or None."""
-        return max((stream for stream in self._streams if stream.wants(label) and stream.room), key=lambda one: one.room, default=None)
+    async def _item(self, entry: WorkEntry) -> Item:
+        envelope = Envelope.FromString(entry.envelope)
+        return Item(entry, envelope.event_id, await traits_of(self._sequencer, self.queue, envelope))
+
+    def _taker(self, traits: Traits) -> WorkStream | None:
+        """Return the stream with most room that takes an item, or None."""
+        return max((stream for stream in self._streams if stream.room and stream.takes(traits)), key=lambda one: one.room, default=None)
 
     async def _give_back(self, reader: WorkStream, item: Item) -> None:
         number = item.entry.sequence_number
-        if not any(stream.wants(item.label) for stream in self._streams):
+        taker = min((stream for stream in self._streams if stream.takes(item.traits)), key=lambda one: one.waiting, default=None)
+        if taker is not None:
+            taker.add_waiting(number)
+        else:
             while len(self._unwanted) >= UNWANTED_ITEMS_MAX:
                 del self._unwanted[next(iter(self._unwanted))]
-            self._unwanted[number] = item.label
+            self._unwanted[number] = item.traits
         await self._work.release(self.queue, self.name, reader.consumer, {number: item.entry.deliveries - 1}, SILENCE_MS_MAX)
 
     def _note(self, problem: str) -> None:
         if problem and problem != self._problem:
             _LOG.warning("work.unavailable", bus=self._sequencer.bus, queue=self.queue, group=self.name, problem=problem)
         self._problem = problem
-
-
-def _item(entry: WorkEntry, queue: QueueName) -> Item:
-    envelope = Envelope.FromString(entry.envelope)
-    label = envelope.agent_diagnostic.kind if queue == "requests" else envelope.decision.action_type
-    return Item(entry, envelope.event_id, label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from gavel_server.log import LogError
 from gavel_server.log.work.protocol import GROUPS_MAX, GroupsFullError, QueueName
 from gavel_server.work.group import WorkGroup
 from gavel_server.work.limits import SILENCE_MS_MAX, STREAMS_MAX
+from gavel_server.work.permissions import Traits
 from gavel_server.work.stream import Unsent, WorkStream
 
 _RETRY_AFTER_MS = 1_000
@@ -40,23 +41,30 @@ class WorkGroups:
         self._unsent = Unsent()
 
     @asynccontextmanager
-    async def open(self, sequencer: Sequencer, settings: ConsumerSettings, address: str) -> AsyncIterator[WorkStream]:
-        """Serve a stream within the block. Raises ServiceError QUEUE_FULL, LogError."""
+    async def open(
+        self, sequencer: Sequencer, settings: ConsumerSettings, address: str, permits: Callable[[Traits], bool]
+    ) -> AsyncIterator[WorkStream]:
+        """Serve a stream within the block. `permits` tells which items the caller may work on now.
+
+        Raises ServiceError QUEUE_FULL, LogError.
+        """
         if self._streams >= STREAMS_MAX:
             message = f"streams of work are limited to {STREAMS_MAX} on this server; close some, or use another server"
             raise ServiceError(error_pb2.ERROR_REASON_QUEUE_FULL, message, retry_after_ms=_RETRY_AFTER_MS)
         self._streams += 1
         try:
-            async with self._member(sequencer, settings, address) as stream:
+            async with self._member(sequencer, settings, address, permits) as stream:
                 yield stream
         finally:
             self._streams -= 1
 
     @asynccontextmanager
-    async def _member(self, sequencer: Sequencer, settings: ConsumerSettings, address: str) -> AsyncIterator[WorkStream]:
+    async def _member(
+        self, sequencer: Sequencer, settings: ConsumerSettings, address: str, permits: Callable[[Traits], bool]
+    ) -> AsyncIterator[WorkStream]:
         queue, name = settings.queue, settings.group
         work = sequencer.log.work
-        stream = WorkStream(address, settings.labels, settings.in_flight_max, settings.deliveries_max, self._unsent, work)
+        stream = WorkStream(address, settings.labels, settings.in_flight_max, settings.deliveries_max, self._unsent, work, permits)
         try:
             await work.join(queue, name, stream.consumer)
         except GroupsFullError:

@@ -32,8 +32,10 @@ HEARTBEATS: Final = 3
 SWEEP_SECONDS: Final = 1.0
 # Items whose server or consumer has gone that one such look examines.
 SWEEP_ITEMS_MAX: Final = 1_000
-# Items of one group that no stream of this server selects and whose types are remembered.
+# Items of one group that no stream of this server may take or selects, and whose traits are remembered.
 UNWANTED_ITEMS_MAX: Final = 10_000
+# Items that one stream may take and had no room for, and whose numbers are remembered.
+WAITING_ITEMS_MAX: Final = 1_000
 # An item that cannot be parked because the group has too many is delivered again after this time.
 PARK_RETRY_MS: Final = 60_000
 # After an error of the log.

@@ -10,8 +10,9 @@ import asyncio
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import islice
 from typing import Final, NamedTuple
 
 import structlog
@@ -19,7 +20,15 @@ import structlog
 from gavel_server.errors import ServiceError
 from gavel_server.log import LogError
 from gavel_server.log.work.protocol import ParkedEntry, QueueName, WorkEntry, WorkQueues
-from gavel_server.work.limits import ADDRESS_UNSENT_BYTES_MAX, FAILURE_PAUSE_SECONDS, NOT_HELD_MAX, PARK_RETRY_MS, UNSENT_BYTES_MAX
+from gavel_server.work.limits import (
+    ADDRESS_UNSENT_BYTES_MAX,
+    FAILURE_PAUSE_SECONDS,
+    NOT_HELD_MAX,
+    PARK_RETRY_MS,
+    UNSENT_BYTES_MAX,
+    WAITING_ITEMS_MAX,
+)
+from gavel_server.work.permissions import Traits
 
 DELIVERIES_MAX_REASON: Final = "deliveries_max"
 # A leaving stream settles what its consumer has sent for at most this time.
@@ -29,11 +38,11 @@ _LOG: Final = structlog.get_logger(__name__)
 
 
 class Item(NamedTuple):
-    """An entry with what decides to whom it goes: its action type, or its kind in the queue of requests."""
+    """An entry with what decides to whom it goes."""
 
     entry: WorkEntry
     event_id: str
-    label: str
+    traits: Traits
 
 
 class NotHeld(NamedTuple):
@@ -70,16 +79,29 @@ class _Settlement(NamedTuple):
 
 
 class WorkStream:
-    """The items of one consumer. `labels` are those it takes; empty: all. Call `run_settling` in a task."""
+    """The items of one consumer. `labels` are those it takes; empty: all. `permits` tells which ones its caller may work on.
+
+    Call `run_settling` in a task.
+    """
 
     def __init__(
-        self, address: str, labels: Collection[str], in_flight_max: int, deliveries_max: int, unsent: Unsent, work: WorkQueues
+        self,
+        address: str,
+        labels: Collection[str],
+        in_flight_max: int,
+        deliveries_max: int,
+        unsent: Unsent,
+        work: WorkQueues,
+        permits: Callable[[Traits], bool],
     ) -> None:
         self.consumer: Final = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(6).hex()}"
         self.address: Final = address
         self.deliveries_max: Final = deliveries_max
         self.work: Final = work
         self._labels: Final = frozenset(labels)
+        self._permits: Final = permits
+        # Items that were given back because the stream had no room for them, oldest first.
+        self._waiting: dict[int, None] = {}
         self._in_flight_max: Final = in_flight_max
         self._unsent: Final = unsent
         self._held: dict[int, Item] = {}
@@ -96,9 +118,14 @@ class WorkStream:
         self._ending: ServiceError | None = None
         self._ended = False
 
-    def wants(self, label: str) -> bool:
-        """Return whether the consumer takes items with this label."""
-        return not self._labels or label in self._labels
+    def takes(self, traits: Traits) -> bool:
+        """Return whether the consumer takes such items, and its caller may work on them now."""
+        return (not self._labels or traits.label in self._labels) and self._permits(traits)
+
+    @property
+    def holds_forbidden(self) -> bool:
+        """Whether the consumer holds an item that its caller may no longer work on: the grants have changed."""
+        return not all(self._permits(item.traits) for item in self._held.values())
 
     @property
     def room(self) -> int:
@@ -113,6 +140,23 @@ class WorkStream:
         if self._ending is not None:
             return []  # a stream that cannot be written to may take long to end; others take its items
         return [*self._held, *(one.item.entry.sequence_number for one in (*self._settlements, *self._settling))]
+
+    @property
+    def waiting(self) -> int:
+        """How many items wait for room."""
+        return len(self._waiting)
+
+    def add_waiting(self, number: int) -> None:
+        """Note an item that was given back for lack of room. Beyond WAITING_ITEMS_MAX, a sweep finds it again."""
+        if len(self._waiting) < WAITING_ITEMS_MAX:
+            self._waiting[number] = None
+
+    def pop_waiting(self, count: int) -> list[int]:
+        """Remove and return the items that have waited longest."""
+        numbers = list(islice(self._waiting, count))
+        for number in numbers:
+            del self._waiting[number]
+        return numbers
 
     def push(self, item: Item) -> None:
         """Give the consumer an item."""

@@ -884,7 +884,9 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def throttled_callers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ThrottledCaller]:
-        """Callers that this server refused for a quota in the last minute, the most refused first, at most 100."""
+        """Callers that this server refused for a quota in the last minute, the most refused first, at most 100. With grants, those
+        that have a right on this bus.
+        """
 
     def __init__(
         self,

@@ -31,7 +31,9 @@ class _WorkQueueEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkQueue.V
     WORK_QUEUE_DECISIONS: _WorkQueue.ValueType  # 1
     """Approved decisions, for executors."""
     WORK_QUEUE_EXECUTIONS: _WorkQueue.ValueType  # 2
-    """Reports of executors, for the fact derivation reactor."""
+    """Reports of executors, for the fact derivation reactor. With grants, its consumers must be allowed to publish as a producer
+    of type SYSTEM.
+    """
     WORK_QUEUE_REQUESTS: _WorkQueue.ValueType  # 3
     """Requests for facts and for people: FactCollectionRequested, NeedsHumanReview and ReviewEscalated."""
 
@@ -42,7 +44,9 @@ WORK_QUEUE_UNSPECIFIED: WorkQueue.ValueType  # 0
 WORK_QUEUE_DECISIONS: WorkQueue.ValueType  # 1
 """Approved decisions, for executors."""
 WORK_QUEUE_EXECUTIONS: WorkQueue.ValueType  # 2
-"""Reports of executors, for the fact derivation reactor."""
+"""Reports of executors, for the fact derivation reactor. With grants, its consumers must be allowed to publish as a producer
+of type SYSTEM.
+"""
 WORK_QUEUE_REQUESTS: WorkQueue.ValueType  # 3
 """Requests for facts and for people: FactCollectionRequested, NeedsHumanReview and ReviewEscalated."""
 Global___WorkQueue: _TypeAlias = WorkQueue  # noqa: Y015

@@ -72,7 +72,8 @@ class WorkServiceServicer(object):
 
     def Consume(self, request_iterator, context):
         """Consume serves a queue. The first request opens the stream; the others settle items, or are heartbeats. A settlement
-        is answered only if it has no effect. Items that a broken stream held are delivered again.
+        is answered only if it has no effect. Items that a broken stream held are delivered again. With grants, a consumer gets
+        only items of actions and subjects that it may execute; the others stay for the others of its group.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,8 @@ class WorkServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WorkServiceAsyncStub: ...
     Consume: _grpc.StreamStreamMultiCallable[_work_service_pb2.ConsumeRequest, _work_service_pb2.ConsumeResponse]
     """Consume serves a queue. The first request opens the stream; the others settle items, or are heartbeats. A settlement
-    is answered only if it has no effect. Items that a broken stream held are delivered again.
+    is answered only if it has no effect. Items that a broken stream held are delivered again. With grants, a consumer gets
+    only items of actions and subjects that it may execute; the others stay for the others of its group.
     """
     ListParked: _grpc.UnaryUnaryMultiCallable[_work_service_pb2.ListParkedRequest, _work_service_pb2.ListParkedResponse]
     """ListParked lists parked items of a group, oldest first."""
@@ -59,7 +60,8 @@ class WorkServiceAsyncStub(WorkServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Consume: _aio.StreamStreamMultiCallable[_work_service_pb2.ConsumeRequest, _work_service_pb2.ConsumeResponse]  # type: ignore[assignment]
     """Consume serves a queue. The first request opens the stream; the others settle items, or are heartbeats. A settlement
-    is answered only if it has no effect. Items that a broken stream held are delivered again.
+    is answered only if it has no effect. Items that a broken stream held are delivered again. With grants, a consumer gets
+    only items of actions and subjects that it may execute; the others stay for the others of its group.
     """
     ListParked: _aio.UnaryUnaryMultiCallable[_work_service_pb2.ListParkedRequest, _work_service_pb2.ListParkedResponse]  # type: ignore[assignment]
     """ListParked lists parked items of a group, oldest first."""
@@ -83,7 +85,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_work_service_pb2.ConsumeResponse], _abc.AsyncIterator[_work_service_pb2.ConsumeResponse]]:
         """Consume serves a queue. The first request opens the stream; the others settle items, or are heartbeats. A settlement
-        is answered only if it has no effect. Items that a broken stream held are delivered again.
+        is answered only if it has no effect. Items that a broken stream held are delivered again. With grants, a consumer gets
+        only items of actions and subjects that it may execute; the others stay for the others of its group.
         """
 
     @_abc_1.abstractmethod
