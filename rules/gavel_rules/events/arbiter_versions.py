@@ -8,9 +8,10 @@ compares version numbers.
 | --- | --- |
 | 2 | the rejections of a trace, its open review and its last refusal are those of all producers together |
 | 3 | they are kept for each producer of the trace; refusals have remedies; reason codes and effects are enums; starts and renewals have the
-      event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller; rule sets say who
-      resolves reviews; with authentication an observation needs a witness; subjects of templates may have any characters; the traces in
-      which refusals count are limited. In development: it may change until it is released |
+      event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller;
+      attempts belong to their caller; rule sets say who resolves reviews; with authentication an observation needs a witness;
+      subjects of templates may have any characters; the traces in which refusals count are limited. In development: it may change until it
+      is released |
 """
 
 from __future__ import annotations

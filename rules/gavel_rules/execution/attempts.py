@@ -65,7 +65,7 @@ def renew(recorder: Recorder, command: RenewExecution, references: References) -
     if live.execution_id != command.execution_id or not live.is_running:
         message = f"{command.execution_id} is not the running attempt of decision {command.decision_id}; stop acting on it"
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
-    fault = holder_fault(live, live.attempt, command.producer)
+    fault = holder_fault(live, live.attempt, command.producer, recorder.attestation)
     if fault is not None:
         return fault
     if recorder.now_ms >= live.lease_until_ms:

@@ -1,4 +1,4 @@
-"""Faults of commands on decisions: the decision has ended, or the producer does not hold the attempt."""
+"""Faults of commands on decisions: the decision has ended, or the executor or its caller does not hold the attempt."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2
 from gavel.v1.common_pb2 import Producer
+from gavel.v1.identity_pb2 import Attestation
 
 from gavel_rules import reason_codes
 from gavel_rules.commands import Fault, References
 from gavel_rules.events.timestamps import milliseconds
+from gavel_rules.identity.attestation import caller_identity
 from gavel_rules.state.records import LiveDecision
 
 _END_TEXTS: Final = {reason_codes.EXPIRED: "it has expired", reason_codes.REVOKED: "it has been revoked"}
@@ -39,10 +41,20 @@ def end_reason(references: References, now_ms: int) -> str:
     return references.end_reason
 
 
-def holder_fault(live: LiveDecision, attempt: int, producer: Producer) -> Fault | None:
-    """Return a fault unless this producer began the attempt: no executor reports for another one, not even late."""
+def holder_fault(live: LiveDecision, attempt: int, producer: Producer, caller: Attestation | None) -> Fault | None:
+    """Return a fault unless this producer and caller began the attempt: nobody reports for another executor, not even late.
+
+    `caller` is the caller's attestation. An attempt that was begun without authentication is the producer's, whoever calls.
+    """
     holder = live.holders[attempt - 1]
-    if (producer.type, producer.id) == holder:
+    producer_id, begun_by = holder[1], holder[2:]
+    if (producer.type, producer.id) != holder[:2]:
+        message = f"attempt {attempt} of decision {live.decision_id} is leased to {producer_id}; only that executor may renew or report it"
+    elif begun_by and begun_by != caller_identity(caller):
+        message = (
+            f"attempt {attempt} of decision {live.decision_id} was begun by another caller as {producer_id}; only that caller may renew or"
+            " report it. Begin an attempt of your own once the lease has lapsed"
+        )
+    else:
         return None
-    message = f"attempt {attempt} of decision {live.decision_id} is leased to {holder[1]}; only that executor may renew or report it"
     return Fault(error_pb2.ERROR_REASON_PRODUCER_NOT_ALLOWED, message)

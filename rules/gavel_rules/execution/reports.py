@@ -45,7 +45,7 @@ def report(recorder: Recorder, command: ReportExecution, references: References)
     if sent.attempt not in (0, attempt):
         field, problem = "envelope.execution.attempt", f"is {sent.attempt}, but {sent.execution_id} is attempt {attempt}"
         return Fault(error_pb2.ERROR_REASON_INVALID_REQUEST, f"{field} {problem}", ((field, problem),))
-    fault = holder_fault(live, attempt, envelope.producer)
+    fault = holder_fault(live, attempt, envelope.producer, recorder.attestation)
     if fault is not None:
         return fault
     if attempt not in live.unreported_attempts:

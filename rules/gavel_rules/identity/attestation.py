@@ -12,6 +12,17 @@ def participants(attestation: Attestation | None) -> tuple[str, ...]:
 
     Names are compared without method and issuer: callers of one name cannot vote twice, and cannot be each other's witness.
     """
-    if attestation is None or not attestation.principal or attestation.method == ANONYMOUS.method:
+    if attestation is None or not _is_authenticated(attestation):
         return ()
     return (attestation.principal, *attestation.actors)
+
+
+def caller_identity(attestation: Attestation | None) -> tuple[str, ...]:
+    """Return what tells callers apart: name, method and issuer; () without authentication."""
+    if attestation is None or not _is_authenticated(attestation):
+        return ()
+    return (attestation.principal, attestation.method, attestation.issuer)
+
+
+def _is_authenticated(attestation: Attestation) -> bool:
+    return bool(attestation.principal) and attestation.method != ANONYMOUS.method

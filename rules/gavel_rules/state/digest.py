@@ -173,5 +173,4 @@ def _plain_member(member: Any) -> object:
         return member.event_id
     if not isinstance(member, tuple):
         return member
-    first, second = member
-    return [first, second.event_id if isinstance(second, Envelope) else second]
+    return [part.event_id if isinstance(part, Envelope) else part for part in member]

@@ -27,6 +27,9 @@ EXECUTING: Final = 2
 AWAITING_FACTS: Final = 3
 UNDER_REVIEW: Final = 4
 
+Holder = tuple[int | str, ...]
+"""Who began an attempt: type and id of the executor; if its caller was authenticated, also the caller's name, method and issuer."""
+
 
 class ClockAcceptance(NamedTuple):
     """An operator's acceptance of a bus that was ahead: its time and the server's clock then."""
@@ -137,7 +140,7 @@ class LiveDecision:
         executor_type: ProducerType.ValueType = common_pb2.PRODUCER_TYPE_UNSPECIFIED,
         executor_id: str = "",
         executor_version: str = "",
-        holders: tuple[tuple[int, str], ...] = (),
+        holders: tuple[Holder, ...] = (),
         unreported_attempts: tuple[int, ...] = (),
         lease_until_ms: int = 0,
         status: int = 0,
@@ -165,7 +168,7 @@ class LiveDecision:
         self.executor_type: Final[ProducerType.ValueType] = executor_type
         self.executor_id: Final = executor_id
         self.executor_version: Final = executor_version
-        self.holders: Final = holders  # (type, id) of the executor of each attempt, from the first
+        self.holders: Final = holders  # of each attempt, from the first
         self.unreported_attempts: Final = unreported_attempts  # the running one included
         self.lease_until_ms: Final = lease_until_ms
         self.status: Final = status

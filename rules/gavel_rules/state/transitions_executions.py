@@ -8,7 +8,8 @@ from gavel.v1.execution_pb2 import Execution
 from gavel_rules import derivation
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
-from gavel_rules.state.records import AWAITING_FACTS, EXECUTING, LiveDecision
+from gavel_rules.identity.attestation import caller_identity
+from gavel_rules.state.records import AWAITING_FACTS, EXECUTING, Holder, LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions_approvals import end_decision_if_complete, reopen_decision, update_decision
 
@@ -31,13 +32,15 @@ def _start(store: Store, event: RecordedEvent, execution: Execution, live: LiveD
     policy = live.basis.decision.retry_policy
     patience_ms = policy.human_takeover_after_ms if execution.attempt < policy.max_attempts else 0
     producer = event.envelope.producer
+    executor: Holder = (producer.type, producer.id)
+    holder = executor + caller_identity(event.envelope.attestation)
     attempts = live.unreported_attempts
     update_decision(
         store,
         live,
         event,
         phase=EXECUTING,
-        holders=(*live.holders[: execution.attempt - 1], (producer.type, producer.id)),
+        holders=(*live.holders[: execution.attempt - 1], holder),
         unreported_attempts=(*attempts, execution.attempt) if execution.attempt > live.attempt else attempts,
         attempt=execution.attempt,
         starts=live.starts + 1,
