@@ -32,7 +32,7 @@ def vote_fault(review: Review, resolution: ReviewResolved, voter: Attestation | 
     if fault is None and is_approval and resolution.reviewer in approvers(review):
         problem = f"{resolution.reviewer} has voted to approve already; it takes {missing_votes(review)} more, by other persons"
         return _wrong_state(review, problem)
-    return fault
+    return _delegation_fault(review, voter) if fault is None and is_approval else fault
 
 
 def approvers(review: Review) -> list[str]:
@@ -74,6 +74,23 @@ def _eligibility_fault(review: Review, is_approval: bool, voter: Attestation | N
         return _wrong_state(review, f"{problem}; reject the review, and propose again")
     if set(proposers) & set(voters):
         return _lacks_right(review, f"{voter.principal} made the proposal or had a part in it; others have to decide")
+    return None
+
+
+def _delegation_fault(review: Review, voter: Attestation | None) -> Fault | None:
+    """Return a fault if the voter acts for an earlier approver, or one of these acted for the voter: that would be one person twice."""
+    person, *actors = participants(voter) or ("",)
+    for vote in review.votes:
+        if vote.fact.review_voted.verdict != APPROVE:
+            continue
+        earlier, *earlier_actors = participants(vote.attestation) or ("",)
+        if person and person in earlier_actors:
+            problem = f"{person} has voted to approve already, in the name of {earlier}"
+        elif earlier and earlier in actors:
+            problem = f"{earlier} has voted to approve already, and now acts for {person}"
+        else:
+            continue
+        return _wrong_state(review, f"{problem}; it takes {missing_votes(review)} more, by other persons")
     return None
 
 

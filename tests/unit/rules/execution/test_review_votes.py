@@ -120,6 +120,23 @@ def test_nobody_votes_twice() -> None:
     assert WRONG_STATE == fault.reason
 
 
+def test_a_person_and_those_who_act_for_it_have_one_vote() -> None:
+    """An actor does not approve for itself after it has approved for a person, nor the reverse; a gateway of two persons counts twice."""
+    ada_by_bot = Principal("ada", "jwt", groups=("risk",), actors=("gateway", "bot"))
+    bot = Principal("bot", "token", groups=("risk",))
+    for first, second in ((ada_by_bot, bot), (bot, ada_by_bot)):
+        core, review = opened()
+        accepted(core, review, first)
+        fault = refused(core, review, second)
+        assert (WRONG_STATE, True, True) == (fault.reason, "bot has voted to approve already" in fault.message, "1 more" in fault.message)
+        accepted(core, review, second, COMMENT)
+        assert APPROVED == accepted(core, review, Principal("ben", "jwt", groups=("risk",), actors=("gateway",))).decision.outcome
+        core.prove()
+    core, review = opened()
+    accepted(core, review, ada_by_bot)
+    assert REJECTED == accepted(core, review, bot, REJECT).decision.outcome
+
+
 @pytest.mark.parametrize("verdict", [APPROVE, REJECT])
 def test_members_of_other_groups_do_not_vote(verdict: fact_pb2.ReviewVerdict.ValueType) -> None:
     """Only members of the policy's groups vote; they may all comment."""
