@@ -51,6 +51,7 @@ type connection struct {
 	calls      map[uint32]*call
 	opening    uint32 // the stream whose headers came last
 	bytes      int    // that the calls hold
+	busy       int    // how many calls keep it from counting as idle
 	idle       int    // rank among the connections that have become idle
 	resets     []uint32
 	resetSince int // the time when the first of `resets` was noted
@@ -242,6 +243,9 @@ func (connection *connection) open(path string, all metadata.MD) *call {
 		since:      table.now,
 	}
 	connection.calls[call.id] = call
+	if !method.CountsAsIdle {
+		connection.busy++
+	}
 	table.charge(call, headers.MemoryBytes(all))
 	return call
 }
@@ -250,8 +254,15 @@ func (connection *connection) open(path string, all metadata.MD) *call {
 func (connection *connection) remove(call *call) {
 	call.isOver = true
 	connection.table.release(call, call.bytes)
+	if connection.calls[call.id] != call {
+		return
+	}
 	delete(connection.calls, call.id)
-	if len(connection.calls) == 0 {
+	if call.method.CountsAsIdle {
+		return
+	}
+	connection.busy--
+	if connection.busy == 0 {
 		connection.table.idle++
 		connection.idle = connection.table.idle
 	}

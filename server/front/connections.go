@@ -90,11 +90,12 @@ func (connections *connections) admit(newcomer net.Conn) *connection {
 	return connection
 }
 
-// longestIdle returns the connection that has been without calls for longest, among those of one caller or of all, or nil.
+// longestIdle returns the connection that has been idle for longest, among those of one caller or of all, or nil. Calls of health and
+// reflection do not count: anybody may hold them open for ever.
 func (connections *connections) longestIdle(caller string, ofCaller bool) *connection {
 	var longest *connection
 	for connection := range connections.all {
-		if len(connection.calls) > 0 || ofCaller && connection.caller != caller {
+		if connection.busy > 0 || ofCaller && connection.caller != caller {
 			continue
 		}
 		if longest == nil || connection.idle < longest.idle {

@@ -53,6 +53,33 @@ func TestTheLongestIdleConnectionMakesRoom(t *testing.T) {
 	}
 }
 
+// Connections with nothing but streams of health make room, in the order in which they had their last other call.
+func TestStreamsOfHealthDoNotKeepOthersOut(t *testing.T) {
+	const watch = "/grpc.health.v1.Health/Watch"
+	connections := newConnections(limitsOfTests())
+	var admitted []*connection
+	for _, host := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"} {
+		connection := connections.admitFrom(t, host)
+		connection.open(watch, nil)
+		admitted = append(admitted, connection)
+	}
+	busy := admitted[0].openNext()
+	admitted[1].remove(admitted[1].openNext()) // idle since now, but for its stream
+	if connections.admitFrom(t, "10.0.0.5") == nil || connections.holds(admitted[2]) {
+		t.Error("the third connection has had no call but a stream of health for longest, and does not make room")
+	}
+	if connections.admitFrom(t, "10.0.0.6") == nil || connections.holds(admitted[3]) {
+		t.Error("the fourth connection does not make room")
+	}
+	if connections.admitFrom(t, "10.0.0.7") == nil || connections.holds(admitted[1]) || !connections.holds(admitted[0]) {
+		t.Error("the second connection does not make room")
+	}
+	admitted[0].remove(busy)
+	if admitted[0].busy != 0 || len(admitted[0].calls) != 1 {
+		t.Errorf("%d calls keep the first connection busy, which has %d", admitted[0].busy, len(admitted[0].calls))
+	}
+}
+
 // A caller with too many connections makes room itself; other callers keep theirs.
 func TestACallerMakesRoomForItself(t *testing.T) {
 	limits := limitsOfTests()

@@ -38,7 +38,8 @@ type limits struct {
 type method struct {
 	RequestBytes    int  `json:"request_bytes"` // of one message, before and after decompression
 	ClientStreaming bool `json:"client_streaming"`
-	IsOpen          bool `json:"is_open"` // needs no credentials
+	IsOpen          bool `json:"is_open"`        // needs no credentials
+	CountsAsIdle    bool `json:"counts_as_idle"` // a connection with such calls alone makes room for newcomers
 }
 
 // decodeLimits returns the limits in an order to serve. It returns an error if one is missing: nothing may be unlimited.

@@ -14,7 +14,10 @@ func limitsOfTests() limits {
 		ForwardedCalls: 4, LargeRequests: 2, LargeRequestBytes: 64 << 10,
 		Resets: 10, ResetSeconds: 10, IdleSeconds: 300, RequestSeconds: 20, StallSeconds: 10, PingSecondsMin: 10,
 		KeepaliveSeconds: 60, KeepaliveTimeoutSeconds: 20, MemoryBytes: 64 << 20,
-		Methods: map[string]method{"/gavel.v1.EventService/GetEvent": {RequestBytes: 1000}},
+		Methods: map[string]method{
+			"/gavel.v1.EventService/GetEvent": {RequestBytes: 1000},
+			"/grpc.health.v1.Health/Watch":    {RequestBytes: 1000, IsOpen: true, CountsAsIdle: true},
+		},
 	}
 }
 

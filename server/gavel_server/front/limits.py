@@ -51,4 +51,10 @@ def _method(method: MethodDescriptor) -> dict[str, Any]:
     if method.client_streaming:
         # The server refuses an item of a stream by itself. Only one that is larger than any request ends the stream.
         request_bytes = BATCH_BYTES_MAX
-    return {"request_bytes": request_bytes, "client_streaming": method.client_streaming, "is_open": name in OPEN_METHODS}
+    return {
+        "request_bytes": request_bytes,
+        "client_streaming": method.client_streaming,
+        "is_open": name in OPEN_METHODS,
+        # Anybody may hold these streams open for ever: they must not keep others from connecting.
+        "counts_as_idle": method.containing_service in (HEALTH, *REFLECTIONS),
+    }
