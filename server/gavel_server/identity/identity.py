@@ -15,7 +15,7 @@ import structlog
 
 from gavel_server.errors import GavelServerError
 from gavel_server.identity.errors import IdentityFileError
-from gavel_server.identity.settings import IdentitySettings
+from gavel_server.identity.settings import IdentitySettings, shared_names
 from gavel_server.identity.tokens import TokenAuthenticator, read_token_file
 from gavel_server.identity.unix_users import UserAuthenticator
 
@@ -52,6 +52,8 @@ class Identity:
             raise IdentityError(str(error)) from error
         except OSError as error:
             raise IdentityError(f"cannot read {error.filename}: {error.strerror}") from error
+        for problem in shared_names(settings.issuers):
+            _LOG.warning("identity.shared_names", problem=problem, consequence="a grant for one of these callers is also for the others")
 
     @property
     def is_watched(self) -> bool:

@@ -51,7 +51,7 @@ class JwtAuthenticator:
             name=issuer.name_prefix + checked_name(claims.get(issuer.name_claim), f"the token's claim {issuer.name_claim}"),
             method="jwt",
             issuer=issuer.issuer,
-            groups=checked_groups(_claim(claims, issuer.groups_claim), f"the token's claim {issuer.groups_claim}"),
+            groups=_groups(claims, issuer),
             actors=_actors(claims.get("act"), issuer.name_prefix),
             credential_id=_credential_id(claims.get("jti"), key_id),
         )
@@ -132,6 +132,11 @@ def _refusal(error: jwt.PyJWTError, issuer: JwtIssuer) -> ServiceError:
         case jwt.InvalidIssuerError():
             return unauthenticated("the token's issuer (iss) is unknown to this server")
     return unauthenticated("a claim of the token is malformed")
+
+
+def _groups(claims: Mapping[str, Any], issuer: JwtIssuer) -> tuple[str, ...]:
+    groups = checked_groups(_claim(claims, issuer.groups_claim), f"the token's claim {issuer.groups_claim}")
+    return tuple(issuer.groups_prefix + group for group in groups)
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:

@@ -10,9 +10,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -120,6 +124,76 @@ class KeySet:
             self._version += 1
 
 
+class _Deadline:
+    """A total time for one fetch: then its connections are shut down. A socket's own timeout counts from each read anew."""
+
+    def __init__(self, seconds: float) -> None:
+        self.is_over = False
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def watch(self, connected: socket.socket) -> None:
+        """Shut a connection down at the deadline. Its duplicate is kept: TLS takes the socket over. Raises TimeoutError."""
+        with self._lock:
+            if self.is_over:
+                raise TimeoutError("timed out")
+            self._sockets.append(connected.dup())
+
+    def close(self) -> None:
+        """End the watch."""
+        self._timer.cancel()
+        with self._lock:
+            for one in self._sockets:
+                one.close()
+            self._sockets.clear()
+
+    def _end(self) -> None:
+        with self._lock:
+            self.is_over = True
+            for one in self._sockets:
+                with suppress(OSError):  # the other side has closed it
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection under a deadline."""
+
+    deadline: _Deadline
+
+    def connect(self) -> None:
+        """Connect; the deadline holds from now on, for a handshake too."""
+        super().connect()
+        self.deadline.watch(self.sock)
+
+
+class _EncryptedConnection(http.client.HTTPSConnection, _Connection):
+    """A connection with TLS under a deadline: HTTPSConnection connects by the method above, before its handshake."""
+
+
+class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens URLs under a deadline."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self._deadline = deadline
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Open a URL without TLS, on this machine."""
+        return self.do_open(partial(self._connection, _Connection), request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        """Open a URL with TLS."""
+        return self.do_open(partial(self._connection, _EncryptedConnection), request)
+
+    def _connection(self, kind: type[_Connection], *args: Any, **kwargs: Any) -> _Connection:
+        connection = kind(*args, **kwargs)
+        connection.deadline = self._deadline
+        return connection
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects: they could lead away from https, or from the issuer."""
 
@@ -127,15 +201,25 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Return no request to follow."""
 
 
-def _fetch(url: str) -> bytes:
+def _fetch(url: str, seconds_max: float = FETCH_SECONDS_MAX) -> bytes:
+    """Return what a URL answers within a total time. Raises KeySetError."""
     request = urllib.request.Request(url, headers={"accept": "application/json", "user-agent": "gavel"})  # noqa: S310  # settings check it
+    deadline = _Deadline(seconds_max)
+    problem = ""
+    content = b""
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=FETCH_SECONDS_MAX) as response:
-            content: bytes = response.read(KEY_SET_BYTES_MAX + 1)
+        with urllib.request.build_opener(_Handler(deadline), _NoRedirects).open(request, timeout=seconds_max) as response:
+            content = response.read(KEY_SET_BYTES_MAX + 1)
     except urllib.error.HTTPError as error:
         raise KeySetError(f"{_place(url)} answered {error.code}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:  # the last one: a malformed or truncated response
-        raise KeySetError(f"{_place(url)} cannot be fetched: {error}") from None
+        problem = str(error)
+    finally:
+        deadline.close()
+    if deadline.is_over:  # also if the response only seems to be complete
+        problem = f"it took longer than {seconds_max:g} s"
+    if problem:
+        raise KeySetError(f"{_place(url)} cannot be fetched: {problem}")
     return content
 
 

@@ -46,23 +46,27 @@ class CertificateAuthenticator:
             own, *others = [x509.load_der_x509_certificate(data) for data in certificates]
         except ValueError:
             raise unauthenticated("the client certificate cannot be read") from None
-        problem = self._problem(own, others)
-        if problem:
-            raise unauthenticated(problem)
+        chain = self._chain(own, others)
+        if isinstance(chain, str):
+            raise unauthenticated(chain)
         principal = Principal(
             name=self._name(own),
             method="mtls",
             issuer=own.issuer.rfc4514_string(),
             credential_id=own.fingerprint(SHA256()).hex(),
         )
-        return Session(principal, own.not_valid_after_utc.timestamp(), Source(certificates=certificates))
+        # An authority that expires before its clients ends their sessions: a new connection would be refused, too.
+        expires_at = min(certificate.not_valid_after_utc for certificate in chain).timestamp()
+        return Session(principal, expires_at, Source(certificates=certificates))
 
     def problem(self, certificates: tuple[bytes, ...]) -> str:
         """Return why certificates that were accepted are accepted no longer, or ""."""
         own, *others = [x509.load_der_x509_certificate(data) for data in certificates]
-        return self._problem(own, others)
+        chain = self._chain(own, others)
+        return chain if isinstance(chain, str) else ""
 
-    def _problem(self, own: x509.Certificate, others: list[x509.Certificate]) -> str:
+    def _chain(self, own: x509.Certificate, others: list[x509.Certificate]) -> list[x509.Certificate] | str:
+        """Return the certificates from the client's own up to the authority, or why there is no such chain."""
         now = datetime.now(UTC)
         if now < own.not_valid_before_utc:
             return "the client certificate is not valid yet"
@@ -73,10 +77,9 @@ class CertificateAuthenticator:
         builder = PolicyBuilder().store(Store(list(self._authorities))).time(now.replace(tzinfo=None))
         builder = builder.extension_policies(ca_policy=_authority_policy(), ee_policy=_client_policy())
         try:
-            builder.build_client_verifier().verify(own, others)
+            return builder.build_client_verifier().verify(own, others).chain
         except VerificationError:
             return "the client certificate is not signed by an authority of tls_client_ca, or not for client authentication"
-        return ""
 
     def _name(self, certificate: x509.Certificate) -> str:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -42,6 +42,8 @@ class JwtIssuer(BaseModel):
     """Put in front of the name, so that two issuers cannot give one name."""
     groups_claim: str = "groups"
     """The claim that holds the groups: its name, or a path such as realm_access.roles. Empty: no groups."""
+    groups_prefix: str = ""
+    """Put in front of each group, so that a group of one issuer is not taken for that of another."""
 
     @field_validator("jwks_url")
     @classmethod
@@ -64,6 +66,20 @@ class JwtIssuer(BaseModel):
     def audiences(self) -> tuple[str, ...]:
         """The accepted audiences."""
         return (self.audience,) if isinstance(self.audience, str) else self.audience
+
+
+def shared_names(issuers: Sequence[JwtIssuer]) -> list[str]:
+    """Return a warning for each kind of names, of callers and of groups, that several issuers can give to different callers."""
+    found: list[str] = []
+    for kind, key, prefixed in (
+        ("names", "name_prefix", [(issuer.name_prefix, issuer.issuer) for issuer in issuers]),
+        ("groups", "groups_prefix", [(issuer.groups_prefix, issuer.issuer) for issuer in issuers if issuer.groups_claim]),
+    ):
+        for prefix in sorted({prefix for prefix, _ in prefixed}):
+            sharing = [issuer for own, issuer in prefixed if own == prefix]
+            if len(sharing) > 1:
+                found.append(f"the issuers {', '.join(sharing)} share one space of {kind}; give each a {key} of its own")
+    return found
 
 
 class IdentitySettings(NamedTuple):

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from gavel_server.errors import ServiceError
+from gavel_server.identity.identity import Identity
 from gavel_server.identity.json_web_tokens import ACTORS_MAX, JwtAuthenticator
 from gavel_server.identity.names import GROUPS_MAX, NAME_CHARACTERS_MAX
-from gavel_server.identity.settings import JwtIssuer
+from gavel_server.identity.settings import IdentitySettings, JwtIssuer
+from structlog.testing import capture_logs
 
 from tests.support.identity.issuer import AUDIENCE, ISSUER, Issuer
 
@@ -61,6 +63,39 @@ async def test_groups(issuer: Issuer, file: Path, path: str, claims: dict[str, A
     """Groups come from the claim of the configured name, else from the path; without the claim there are none."""
     session = await authenticator(file, groups_claim=path).session(issuer.token(**claims))
     assert groups == session.principal.groups
+
+
+async def test_groups_have_the_prefix_of_their_issuer(issuer: Issuer, file: Path) -> None:
+    """With a prefix, the groups of one issuer are not those of another one that have the same names."""
+    session = await authenticator(file, groups_prefix="corp:").session(issuer.token(groups=["b", "a"]))
+    assert ("corp:a", "corp:b") == session.principal.groups
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        ({}, {}, ["names", "groups"]),
+        ({"name_prefix": "a:"}, {}, ["groups"]),
+        ({"groups_prefix": "a:"}, {}, ["names"]),
+        ({"groups_claim": ""}, {"name_prefix": "b:"}, []),
+        ({"name_prefix": "a:", "groups_prefix": "a:"}, {"name_prefix": "b:", "groups_prefix": "b:"}, []),
+        ({"name_prefix": "a:", "groups_prefix": "a:"}, {"name_prefix": "a:"}, ["names"]),
+    ],
+)
+def test_issuers_that_share_names(file: Path, first: dict[str, str], second: dict[str, str], shared: list[str]) -> None:
+    """A server whose issuers can give the same names or groups warns of it at its start, and names the setting that helps."""
+    issuers = tuple(
+        JwtIssuer.model_validate({"issuer": issuer, "audience": AUDIENCE, "jwks_file": file, **settings})
+        for issuer, settings in (("https://one.example", first), ("https://two.example", second))
+    )
+    with capture_logs() as logs:
+        Identity(IdentitySettings("required", issuers=issuers))
+    problems = [line["problem"] for line in logs if line["event"] == "identity.shared_names"]
+    assert [f"one space of {kind}" in problem for kind, problem in zip(shared, problems, strict=True)] == [True] * len(shared)
+    assert all("https://one.example, https://two.example" in problem and "prefix" in problem for problem in problems)
+    with capture_logs() as logs:
+        Identity(IdentitySettings("required", issuers=issuers[:1]))
+    assert [] == logs
 
 
 @pytest.mark.parametrize(

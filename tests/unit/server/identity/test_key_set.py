@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from gavel_server.errors import ServiceError
 from gavel_server.identity import key_set
-from gavel_server.identity.key_set import KEY_SET_BYTES_MAX, KEYS_MAX, KeySet
+from gavel_server.identity.key_set import KEY_SET_BYTES_MAX, KEYS_MAX, KeySet, KeySetError
 from structlog.testing import capture_logs
 
 from tests.support.identity.issuer import Issuer
@@ -163,3 +166,31 @@ async def test_urls_with_secrets_are_not_logged() -> None:
         assert "planted" not in await refusal(keys, "one")
     assert "http://127.0.0.1:1/keys cannot be fetched" in logs[0]["problem"]
     assert "planted" not in str(logs)
+
+
+@pytest.mark.parametrize("slow", ["headers", "content"])
+def test_a_slow_answer_ends_at_the_deadline(slow: str) -> None:
+    """An issuer that sends a byte now and then is given up after one total time, whichever part of the answer is slow."""
+    content = Issuer("one").key_set().encode()
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(content)}\r\n\r\n".encode()
+    quick = 20 if slow == "headers" else len(head)
+    stopped = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall((head + content)[:quick])
+            for byte in (head + content)[quick:]:
+                if stopped.wait(0.1):
+                    return
+                connection.sendall(bytes([byte]))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        try:
+            with pytest.raises(KeySetError, match=r"took longer than 0\.5 s"):
+                key_set._fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/keys", 0.5)
+        finally:
+            stopped.set()
+            thread.join()

@@ -95,6 +95,34 @@ def test_lifetime(issuing: Issuing) -> None:
     assert "is not valid yet" in refusal(authenticator(issuing), issuing.issue(valid_from=now + timedelta(hours=1)))
 
 
+def test_lifetime_of_the_chain(tmp_path: Path) -> None:
+    """A session ends with the first certificate of its chain that expires, not only with the client's own."""
+    now = datetime.now(UTC)
+    root_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+
+    def authority(name: str, public: ec.EllipticCurvePublicKey, hours: int) -> x509.Certificate:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")]))
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(hours=hours))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(root_key, SHA256())
+        )
+
+    for root_hours, middle_hours, expected in ((100, 2, 2), (3, 50, 3), (100, 50, 24)):
+        root = authority("root", root_key.public_key(), root_hours)
+        middle = authority("middle", key.public_key(), middle_hours)
+        issuing = Issuing(tmp_path)
+        issuing.authority = Authority(middle, key)
+        chain = issuing.issue(), middle.public_bytes(Encoding.DER)
+        session = CertificateAuthenticator(NAMES, [root]).session(chain)
+        assert abs(session.expires_at - (now + timedelta(hours=expected)).timestamp()) < 600  # issued a little in the past
+
+
 def test_certificates_that_are_refused(issuing: Issuing, tmp_path: Path) -> None:
     """A certificate of another authority, of a server, of an authority, or of no kind at all is refused."""
     verified = authenticator(issuing)
