@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gavel.v1 import error_pb2
+from gavel_rules.identity.principal import ANONYMOUS, Principal
 
 from gavel_server.errors import ServiceError
 from gavel_server.process import metrics
@@ -47,6 +48,7 @@ class Throttled:
     quota: str
     refused: int
     since_seconds: float
+    principal: Principal = ANONYMOUS
 
 
 class Account:
@@ -61,6 +63,7 @@ class Account:
         self.refused = 0
         self.refused_at = -THROTTLED_SECONDS
         self.refused_quota = ""
+        self.principal = ANONYMOUS  # of the last refusal
 
 
 class Quotas:
@@ -73,7 +76,7 @@ class Quotas:
         self._monotonic: Final = monotonic
         self._accounts: Final[dict[str, Account]] = {}
 
-    def charge(self, caller: str, size_bytes: int) -> None:
+    def charge(self, caller: str, size_bytes: int, principal: Principal = ANONYMOUS) -> None:
         """Charge a call and its request's bytes to a caller. Raises ServiceError QUOTA_EXCEEDED.
 
         The last call may overdraw the bytes: requests have a size limit of their own.
@@ -88,21 +91,25 @@ class Quotas:
             account.calls = min(self._calls_max, account.calls + elapsed * self._calls_max)
             account.size_bytes = min(self._bytes_max, account.size_bytes + elapsed * self._bytes_max)
         if account.calls < 1.0:
+            account.principal = principal
             raise self._refusal(caller, account, "calls_per_second", self._limits.calls_per_second, 1.0 - account.calls, self._calls_max)
         if account.size_bytes <= 0.0:
+            account.principal = principal
             raise self._refusal(caller, account, "bytes_per_second", self._limits.bytes_per_second, -account.size_bytes, self._bytes_max)
         account.calls -= 1.0
         account.size_bytes -= size_bytes
 
     @contextmanager
-    def stream(self, caller: str, *, is_subscription: bool) -> Iterator[None]:
+    def stream(self, caller: str, *, is_subscription: bool, principal: Principal = ANONYMOUS) -> Iterator[None]:
         """Count a stream of a caller while the block runs. Raises ServiceError QUOTA_EXCEEDED."""
         account = self._accounts.get(caller)
         if account is None:
             account = self._open(caller, self._monotonic())
         if account.streams >= self._limits.streams:
+            account.principal = principal
             raise self._refusal(caller, account, "streams", self._limits.streams, 0.0, 0.0)
         if is_subscription and account.subscriptions >= self._limits.subscriptions:
+            account.principal = principal
             raise self._refusal(caller, account, "subscriptions", self._limits.subscriptions, 0.0, 0.0)
         account.streams += 1
         account.subscriptions += is_subscription
@@ -112,13 +119,13 @@ class Quotas:
             account.streams -= 1
             account.subscriptions -= is_subscription
 
-    def throttled(self) -> list[Throttled]:
-        """Return the callers that were refused lately, the most refused first."""
+    def throttled(self, is_visible: Callable[[Principal], bool] | None = None) -> list[Throttled]:
+        """Return the callers that were refused lately and whose principals are visible, the most refused first. None: all are."""
         now = self._monotonic()
         found = [
-            Throttled(caller, account.refused_quota, account.refused, now - account.refused_at)
+            Throttled(caller, account.refused_quota, account.refused, now - account.refused_at, account.principal)
             for caller, account in self._accounts.items()
-            if now - account.refused_at < THROTTLED_SECONDS
+            if now - account.refused_at < THROTTLED_SECONDS and (is_visible is None or is_visible(account.principal))
         ]
         return sorted(found, key=lambda one: (-one.refused, one.caller))[:THROTTLED_MAX]
 

@@ -183,7 +183,7 @@ class Interceptor:
                 return result.status() if isinstance(result, ServiceError) else result
 
             async with _errors(name, context):
-                with self.quotas.stream(call_context.address, is_subscription=False):
+                with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
                     stream = stream_answers(requests, answer, self._closing)
                     async with _lasting(call_context), aclosing(stream) as answers:
                         async for item in answers:
@@ -207,7 +207,7 @@ class Interceptor:
                 nonlocal opening
                 data: Any = first
                 while data is not grpc.aio.EOF:
-                    self.quotas.charge(call_context.address, len(data))
+                    self.quotas.charge(call_context.address, len(data), call_context.principal)
                     request = await decode(data, call_context)
                     if opening is None:
                         # Consume, the one such method, names its bus in the first request's `open`.
@@ -220,7 +220,7 @@ class Interceptor:
                     data = await context.read()
 
             async with _errors(name, context):
-                with self.quotas.stream(call_context.address, is_subscription=False):
+                with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
                     async with _lasting(call_context), aclosing(behaviour(requests(), call_context)) as responses:
                         async for response in responses:
                             await _authorize_again(access, name, opening, call_context)
@@ -232,7 +232,7 @@ class Interceptor:
             data = await _request(name, context)
             async with _errors(name, context):
                 with self._observed(call_context, context):
-                    self.quotas.charge(call_context.address, len(data))
+                    self.quotas.charge(call_context.address, len(data), call_context.principal)
                     request = await decode(data, call_context)
                     with _noting(access, name, request, call_context):
                         await _authorize(access, name, request, call_context)
@@ -243,8 +243,9 @@ class Interceptor:
             data = await _request(name, context)
             async with _errors(name, context):
                 with self._observed(call_context, context):
-                    self.quotas.charge(call_context.address, len(data))
-                    with self.quotas.stream(call_context.address, is_subscription=method.name == _SUBSCRIBE):
+                    self.quotas.charge(call_context.address, len(data), call_context.principal)
+                    is_subscription = method.name == _SUBSCRIBE
+                    with self.quotas.stream(call_context.address, is_subscription=is_subscription, principal=call_context.principal):
                         request = await decode(data, call_context)
                         await _authorize(access, name, request, call_context)
                         async with _lasting(call_context), aclosing(behaviour(request, call_context)) as responses:
@@ -273,7 +274,9 @@ class Interceptor:
             data = b"" if method.client_streaming else await _request(name, context)
             async with _errors(name, context), _lasting(call_context):
                 # Also streams that need no credentials: a stranger could open them until the memory is full.
-                streams = self.quotas.stream(call_context.address, is_subscription=False) if method.server_streaming else nullcontext()
+                address, principal = call_context.address, call_context.principal
+                is_stream = method.server_streaming
+                streams = self.quotas.stream(address, is_subscription=False, principal=principal) if is_stream else nullcontext()
                 with streams, self._observed(call_context, context, is_traced=False):
                     request = decoded(requests) if method.client_streaming else decode(data)
                     if guard is not None and not method.client_streaming:
@@ -304,7 +307,7 @@ def _intercept(name: str, method: CallbackMethod, quotas: Quotas, access: Access
             respond(error)
             return
         try:
-            quotas.charge(context.address, len(data))
+            quotas.charge(context.address, len(data), context.principal)
             if access is not None and access.is_bound(name, context.principal):
                 _call_authorized(access, name, method, bus_number, data, context, respond)
             else:

@@ -62,7 +62,10 @@ class AdministrationServicer:
         self._compiles = asyncio.Semaphore(COMPILES_MAX)
 
     async def WhoAmI(self, request: WhoAmIRequest, context: CallContext) -> WhoAmIResponse:
-        """Return the caller and its rights on a bus; on a bus that does not exist, those of its future caller."""
+        """Return the caller and its rights on a bus; on a bus that does not exist, those of its future caller.
+
+        A caller without rights gets the same answer whether the bus exists or not.
+        """
         self._buses.check_name(request.bus)
         principal = context.principal
         response = WhoAmIResponse(
@@ -75,14 +78,15 @@ class AdministrationServicer:
             ),
             admin=self._access.is_admin(principal),
         )
-        try:
-            state = (await self._buses.existing(request.bus)).replica.state
-        except ServiceError as error:
-            if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND:
-                raise
-            state = State(request.bus or BUS_DEFAULT)
+        state = State(request.bus or BUS_DEFAULT)
+        if self._access.may_open(request.bus or BUS_DEFAULT, principal):
+            try:
+                state = (await self._buses.existing(request.bus)).replica.state
+            except ServiceError as error:
+                if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND:
+                    raise
         response.rights.extend(sorted(self._access.rights(principal, state)))
-        if state.grants_in_force is not None:
+        if state.grants_in_force is not None and (response.rights or response.admin):
             response.grants_digest = state.grants_in_force.deployed.digest
         return response
 
@@ -152,6 +156,8 @@ class AdministrationServicer:
         buses: list[Bus] = []
         for name in await self._buses.names():
             if name <= after:
+                continue
+            if not self._access.may_open(name, context.principal):
                 continue
             if len(buses) == page.size:
                 return ListBusesResponse(buses=buses, next_page_token=page.token((buses[-1].name,)))

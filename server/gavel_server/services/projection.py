@@ -34,6 +34,7 @@ from gavel_server.log import LogError
 from gavel_server.log.work.protocol import ConsumerGroup
 from gavel_server.process.build import VERSION
 from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.services.reads import views
 from gavel_server.services.reads.log_reader import action_type_violations, enum_violations
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, fill, page_of
@@ -61,8 +62,10 @@ _SERVER_VERSION: Final = f"gavel {VERSION}"
 class ProjectionServicer:
     """Serves ProjectionService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry, supervisor: Supervisor, quotas: Quotas) -> None:
+    def __init__(self, buses: BusRegistry, supervisor: Supervisor, quotas: Quotas, access: AccessControl | None = None) -> None:
+        """`access` knows whom callers may hear of; default: of everybody, unless grants restrict them."""
         self._buses = buses
+        self._access = access or AccessControl(buses)
         self._supervisor = supervisor
         self._quotas = quotas
         self._digests = ProjectionDigests()
@@ -139,7 +142,9 @@ class ProjectionServicer:
             active_rule_sets=views.active_rule_sets(state),
             shadow_rule_sets=views.shadow_rule_sets(state),
             consumers=[views.consumer(group) for group in consumers],
-            throttled_callers=[_throttled(one) for one in self._quotas.throttled()],
+            throttled_callers=[
+                _throttled(one) for one in self._quotas.throttled(lambda other: self._access.may_know(context.principal, other, state))
+            ],
             arbiter_version=state.arbiter_version,
             cross_check=state.cross_check,
             server_version=_SERVER_VERSION,

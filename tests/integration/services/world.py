@@ -36,7 +36,7 @@ from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition
 from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.values import python_to_value
-from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
+from gavel_server.bus.registry import BUS_DEFAULT, BusNames, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.log import EventLog
@@ -176,9 +176,16 @@ async def open_memory_log(bus: str, clock: Clock) -> EventLog:
 
 @asynccontextmanager
 async def running_world(
-    open_log: OpenLog = open_memory_log, clock: Clock | None = None, interceptor: Interceptor | None = None, admins: Sequence[str] = ()
+    open_log: OpenLog = open_memory_log,
+    clock: Clock | None = None,
+    interceptor: Interceptor | None = None,
+    admins: Sequence[str] = (),
+    names: BusNames | None = None,
 ) -> AsyncIterator[World]:
-    """Serve on a free port of the loopback interface; stop with the block. `interceptor` may identify callers."""
+    """Serve on a free port of the loopback interface; stop with the block. `interceptor` may identify callers.
+
+    `names` lists the buses of the log store; default: those that are open.
+    """
     clock = clock or Clock()
 
     async def exists(name: str) -> bool:
@@ -197,7 +204,7 @@ async def running_world(
         await sequencer.start(opens=interceptor is None or name == BUS_DEFAULT)
         return sequencer
 
-    buses = BusRegistry(open_bus, exists)
+    buses = BusRegistry(open_bus, exists, names=names)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
     refusals = AccessRefusals(buses, monotonic=lambda: clock.now_ms / 1000)
     register_services(server, interceptor or Interceptor(), buses, access=AccessControl(buses, admins, refusals))

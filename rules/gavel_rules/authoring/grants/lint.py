@@ -14,8 +14,10 @@ from gavel_rules.language.document.diagnostics import DocumentMessage, Messages,
 PAIRS_MAX: Final = 200_000
 
 # Rights whose events have actions, subjects and fact keys.
-_WITH_ACTIONS: Final = frozenset({"propose", "preflight", "execute", "review", "revoke", "deploy", "activate"})
-_WITH_SUBJECTS: Final = frozenset({"propose", "preflight", "publish", "execute", "review", "revoke"})
+_WITH_ACTIONS: Final = frozenset({"propose", "preflight", "execute", "review", "revoke", "deploy", "activate", "operate"})
+_WITH_SUBJECTS: Final = frozenset({"propose", "preflight", "publish", "execute", "review", "revoke", "operate"})
+# Rights to read the events of all subjects.
+_READING: Final = frozenset({"read", "subscribe", "simulate", "replay"})
 _WITH_FACTS: Final = frozenset({"publish"})
 
 
@@ -61,6 +63,10 @@ def _own_warnings(grant: Grant) -> list[tuple[str, str, str]]:
         if given and not rights & needed:
             message = f"grant {number}: {key} restricts none of its rights ({', '.join(sorted(rights))})"
             found.append(("restricts-nothing", message, f"remove {key}, or grant one of {', '.join(sorted(needed))}"))
+    reading = sorted(rights & _READING)
+    if reading and grant.subjects is not None and rights & _WITH_SUBJECTS:
+        message = f"grant {number}: subjects do not restrict {' and '.join(reading)}; its callers see the events of all subjects"
+        found.append(("reads-all-subjects", message, f"remove {' and '.join(reading)}, or give it in a grant of its own without subjects"))
     return found
 
 

@@ -57,6 +57,30 @@ class AccessControl:
             return _ALL_RIGHTS if self.is_admin(principal) else frozenset()
         return in_force.grants.rights_of(principal, state.bus)
 
+    def may_know(self, viewer: Principal, other: Principal, state: State) -> bool:
+        """Return whether a caller that may read a bus may hear that another one calls this server: one with rights on the same bus."""
+        in_force = state.grants_in_force
+        if in_force is None or viewer.is_anonymous or viewer == SERVER or self.is_admin(viewer):
+            return True
+        is_own = (viewer.name, viewer.method, viewer.issuer) == (other.name, other.method, other.issuer)
+        return is_own or bool(in_force.grants.rights_of(other, state.bus))
+
+    def may_open(self, bus: str, principal: Principal) -> bool:
+        """Return whether a bus is opened in this process, or kept open, to tell a caller about the bus and its own rights there.
+
+        Opening takes memory, and time for a long log. Callers without rights do not cause it: without rights on this bus, as far as this
+        server knows its grants, else without rights on any open bus.
+        """
+        if principal.is_anonymous or principal == SERVER or self.is_admin(principal):
+            return True
+        sequencer = self._buses.peek(bus)
+        if sequencer is not None:
+            return bool(self.rights(principal, sequencer.replica.state))
+        closed = self._buses.grants_when_closed(bus)
+        if closed is not None:
+            return bool(closed.grants.rights_of(principal, bus))
+        return any(self.rights(principal, sequencer.replica.state) for sequencer in self._buses.all())
+
     def check_open(self, rpc: str, bus: str, principal: Principal, sequencer: Sequencer) -> ServiceError | None:
         """Return why a call is refused on a bus that is open, or None."""
         right = RIGHT_OF_RPC.get(rpc)

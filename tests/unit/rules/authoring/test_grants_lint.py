@@ -1,0 +1,38 @@
+"""Warnings about grants documents."""
+
+from __future__ import annotations
+
+import pytest
+from gavel_rules.authoring.grants.lint import lint_grants
+from gavel_rules.identity.grants import compile_grants
+
+DOCUMENT = "gavel: v1\nname: main\nversion: 1\ngrants:\n  - {to: [ada], may: [grant]}\n"
+
+
+def codes(grant: str) -> list[str]:
+    """Return the warnings about one more grant."""
+    document = f"{DOCUMENT}  - {{to: [bob], {grant}}}\n"
+    return [message.code for message in lint_grants(document, compile_grants(document))]
+
+
+@pytest.mark.parametrize(
+    ("grant", "expected"),
+    [
+        ('may: [execute, read], produce: {ids: [x]}, subjects: ["order/*"]', ["reads-all-subjects"]),
+        ('may: [review, subscribe], subjects: ["order/*"]', ["reads-all-subjects"]),
+        ('may: [execute], produce: {ids: [x]}, subjects: ["order/*"]', []),
+        ("may: [execute, read], produce: {ids: [x]}", []),
+        ('may: [read], subjects: ["order/*"]', ["restricts-nothing"]),
+        ('may: [operate], subjects: ["order/*"], actions: ["refund.*"]', []),
+        ("may: [publish]", ["any-producer"]),
+    ],
+)
+def test_warnings(grant: str, expected: list[str]) -> None:
+    """A grant gets the warnings that it deserves: subjects do not restrict reading, so a grant that seems to say so is warned of."""
+    assert expected == codes(grant)
+
+
+def test_nobody_may_grant() -> None:
+    """A document that nobody could replace is warned of."""
+    document = "gavel: v1\nname: main\nversion: 1\ngrants:\n  - {to: [bob], may: [read]}\n"
+    assert ["nobody-may-grant"] == [message.code for message in lint_grants(document, compile_grants(document))]
