@@ -50,5 +50,5 @@ def register_services(
     interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
     interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer())
-    interceptor.register(server, service_descriptors.WORK, WorkServicer(buses))
+    interceptor.register(server, service_descriptors.WORK, WorkServicer(buses, access.refusals))
     return methods

@@ -39,6 +39,8 @@ from gavel_server.errors import ServiceError, invalid
 from gavel_server.log import LogError
 from gavel_server.log.work.protocol import PARKED_MAX, ParkedEntry, QueueName
 from gavel_server.rpc.call_context import CallContext
+from gavel_server.rpc.identity.access_refusals import AccessRefusals
+from gavel_server.rpc.service_descriptors import WORK
 from gavel_server.services.reads import views
 from gavel_server.services.reads.paging import fill, page_of
 from gavel_server.work import limits
@@ -56,6 +58,7 @@ QUEUE_OF_NUMBER: Final[dict[int, QueueName]] = {
 # Items named in one request.
 ITEM_IDS_MAX: Final = 1_000
 LABEL_LENGTH_MAX: Final = 128
+_CONSUME: Final = f"{WORK.full_name}/Consume"
 _GROUP: Final = re.compile(PRODUCER_ID)
 _ITEM_ID: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
@@ -63,8 +66,10 @@ _ITEM_ID: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 class WorkServicer:
     """Serves WorkService on the buses of this server."""
 
-    def __init__(self, buses: BusRegistry) -> None:
+    def __init__(self, buses: BusRegistry, refusals: AccessRefusals | None = None) -> None:
+        """`refusals` counts refused streams; default: a tally of its own."""
         self._buses = buses
+        self._refusals = AccessRefusals(buses) if refusals is None else refusals
         self._groups = WorkGroups()
 
     async def Consume(self, requests: AsyncGenerator[ConsumeRequest, None], context: CallContext) -> AsyncGenerator[ConsumeResponse, None]:
@@ -80,7 +85,9 @@ class WorkServicer:
                 f"the queue EXECUTIONS is for fact derivation reactors: {context.principal.name!r} needs a grant on bus {sequencer.bus}"
                 " with the right publish for producers of type system"
             )
-            raise ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
+            refusal = ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, message)
+            self._refusals.note(_CONSUME, sequencer.bus, context.principal, refusal)
+            raise refusal
         try:
             async with self._groups.open(sequencer, settings, context.address, permission.permits) as stream:
                 settling = asyncio.create_task(_settle_all(requests, stream, settings.silence_ms_max))

@@ -178,7 +178,7 @@ async def test_grants_that_change(world: World) -> None:
 
 
 async def test_the_queue_of_executions_is_for_reactors(world: World) -> None:
-    """An executor may not open the queue of executions; a fact derivation reactor gets those of the actions that it may execute."""
+    """An executor may not open the queue of executions, and the log tells who tried; a reactor gets those that it may execute."""
     approval = await world.approve("order/1")
     await world.report(report(approval, await world.begin(approval), EXECUTION_STATUS_SUCCESS))
     reactor = Principal("reactor", "token")
@@ -186,6 +186,16 @@ async def test_the_queue_of_executions_is_for_reactors(world: World) -> None:
     await deploy(world, f'{may_derive}, actions: ["parcel.*"]')
     opening = consume(world, PAYMENTS, WORK_QUEUE_EXECUTIONS)
     assert "RIGHT_LACKING" == (await refusal(opening.__aenter__())).reason
+    before = await world.head()
+    await world.refusals.record_due()
+    (record,) = await (await world.buses.open("")).log.read(before + 1, before + 1)
+    noted = Envelope.FromString(record.envelope).agent_diagnostic.access_refused
+    assert ("service:payments", "gavel.v1.WorkService/Consume", "RIGHT_LACKING", 1) == (
+        noted.principal,
+        noted.rpc,
+        noted.reason,
+        noted.count,
+    )
     async with consume(world, reactor, WORK_QUEUE_EXECUTIONS) as stream:
         await await_given_back(world, 2)
         await deploy(world, may_derive, version=2)
