@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from typing import Annotated, Final
 
 import typer
+from typer.models import CommandInfo, TyperInfo
 
 from gavel_server.cli.command import Command
 from gavel_server.cli.commands.buses.create import create_bus
@@ -158,8 +161,39 @@ certs.command("dev")(dev)
 
 token.command("create")(create_token)
 
-for group in (app, review, work, log, rules, grants, buses, context, certs, token):
-    for command in group.registered_commands:
-        command.cls = Command
-        if command.callback is not None:
-            command.callback = with_server_options(command.callback)
+
+def select_commands(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Return `app` with only the command that the arguments begin with; with all commands if they begin with none.
+
+    Typer evaluates the annotations of all commands that it is given, which takes longer than most commands run.
+    """
+    return _select(app, arguments)
+
+
+def _select(group: typer.Typer, arguments: Sequence[str]) -> typer.Typer:
+    first = next(iter(arguments), None)
+    commands = [command for command in group.registered_commands if command.name == first]
+    groups = [subgroup for subgroup in group.registered_groups if subgroup.name == first]
+    following = arguments[1:]
+    if not commands and not groups:
+        commands, groups, following = group.registered_commands, group.registered_groups, ()
+    selection = copy(group)
+    selection.registered_commands = [_complete(command) for command in commands]
+    selection.registered_groups = [_select_group(subgroup, following) for subgroup in groups]
+    return selection
+
+
+def _select_group(group: TyperInfo, arguments: Sequence[str]) -> TyperInfo:
+    selection = copy(group)
+    if group.typer_instance is not None:
+        selection.typer_instance = _select(group.typer_instance, arguments)
+    return selection
+
+
+def _complete(command: CommandInfo) -> CommandInfo:
+    """Return a command with our help and, if it calls a server, the options for that."""
+    completed = copy(command)
+    completed.cls = Command
+    if command.callback is not None:
+        completed.callback = with_server_options(command.callback)
+    return completed

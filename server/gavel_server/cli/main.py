@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 import typer
 
 from gavel_server.cli import options
-from gavel_server.cli.app import PROGRAM, app
+from gavel_server.cli.app import PROGRAM, select_commands
 from gavel_server.cli.commands.completion import COMPLETION_VARIABLE
 from gavel_server.cli.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_INVALID, CommandError, OutputClosedError
 from gavel_server.cli.rendering import output
@@ -49,12 +49,14 @@ def _occupy_standard_descriptors() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status: 0, 1 failure, 2 wrong usage or invalid document, others as the command documents."""
+    # A shell that completes a line passes it in variables.
+    commands = select_commands(arguments if COMPLETION_VARIABLE not in os.environ else ())
     if COMPLETION_VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]  # Typer has no other way without its options
 
         completion_init()
     try:
-        status = app(args=output.read_json_names(arguments), prog_name=PROGRAM, standalone_mode=False)
+        status = commands(args=output.read_json_names(arguments), prog_name=PROGRAM, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from gavel_server.cli.app import app
+from gavel_server.cli.app import select_commands
 from gavel_server.cli.main import run
 from gavel_server.cli.server_options import ServerOptions
 from typer.main import get_command
@@ -151,7 +151,7 @@ def test_every_command_of_a_server_has_the_options() -> None:
                 name: options[name].envvar for name in ServerOptions._fields
             }
 
-    check(get_command(app), "gavel")
+    check(get_command(select_commands()), "gavel")
     assert {"gavel status", "gavel executor", "gavel fdr", "gavel replay", "gavel work list", "gavel review approve"} <= checked
     assert len(checked) > 30
 

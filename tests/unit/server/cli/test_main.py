@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from gavel_server.cli import options
+from gavel_server.cli.app import select_commands
 from gavel_server.cli.errors import CommandError
 from gavel_server.cli.main import run
 from gavel_server.process.build import VERSION, build
+from typer.main import get_command
 
 UNUSED_ADDRESS = "127.0.0.1:9"
 
@@ -146,6 +149,39 @@ def test_arguments_in_help(capsys: pytest.CaptureFixture[str], command: str, usa
     out = capsys.readouterr().out
     assert out.startswith(usage)
     assert row in out
+
+
+def test_selected_commands() -> None:
+    """Each command is the same whether it is built alone or with all others, and its group then has no other command."""
+    paths = []
+
+    def check(command: Any, path: list[str]) -> None:
+        for name, part in getattr(command, "commands", {}).items():
+            check(part, [*path, name])
+        if not hasattr(command, "commands"):
+            paths.append(path)
+            alone: Any = get_command(select_commands([*path, "FILE"]))
+            for name in path:
+                assert {name} == set(alone.commands)
+                alone = alone.commands[name]
+            assert _description(command) == _description(alone), path
+
+    check(get_command(select_commands()), [])
+    assert ["status"] in paths
+    assert ["rules", "lint"] in paths
+    assert len(paths) > 50
+
+
+def _description(command: Any) -> list[object]:
+    parameters = [(type(one), one.name, one.opts, one.default, one.envvar, getattr(one, "help", "")) for one in command.params]
+    return [type(command), command.name, command.help, *parameters]
+
+
+def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt command gets the likely ones, of the program and of a group."""
+    for arguments, likely in ((["statu"], "status"), (["rules", "lnt"], "lint")):
+        assert 2 == run(arguments)
+        assert f"Did you mean '{likely}'?" in capsys.readouterr().err
 
 
 def test_imports_at_start() -> None:
