@@ -140,4 +140,7 @@ def _fault(action: CompiledAction, case: Case) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stderr.flush()
+    # The kernel frees the process at once. The interpreter would take its modules apart first, which costs a quarter of the whole run.
+    os._exit(status)
