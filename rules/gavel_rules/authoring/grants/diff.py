@@ -42,6 +42,7 @@ def describe(grant: Grant) -> str:
         ("actions", grant.actions),
         ("subjects", grant.subjects),
         ("facts", grant.facts),
+        ("joins", grant.joins or None),
     ):
         if values is not None:
             parts.append(f"{name} {', '.join(sorted(set(values)))}")

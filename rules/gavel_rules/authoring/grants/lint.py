@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
-from gavel_rules.identity.grants import ANYONE, CompiledGrants, Grant, read_source
-from gavel_rules.identity.patterns import covers
+from gavel_rules.identity.grants import ANYONE, GROUP_PREFIX, CompiledGrants, Grant, read_source
+from gavel_rules.identity.patterns import ANY, covers
 from gavel_rules.identity.rights import PRODUCING_RIGHTS, RPCS_OF_RIGHT
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
 
@@ -19,6 +20,13 @@ _WITH_SUBJECTS: Final = frozenset({"propose", "preflight", "publish", "execute",
 # Rights to read the events of all subjects.
 _READING: Final = frozenset({"read", "subscribe", "simulate", "replay"})
 _WITH_FACTS: Final = frozenset({"publish"})
+
+# Names that authentication refuses (gavel_server/identity/names.py). Names such as uid:1000 are those of users of Unix sockets.
+_GAVEL_PREFIX: Final = "gavel:"
+_ANONYMOUS: Final = "anonymous"
+# Patterns that some bus, and some subject, can match.
+_BUS_PATTERN: Final = re.compile(r"[a-z0-9*-]{1,512}")
+_SUBJECT_PATTERN: Final = re.compile(r".*[/*].*")
 
 
 def lint_grants(text: str, grants: CompiledGrants) -> tuple[DocumentMessage, ...]:
@@ -63,10 +71,37 @@ def _own_warnings(grant: Grant) -> list[tuple[str, str, str]]:
         if given and not rights & needed:
             message = f"grant {number}: {key} restricts none of its rights ({', '.join(sorted(rights))})"
             found.append(("restricts-nothing", message, f"remove {key}, or grant one of {', '.join(sorted(needed))}"))
+    found += _never_matching(grant)
     reading = sorted(rights & _READING)
     if reading and grant.subjects is not None and rights & _WITH_SUBJECTS:
         message = f"grant {number}: subjects do not restrict {' and '.join(reading)}; its callers see the events of all subjects"
         found.append(("reads-all-subjects", message, f"remove {' and '.join(reading)}, or give it in a grant of its own without subjects"))
+    return found
+
+
+def _never_matching(grant: Grant) -> list[tuple[str, str, str]]:
+    """Return warnings of names that no caller has, and of patterns that no bus and no subject matches."""
+    found: list[tuple[str, str, str]] = []
+    for key, callers in (("to", grant.to), ("joins", grant.joins)):
+        for name in callers:
+            hint = ""
+            if name == GROUP_PREFIX:
+                hint = "name the group after group:"
+            elif name.startswith(_GAVEL_PREFIX) or name == _ANONYMOUS:
+                hint = "authentication gives no caller this name"
+            elif ANY in name and name != ANYONE:
+                hint = "names of callers and groups are not patterns; list them, or name a group"
+            if hint:
+                found.append(("no-such-caller", f"grant {grant.number}: {key} names {name!r}, which is no caller", hint))
+    for key, patterns, form, meaning in (
+        ("buses", grant.buses, _BUS_PATTERN, "names of buses have a-z, 0-9 and hyphens"),
+        ("subjects", grant.subjects, _SUBJECT_PATTERN, "subjects are TYPE/ID, e.g. order/*"),
+    ):
+        found += [
+            ("matches-nothing", f"grant {grant.number}: {key} has {pattern!r}, which matches nothing", meaning)
+            for pattern in patterns or ()
+            if not form.fullmatch(pattern)
+        ]
     return found
 
 
@@ -93,6 +128,7 @@ def _covers(wide: Grant, narrow: Grant) -> bool:
     return (
         (ANYONE in wide.to or {*narrow.to} <= {*wide.to})
         and narrow.rights <= wide.rights
+        and (ANYONE in wide.joins or {*narrow.joins} <= {*wide.joins})
         and (wide.producer_types is None or (narrow.producer_types is not None and narrow.producer_types <= wide.producer_types))
         and all(
             _cover_all(of_wide, of_narrow)

@@ -25,6 +25,11 @@ def codes(grant: str) -> list[str]:
         ('may: [read], subjects: ["order/*"]', ["restricts-nothing"]),
         ('may: [operate], subjects: ["order/*"], actions: ["refund.*"]', []),
         ("may: [publish]", ["any-producer"]),
+        ('may: [read], joins: ["svc:*", "*", "group:", "group:a"]', ["no-such-caller", "no-such-caller"]),
+        ("may: [read], joins: [gavel:x, anonymous, uid:5, login:ada]", ["no-such-caller", "no-such-caller"]),
+        ('may: [read], buses: [Orders, "orders-*"]', ["matches-nothing"]),
+        ('may: [operate], subjects: [order, "order/*", "*"]', ["matches-nothing"]),
+        ("may: [grant], joins: [ada]", []),
     ],
 )
 def test_warnings(grant: str, expected: list[str]) -> None:
@@ -36,3 +41,11 @@ def test_nobody_may_grant() -> None:
     """A document that nobody could replace is warned of."""
     document = "gavel: v1\nname: main\nversion: 1\ngrants:\n  - {to: [bob], may: [read]}\n"
     assert ["nobody-may-grant"] == [message.code for message in lint_grants(document, compile_grants(document))]
+
+
+def test_unreachable_with_joins() -> None:
+    """A grant that lets its callers join more traces is not covered by one that lets them join fewer."""
+    grants = "  - {to: [bob], may: [read], joins: [ada, eve]}\n  - {to: [bob], may: [read], joins: [ada]}\n"
+    document = DOCUMENT + grants
+    warnings = [message.message for message in lint_grants(document, compile_grants(document))]
+    assert ["grant 2 allows all that this grant allows"] == warnings

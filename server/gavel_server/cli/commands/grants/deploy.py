@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from gavel_server.cli.connection import connect
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Server, check_int64
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Reason, Server, check_int64
 
 
 def deploy_grants(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Grants in YAML or JSON; - is standard input.")],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason, for the log.")] = "",
+    reason: Reason = "",
     expected_version: Annotated[
         int | None,
         typer.Option(

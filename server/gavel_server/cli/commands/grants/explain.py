@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -24,8 +24,9 @@ def explain_access(
 ) -> None:
     """Say whether grants allow an access, and which grant does or what the nearest ones lack. Exit status: 0 allowed, 1 denied."""
     from gavel_rules.authoring.grants.diff import describe
-    from gavel_rules.authoring.grants.suite import PRODUCER_TYPES, UNKNOWN_TYPE
+    from gavel_rules.authoring.grants.suite import PRODUCER_TYPES
     from gavel_rules.identity.access import Access, explain_refusal, permitting_grant
+    from gavel_rules.identity.models import ProducerTypeName
     from gavel_rules.identity.principal import Principal
     from gavel_rules.identity.rights import RIGHTS
     from gavel_rules.text import suggestion
@@ -36,15 +37,19 @@ def explain_access(
 
     known = next((one for one in RIGHTS if one == right), None)
     if known is None:
-        raise InvalidInputError(f"there is no right {right!r}; {suggestion(right, sorted(RIGHTS))}")
+        near = suggestion(right, RIGHTS) or f"the rights are {', '.join(RIGHTS)}"
+        raise InvalidInputError(f"there is no right {right!r}; {near}")
     grants = read_grants(file)[1]
     type_name, separator, producer_id = producer.partition(":")
     if producer and not separator:
         raise InvalidInputError(f"--producer {producer!r} is not TYPE:ID, e.g. agent:refund-1")
+    types = get_args(ProducerTypeName)
+    if producer and type_name not in types:
+        raise InvalidInputError(f"--producer {producer!r} has no type of producers; the types are {', '.join(types)}")
     access = Access(
         known,
         on_bus,
-        PRODUCER_TYPES.get(type_name, UNKNOWN_TYPE) if producer else 0,
+        PRODUCER_TYPES[type_name] if producer else 0,
         producer_id,
         (action,) if action else (),
         subject,

@@ -1,0 +1,103 @@
+"""The commands of `gavel grants` that need no server: their output and exit statuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from gavel_server.cli.main import run
+
+DOCUMENT = """\
+gavel: v1
+grants: main
+version: 1
+grants:
+  - {to: ["group:agents"], may: [propose], produce: {types: [agent], ids: ["refund-*"]}, actions: ["refund.*"], subjects: ["order/*"]}
+  - {to: [root], may: [grant]}
+"""
+SUITE = """\
+gavel: v1
+tests: grants.yaml
+cases:
+  - {name: agents refund, caller: {name: ada, groups: [agents]}, right: propose, action: refund.create, expect: allowed}
+  - {name: agents pay, caller: {name: ada, groups: [agents]}, right: execute, expect: allowed}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A document with an agents' and an administrator's grant."""
+    file = tmp_path / "grants.yaml"
+    file.write_text(DOCUMENT)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "expected"),
+    [
+        (["--producer", "agent:refund-1", "--action", "refund.create", "--subject", "order/1"], 0, "allowed by grant 1: to group:agents; "),
+        (["--producer", "agent:other"], 1, "denied: main version 1 gives 'ada' the right propose, but not for this call: grant 1 lacks "),
+        (["--producer", "executor:refund-1"], 1, "grant 1 lacks producers of type executor"),
+        (["--action", "order.delete"], 1, "grant 1 lacks action order.delete"),
+        (["--subject", "customer/1"], 1, "grant 1 lacks subject customer/1"),
+        (["--producer", "robot:x"], 2, "no type of producers; the types are sensor, api, database_snapshot, agent, "),
+        (["--producer", "agent"], 2, "--producer 'agent' is not TYPE:ID"),
+    ],
+)
+def test_explain(file: str, options: list[str], status: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`explain` names the grant that allows an access, or what the nearest grants lack; wrong arguments are exit status 2."""
+    assert status == run(["grants", "explain", file, "ada", "propose", "--group", "agents", *options])
+    assert expected in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(("right", "expected"), [("reed", "did you mean read?"), ("fly", "the rights are propose, preflight, ")])
+def test_unknown_right(file: str, right: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A right that does not exist is exit status 2, with the nearest right or all of them."""
+    assert 2 == run(["grants", "explain", file, "ada", right])
+    assert f"gavel: there is no right '{right}'; {expected}" in capsys.readouterr().err
+
+
+def test_diff(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`diff` shows the grants that differ and the rights that callers gain and lose: exit status 1, and 0 for equal documents."""
+    other = tmp_path / "other.yaml"
+    other.write_text(DOCUMENT.replace("[grant]", "[grant, read], joins: [ada]"))
+    assert 1 == run(["grants", "diff", file, str(other)])
+    assert "- to root; may grant\n+ to root; may grant, read; joins ada\nroot gains read\n" == capsys.readouterr().out
+    assert 0 == run(["grants", "diff", file, file])
+
+
+def test_lint(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`lint` prints mistakes and warnings with their places; only mistakes are an exit status."""
+    assert 0 == run(["grants", "lint", file])
+    assert "main version 1 is valid" in "".join(capsys.readouterr())
+    other = tmp_path / "other.yaml"
+    other.write_text(DOCUMENT.replace("to: [root]", 'to: ["svc-*"]'))
+    assert 0 == run(["grants", "lint", str(other)])
+    assert f"warning: {other}:6:5: no-such-caller: grant 2: to names 'svc-*'" in "".join(capsys.readouterr())
+    other.write_text(DOCUMENT.replace("[grant]", "[fly]"))
+    assert 2 == run(["grants", "lint", str(other)])
+    assert f"{other}:6:24: unknown-right: there is no right 'fly'" in "".join(capsys.readouterr())
+
+
+def test_the_documented_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The grants in docs/security.md deserve no warning, and pass the tests that are shown with them."""
+    text = (Path(__file__).parents[6] / "docs/security.md").read_text()
+    document, suite, *_ = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "grants.yaml").write_text(document)
+    (tmp_path / "grants_test.yaml").write_text(suite)
+    assert 0 == run(["grants", "lint", str(tmp_path / "grants.yaml")])
+    assert 0 == run(["grants", "test", str(tmp_path / "grants_test.yaml")])
+    output = "".join(capsys.readouterr())
+    assert "warning" not in output
+    assert "2 of 2 passed" in output
+
+
+def test_suite(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`test` runs the cases of a suite; a case that fails is exit status 1, with its line and the reason."""
+    suite = Path(file).with_name("grants_test.yaml")
+    suite.write_text(SUITE)
+    assert 1 == run(["grants", "test", str(suite)])
+    output = "".join(capsys.readouterr())
+    assert f"{suite}:5: agents pay: expected allowed, but it is denied: no grant of main version 1 gives 'ada' the right execute" in output
+    assert "1 of 2 passed" in output
