@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from gavel_rules.identity.rights import RIGHT_OF_RPC, RIGHTS, RPCS_WITHOUT_RIGHT
+from gavel_server.cli.main import run
 from gavel_server.identity.tokens import PREFIX
 from grpc import StatusCode
 
 from tests.e2e.identity.granted import ADMIN, GrantedServer, Methods
 from tests.e2e.identity.world import bearer
+from tests.e2e.world import rule_set
 
 HEALTH = {"grpc.health.v1.Health/Check", "grpc.health.v1.Health/List", "grpc.health.v1.Health/Watch"}
 # Callers that the server does not know, by kind.
@@ -87,3 +92,38 @@ def test_the_health_of_a_bus_needs_the_right_to_read(granted: GrantedServer, met
     assert StatusCode.NOT_FOUND == methods.code(check, granted.by("may-read"), service=BUS_HEALTH + "none")[0]
     denied = methods.code(check, granted.by("may-propose"), service=BUS_HEALTH + "default")
     assert (StatusCode.PERMISSION_DENIED, "RIGHT_LACKING") == denied
+
+
+def test_commands_need_their_right_alone(granted: GrantedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`gavel rules deploy` works with the right `deploy` alone, `activate` with its own; the log names both callers and reasons."""
+    file = tmp_path / "parcels.yaml"
+    file.write_text(rule_set())
+
+    def command(right: str, *arguments: str) -> int:
+        token = tmp_path / right
+        token.write_text(granted.tokens[f"may-{right}"])
+        return run([*arguments, "--server", granted.server.address, "--token-file", str(token)])
+
+    assert 0 == command("deploy", "rules", "deploy", str(file), "--reason", "first version"), capsys.readouterr()
+    assert 0 == command("activate", "rules", "activate", "parcels", "1", "--reason", "tested"), capsys.readouterr()
+    capsys.readouterr()
+    assert 0 == command("read", "log", "list", "--subject", "rule-set/parcels")
+    output = capsys.readouterr().out
+    assert "rule set parcels 1 deployed, by may-deploy: first version, sha256:" in output
+    assert "rule set parcels 1 in force, by may-activate: tested\n" in output
+
+
+def test_following_needs_the_right_to_subscribe_alone(granted: GrantedServer, tmp_path: Path) -> None:
+    """`gavel log tail --follow --from N` works with the right `subscribe` alone."""
+    token = tmp_path / "token"
+    token.write_text(granted.tokens["may-subscribe"])
+    gavel = Path(sys.executable).parent / "gavel"
+    options = ("--server", granted.server.address, "--token-file", str(token))
+    with subprocess.Popen(
+        [gavel, "log", "tail", "--follow", "--from", "1", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as follower:
+        assert follower.stdout is not None
+        try:
+            assert "BusOpened" in follower.stdout.readline()
+        finally:
+            follower.kill()

@@ -22,7 +22,7 @@ def whoami(server: Server = SERVER_DEFAULT, bus: Bus = BUS_DEFAULT, as_json: Jso
             ("method", principal.method),
             *([("issuer", principal.issuer)] if principal.issuer else []),
             *([("groups", ", ".join(principal.groups))] if principal.groups else []),
-            *([("acts for", ", ".join(principal.actors))] if principal.actors else []),
+            *([("actors", ", ".join(principal.actors))] if principal.actors else []),
             (f"rights on {bus or BUS_DEFAULT}", ", ".join(answer.rights) or "none"),
             ("grants", answer.grants_digest or "none in force"),
             ("administrator", "yes" if answer.admin else "no"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,6 +156,8 @@ def serve(
         "allow_unauthenticated_network": allow_unauthenticated_network,
         "container": container,
     }
+    # gRPC would write a line for each failed TLS handshake, past the limits of this server's log.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from gavel_server import bootstrap
     from gavel_server import config as settings_of_server
     from gavel_server.cli.rendering import output

@@ -112,12 +112,14 @@ def tail(
         )
 
     with connect(server, bus) as client:
-        try:
-            head = client.get_status().head_sequence_number
-        except GavelError as error:
-            if not (follow and is_unopened_bus(error)):
-                raise
-            head = 0
+        head = 0
+        # The head needs the right `read`; whoever follows from a number of their own needs `subscribe` alone.
+        if not follow or from_sequence_number is None:
+            try:
+                head = client.get_status().head_sequence_number
+            except GavelError as error:
+                if not (follow and is_unopened_bus(error)):
+                    raise
         first = max(head - TAIL_EVENTS + 1, 1) if from_sequence_number is None else max(from_sequence_number, 1)
         if not follow and first > head:
             output.print_note(f"gavel: the log of bus {bus} ends at event {head}")

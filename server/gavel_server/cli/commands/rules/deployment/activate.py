@@ -15,6 +15,7 @@ from gavel_server.cli.options import (
     ExpectedActiveVersion,
     Json,
     PolicyId,
+    Reason,
     Server,
     check_int64,
 )
@@ -25,6 +26,7 @@ def activate(
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, callback=check_int64, help="The deployed version.")],
     shadow: Annotated[bool, typer.Option("--shadow", help="Evaluate it as a shadow, which decides nothing.")] = False,
     expected_active_version: ExpectedActiveVersion = None,
+    reason: Reason = "",
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -40,7 +42,7 @@ def activate(
 
     with connect(server, bus) as client:
         mode = ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE
-        response = client.activate_rule_set(policy_id, version, mode=mode, expected_active_version=expected_active_version)
+        response = client.activate_rule_set(policy_id, version, mode=mode, expected_active_version=expected_active_version, reason=reason)
     if as_json:
         output.print_json(response)
     else:

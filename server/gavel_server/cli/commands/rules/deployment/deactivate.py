@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from gavel_server.cli.connection import connect
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, ExpectedActiveVersion, Json, PolicyId, Server
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, ExpectedActiveVersion, Json, PolicyId, Reason, Server
 
 
 def deactivate(
     policy_id: PolicyId,
     shadow: Annotated[bool, typer.Option("--shadow", help="End its shadow; the active version stays in force.")] = False,
     expected_active_version: ExpectedActiveVersion = None,
+    reason: Reason = "",
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -29,7 +30,7 @@ def deactivate(
 
     with connect(server, bus) as client:
         mode = ACTIVATION_MODE_SHADOW if shadow else ACTIVATION_MODE_ACTIVE
-        response = client.deactivate_rule_set(policy_id, mode=mode, expected_active_version=expected_active_version)
+        response = client.deactivate_rule_set(policy_id, mode=mode, expected_active_version=expected_active_version, reason=reason)
     if as_json:
         output.print_json(response)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gavel_server.cli.connection import connect
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, RuleSetFile, Server
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, Reason, RuleSetFile, Server
 
 if TYPE_CHECKING:
     from gavel_client import SyncGavelClient
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def deploy(
     file: RuleSetFile,
     activate: Annotated[bool, typer.Option("--activate", help="Also put the version in force.")] = False,
+    reason: Reason = "",
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -27,18 +28,19 @@ def deploy(
 
     document = documents.read_rule_set(file)
     with connect(server, bus, document=file) as client:
-        is_new = not _bus_exists(client)
-        deployed = client.deploy_rule_set(document)
+        # The bus `default` always exists. The question needs the right `read`, which a caller that deploys need not have.
+        is_new = bus != BUS_DEFAULT and not _bus_exists(client)
+        deployed = client.deploy_rule_set(document, reason=reason)
         name = f"{deployed.policy_id} version {deployed.version}"
         # Printed before the activation, which may fail: the version is deployed all the same.
         if as_json:
             output.print_json(deployed)
         else:
             output.print_line(f"{name} is deployed at event {deployed.sequence_number}, {deployed.digest}")
-        if is_new and bus != BUS_DEFAULT:
+        if is_new:
             output.print_note(f"gavel: the deployment created bus {bus}; check that its name is right")
         if activate:
-            activated = client.activate_rule_set(deployed.policy_id, deployed.version)
+            activated = client.activate_rule_set(deployed.policy_id, deployed.version, reason=reason)
             (output.print_note if as_json else output.print_line)(f"{name} is in force from event {activated.sequence_number}")
 
 
@@ -48,7 +50,9 @@ def _bus_exists(client: SyncGavelClient) -> bool:
     try:
         client.get_status()
     except GavelError as error:
-        if error.reason != "BUS_NOT_FOUND":
+        if error.reason == "BUS_NOT_FOUND":
+            return False
+        if error.reason != "RIGHT_LACKING":
             raise
-        return False
+    # Where a right can be lacking, no deployment creates a bus.
     return True

@@ -8,12 +8,13 @@ import typer
 
 from gavel_server.cli.connection import connect
 from gavel_server.cli.errors import CommandError
-from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, PolicyId, Server, check_int64
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Json, PolicyId, Reason, Server, check_int64
 
 
 def rollback(
     policy_id: PolicyId,
     to: Annotated[int, typer.Option("--to", min=0, callback=check_int64, metavar="VERSION", help="The version. 0: the previous one.")] = 0,
+    reason: Reason = "",
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     as_json: Json = False,
@@ -34,7 +35,7 @@ def rollback(
         version = to or current.previous_version
         if not version:
             raise CommandError(f"{policy_id} version {current.version} replaced no other version; name one with --to VERSION")
-        response = client.activate_rule_set(policy_id, version, expected_active_version=current.version)
+        response = client.activate_rule_set(policy_id, version, expected_active_version=current.version, reason=reason)
     if as_json:
         output.print_json(response)
     else:
