@@ -233,16 +233,21 @@ def _system_fact(fact: Fact, system: str) -> str:
             return f"bus opened, arbiter version {fact.bus_opened.arbiter_version}"
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
-            return f"rule set {deployed.policy_id} {deployed.version} deployed, {short_digest(deployed.digest)}"
+            what = f"rule set {deployed.policy_id} {deployed.version} deployed"
+            return f"{what}{_cause(deployed.principal, deployed.reason)}, {short_digest(deployed.digest)}"
         case "rule_set_activated":
             activated = fact.rule_set_activated
             before = f" in place of {activated.previous_version}" if activated.previous_version else ""
             now = "a shadow" if activated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "in force"
-            return f"rule set {activated.policy_id} {activated.version} {now}{before}"
+            return f"rule set {activated.policy_id} {activated.version} {now}{before}{_cause(activated.principal, activated.reason)}"
         case "rule_set_deactivated":
             deactivated = fact.rule_set_deactivated
             now = "no longer a shadow" if deactivated.mode == fact_pb2.ACTIVATION_MODE_SHADOW else "out of force"
-            return f"rule set {deactivated.policy_id} {deactivated.version} {now}"
+            return f"rule set {deactivated.policy_id} {deactivated.version} {now}{_cause(deactivated.principal, deactivated.reason)}"
+        case "grants_deployed":
+            grants = fact.grants_deployed
+            what = f"grants {grants.name} {grants.version} in force"
+            return f"{what}{_cause(grants.principal, grants.reason)}, {short_digest(grants.digest)}"
         case "clock_accepted":
             accepted = fact.clock_accepted
             return _person_line(accepted.accepted_by, "ACCEPT the time of the bus", accepted.reason)
@@ -257,6 +262,12 @@ def _system_fact(fact: Fact, system: str) -> str:
             requested = fact.revocation_requested
             return _person_line(requested.revoked_by, f"REVOKE {requested.decision_id}", requested.reason)
     return system.replace("_", " ")
+
+
+def _cause(principal: str, reason: str) -> str:
+    """Return who caused a change, if the log names anybody, and why."""
+    by = f", by {printable(principal)}" if principal else ""
+    return f"{by}{f': {printable(_cut(reason))}' if reason else ''}"
 
 
 def _person_line(person: str, what: str, reason: str) -> str:

@@ -45,6 +45,18 @@ CASES = [
     ({"fact": {"key": "order.total", "value": None}}, "order.total retracted"),
     ({"fact": {"bus_opened": {"arbiter_version": 1}}}, "bus opened, arbiter version 1"),
     ({"fact": {"rule_set_activated": {"policy_id": "p", "version": 2, "previous_version": 1}}}, "rule set p 2 in force in place of 1"),
+    (
+        {"fact": {"rule_set_activated": {"policy_id": "p", "version": 2, "principal": "ada\n", "reason": "larger\x1b"}}},
+        "rule set p 2 in force, by ada\\n: larger\\x1b",
+    ),
+    (
+        {"fact": {"rule_set_deployed": {"policy_id": "p", "version": 2, "digest": f"sha256:{'a' * 64}", "principal": "ada"}}},
+        f"rule set p 2 deployed, by ada, sha256:{'a' * 12}…",
+    ),
+    (
+        {"fact": {"grants_deployed": {"name": "main", "version": 3, "digest": f"sha256:{'a' * 64}", "principal": "ada", "reason": "x"}}},
+        f"grants main 3 in force, by ada: x, sha256:{'a' * 12}…",
+    ),
     ({"fact": {"rule_set_deactivated": {"policy_id": "p", "version": 2}}}, "rule set p 2 out of force"),
     (
         {"fact": {"review_resolved": {"decision_id": "d", "verdict": "REVIEW_VERDICT_REJECT", "reviewer": "ada\n", "reason": "x\x1b"}}},
