@@ -314,8 +314,10 @@ def is_local(listen: str) -> bool:
 def _sentence(problem: Any, config: Path | None) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        known = ", ".join(sorted(Settings.model_fields))
-        return f"{config} sets {name}, which is not a setting; the settings are: {known}"
+        owner = problem["loc"][0] if len(problem["loc"]) > 1 else ""
+        known = sorted(JwtIssuer.model_fields if owner == "issuers" else Settings.model_fields)
+        what = f"the settings of {owner} are" if owner else "the settings are"
+        return f"{config} sets {name}, which is not a setting; {what}: {', '.join(known)}"
     why = problem["msg"].removeprefix("Value error, ")
     if not name:
         return str(why)

@@ -137,6 +137,17 @@ def test_unknown_key_in_the_file(tmp_path: Path) -> None:
         load(file)
 
 
+def test_unknown_key_of_an_issuer(tmp_path: Path) -> None:
+    """An unknown key of an issuer is refused, with the names of an issuer's settings."""
+    file = tmp_path / "gavel.toml"
+    file.write_text('[[issuers]]\nissuer = "https://a"\naudience = "gavel"\naudiens = "x"\njwks_file = "k.json"\n')
+    with pytest.raises(
+        SettingsError,
+        match=r"sets issuers\.0\.audiens, which is not a setting; the settings of issuers are: algorithms, audience, .*leeway",
+    ):
+        load(file)
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     """A missing file and one that is not TOML are refused by name."""
     with pytest.raises(SettingsError, match=r"settings file .*nowhere\.toml does not exist"):

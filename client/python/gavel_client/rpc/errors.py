@@ -154,14 +154,19 @@ class TriggerFileError(GavelClientError):
         super().__init__("\n".join(messages))
 
 
+# Reasons whose messages name the caller, its rights and what they lack, and no content of a request.
+_ABOUT_THE_CALLER: Final = frozenset({"RIGHT_LACKING", "PRODUCER_NOT_ALLOWED", "UNAUTHENTICATED"})
+
+
 def describe_error(error: BaseException) -> str:
     """Return a description of an error that is safe to log.
 
     For an error of this package it is the error's text; for any other error its type and place, because the text may hold
-    parameters or secrets.
+    parameters or secrets. Of errors of the server only those about the caller's own credentials and rights are given in words.
     """
     if isinstance(error, GavelError):
-        return f"{error.code.name} {error.reason}".rstrip()
+        text = f"{error.code.name} {error.reason}".rstrip()
+        return f"{text}: {error.message}" if error.reason in _ABOUT_THE_CALLER and error.message else text
     if isinstance(error, GavelClientError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

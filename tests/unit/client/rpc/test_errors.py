@@ -1,0 +1,27 @@
+"""Errors as the client logs them."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from gavel_client import GavelError
+from gavel_client.rpc.errors import describe_error
+
+CODES = {
+    "RIGHT_LACKING": grpc.StatusCode.PERMISSION_DENIED,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "PAYLOAD_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("RIGHT_LACKING", "PERMISSION_DENIED RIGHT_LACKING: text"),
+        ("UNAUTHENTICATED", "UNAUTHENTICATED UNAUTHENTICATED: text"),
+        ("PAYLOAD_INVALID", "INVALID_ARGUMENT PAYLOAD_INVALID"),
+    ],
+)
+def test_errors_of_the_server(reason: str, expected: str) -> None:
+    """What a caller may not do is logged in words; a message that may quote a request is not."""
+    assert expected == describe_error(GavelError(CODES[reason], reason, "text"))
