@@ -6,18 +6,13 @@ activation takes effect from its place in the log on. This module never compiles
 
 from __future__ import annotations
 
-from typing import Any
-
 from gavel.v1 import error_pb2, fact_pb2
-from gavel.v1.common_pb2 import Producer
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
-from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import (
     BusOpened,
     ClockAccepted,
     CrossCheck,
     CrossCheckChanged,
-    Fact,
     GrantsDeployed,
     RuleSetActivated,
     RuleSetDeactivated,
@@ -39,7 +34,6 @@ from gavel_rules.commands import (
     RuleSetPosition,
 )
 from gavel_rules.events.arbiter_versions import semantics_of
-from gavel_rules.events.kinds import SYSTEM_FACT_KEY
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.limits import RULE_SETS_PER_ACTION_MAX, SHADOWS_PER_ACTION_MAX
@@ -62,7 +56,7 @@ def open_bus(recorder: Recorder, command: OpenBus) -> EventAnswer | Fault:
     )
     subject = f"bus/{recorder.state.bus}"
     system = semantics_of(command.arbiter_version).system  # the state has no semantics yet
-    return EventAnswer(_record_system_fact(recorder, command.event_id, "BusOpened", subject, system, bus_opened=opened))
+    return EventAnswer(recorder.record_system_fact(command.event_id, "BusOpened", subject, system, bus_opened=opened))
 
 
 def change_cross_check(recorder: Recorder, command: ChangeCrossCheck) -> EventAnswer | Fault:
@@ -72,7 +66,7 @@ def change_cross_check(recorder: Recorder, command: ChangeCrossCheck) -> EventAn
         return fault
     changed = CrossCheckChanged(cross_check=command.cross_check)
     subject = f"bus/{recorder.state.bus}"
-    return EventAnswer(_record_system_fact(recorder, command.event_id, "CrossCheckChanged", subject, cross_check_changed=changed))
+    return EventAnswer(recorder.record_system_fact(command.event_id, "CrossCheckChanged", subject, cross_check_changed=changed))
 
 
 def accept_clock(recorder: Recorder, command: AcceptClock) -> EventAnswer | Fault:
@@ -81,7 +75,7 @@ def accept_clock(recorder: Recorder, command: AcceptClock) -> EventAnswer | Faul
     if state.recorded_at_ms <= state.time_ms(command.clock_ms):
         return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"the last event of bus {state.bus} is not ahead of this server's clock")
     accepted = ClockAccepted(clock=timestamp(command.clock_ms), accepted_by=command.accepted_by, reason=command.reason)
-    return EventAnswer(_record_system_fact(recorder, command.event_id, "ClockAccepted", f"bus/{state.bus}", clock_accepted=accepted))
+    return EventAnswer(recorder.record_system_fact(command.event_id, "ClockAccepted", f"bus/{state.bus}", clock_accepted=accepted))
 
 
 def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Fault:
@@ -97,8 +91,7 @@ def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Faul
             f"version {version} of rule set {policy_id} is deployed with digest {deployed.digest}; "
             f"this document has {rule_set.digest}: give it a new version",
         )
-    event = _record_system_fact(
-        recorder,
+    event = recorder.record_system_fact(
         command.event_id,
         "RuleSetDeployed",
         f"rule-set/{policy_id}",
@@ -147,7 +140,7 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         principal=recorder.caller,
         reason=command.reason,
     )
-    event = _record_system_fact(recorder, command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
+    event = recorder.record_system_fact(command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
     return RuleSetPosition(policy_id, version, deployed.digest, event.sequence_number)
 
 
@@ -166,7 +159,7 @@ def deactivate(recorder: Recorder, command: DeactivateRuleSet) -> RuleSetPositio
     deactivated = RuleSetDeactivated(policy_id=policy_id, version=current.version, principal=recorder.caller, reason=command.reason)
     if command.shadow:
         deactivated.mode = fact_pb2.ACTIVATION_MODE_SHADOW
-    event = _record_system_fact(recorder, command.event_id, "RuleSetDeactivated", f"rule-set/{policy_id}", rule_set_deactivated=deactivated)
+    event = recorder.record_system_fact(command.event_id, "RuleSetDeactivated", f"rule-set/{policy_id}", rule_set_deactivated=deactivated)
     return RuleSetPosition(policy_id, current.version, current.rule_set.digest, event.sequence_number)
 
 
@@ -200,7 +193,7 @@ def deploy_grants(recorder: Recorder, command: DeployGrants) -> GrantsPosition |
         principal=recorder.caller,
         reason=command.reason,
     )
-    event = _record_system_fact(recorder, command.event_id, "GrantsDeployed", f"bus/{state.bus}", grants_deployed=deployed)
+    event = recorder.record_system_fact(command.event_id, "GrantsDeployed", f"bus/{state.bus}", grants_deployed=deployed)
     return GrantsPosition(grants.name, grants.version, grants.digest, event.sequence_number)
 
 
@@ -276,20 +269,3 @@ def _review_fault(state: State, policy_id: str, deployed: DeployedRuleSet) -> Fa
             problem = f"{action.action_type} has a review policy, which bus {state.bus} of arbiter version {state.arbiter_version} ignores"
             return Fault(error_pb2.ERROR_REASON_WRONG_STATE, f"rule set {policy_id}: {problem}; use a bus of a later arbiter version")
     return None
-
-
-def _record_system_fact(
-    recorder: Recorder, event_id: str, name: str, subject: str, producer: Producer | None = None, **system: Any
-) -> Envelope:
-    """Record a fact about Gavel. `producer` is the system of the bus's semantics, unless the caller gives it."""
-    envelope = Envelope(
-        event_id=event_id,
-        event_name=name,
-        trace_id=event_id,
-        producer=Producer(),
-        subject=subject,
-        fact=Fact(key=SYSTEM_FACT_KEY[name], observed_from=fact_pb2.OBSERVED_FROM_HUMAN_INPUT, **system),
-    )
-    envelope.producer.CopyFrom(recorder.state.semantics.system if producer is None else producer)
-    recorder.record(envelope, "fact")
-    return envelope

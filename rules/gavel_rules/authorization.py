@@ -21,6 +21,7 @@ from gavel_rules.commands import (
     ActivateRuleSet,
     BeginExecution,
     ChangeCrossCheck,
+    ChangeTools,
     Command,
     DeactivateRuleSet,
     DeployGrants,
@@ -121,6 +122,8 @@ def access_of_command(state: State, command: Command) -> Access | None:
             return Access("activate", bus, actions=() if active is None else tuple(sorted(active.rule_set.actions)))
         case DeployGrants():
             return Access("grant", bus)
+        case ChangeTools():
+            return Access("tools", bus)
         case AcceptClock() | ChangeCrossCheck():
             return Access("operate", bus)
     return None

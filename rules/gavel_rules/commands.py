@@ -159,6 +159,13 @@ class DeployGrants:
 
 
 @dataclass(slots=True)
+class ChangeTools:
+    """Change the registry of tools. `envelope` has an event_id and one of the facts about tools alone, which is validated."""
+
+    envelope: Envelope
+
+
+@dataclass(slots=True)
 class RecordRefusals:
     """Record calls that were refused for lack of credentials or rights."""
 
@@ -194,12 +201,13 @@ Command = (
     | ActivateRuleSet
     | DeactivateRuleSet
     | DeployGrants
+    | ChangeTools
     | RecordRefusals
     | Tick
 )
 
 # docs/performance.md#isinstance-tuples
-_WITH_ENVELOPE: Final = (SubmitProposal, PublishEvent, ReportExecution, ResolveReview, RevokeDecision)
+_WITH_ENVELOPE: Final = (SubmitProposal, PublishEvent, ReportExecution, ResolveReview, RevokeDecision, ChangeTools)
 
 
 def command_envelope(command: Command) -> Envelope | None:
@@ -293,11 +301,17 @@ class GrantsPosition(NamedTuple):
     sequence_number: int
 
 
+class ToolsPosition(NamedTuple):
+    """What the registry of tools has already, with the sequence number of its event."""
+
+    sequence_number: int
+
+
 class NoAnswer(NamedTuple):
     """The answer to a command that nobody waits for."""
 
 
-Answer = EventAnswer | ContestEntry | LeasedAttempt | AttemptRefusal | RuleSetPosition | GrantsPosition | NoAnswer | Fault
+Answer = EventAnswer | ContestEntry | LeasedAttempt | AttemptRefusal | RuleSetPosition | GrantsPosition | ToolsPosition | NoAnswer | Fault
 
 
 class Failure(NamedTuple):

@@ -25,6 +25,7 @@ from gavel_rules.commands import (
     Answer,
     BeginExecution,
     ChangeCrossCheck,
+    ChangeTools,
     Command,
     DeactivateRuleSet,
     DeployGrants,
@@ -48,6 +49,7 @@ from gavel_rules.publication import publish
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import OpenContest, Review
 from gavel_rules.state.state import State
+from gavel_rules.tools import registry
 
 _EVENTS_UNBOUNDED: Final = 1 << 62
 
@@ -127,6 +129,8 @@ def _dispatch(recorder: Recorder, command: Command, references: References, engi
             return administration.deactivate(recorder, command)
         case DeployGrants():
             return administration.deploy_grants(recorder, command)
+        case ChangeTools():
+            return registry.change(recorder, command)
         case RecordRefusals():
             return administration.record_refusals(recorder, command)
     raise TypeError(f"{command!r} is not a command of the decider")

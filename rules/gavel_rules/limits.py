@@ -64,6 +64,14 @@ SHADOWS_PER_ACTION_MAX: Final = 4
 # Deployed versions of the grants that a bus remembers beside the log: the newest, and the one in force.
 GRANTS_VERSIONS_MAX: Final = 64
 
+# The registry of tools, of one bus.
+TOOL_CONTRACTS_MAX: Final = 1_000
+TOOL_CONTRACT_BYTES_MAX: Final = 48 * 1024
+TOOL_PROVIDERS_MAX: Final = 1_000
+TOOL_BINDINGS_MAX: Final = 10_000
+TOOL_ALIASES_MAX: Final = 32
+TOOL_EFFECTS_MAX: Final = 32
+
 LEASE_MS_DEFAULT: Final = 30_000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000

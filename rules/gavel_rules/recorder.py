@@ -6,12 +6,14 @@ A recorder serves one command. It writes nothing: the shell appends `Recorder.ev
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gavel.v1 import error_pb2
+from gavel.v1.common_pb2 import Producer
 from gavel.v1.decision_pb2 import Decision, Outcome
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import OBSERVED_FROM_HUMAN_INPUT, Fact
 from gavel.v1.identity_pb2 import Attestation
 
 from gavel_rules.codec.event_headers import encode_header, merge_header, parse_header
@@ -22,6 +24,7 @@ from gavel_rules.events.kinds import (
     DECISION,
     DECISION_NAME,
     SCHEMA_VERSION,
+    SYSTEM_FACT_KEY,
 )
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.events.recorded_event import RecordedEvent
@@ -114,6 +117,19 @@ class Recorder:
         envelope.agent_diagnostic.CopyFrom(diagnostic)
         self._append(RecordedEvent(envelope, number, "agent_diagnostic", event_id, trace_id, subject))
         return envelope
+
+    def record_system_fact(self, event_id: str, name: str, subject: str, producer: Producer | None = None, **system: Any) -> Envelope:
+        """Record a fact about Gavel. `producer` is the system of the bus's semantics, unless the caller gives it."""
+        envelope = Envelope(
+            event_id=event_id,
+            event_name=name,
+            trace_id=event_id,
+            producer=Producer(),
+            subject=subject,
+            fact=Fact(key=SYSTEM_FACT_KEY[name], observed_from=OBSERVED_FROM_HUMAN_INPUT, **system),
+        )
+        envelope.producer.CopyFrom(self.state.semantics.system if producer is None else producer)
+        return self.record(envelope, "fact")
 
     def clock_fault(self, envelope: Envelope) -> Fault | None:
         """Return a fault if `occurred_at` is too far in the future."""

@@ -49,6 +49,7 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_DECISION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_BUS_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_REASON_TOOL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_ACTIVATION_RACED: grpc.StatusCode.ABORTED,
     error_pb2.ERROR_REASON_ACTION_ALREADY_GOVERNED: grpc.StatusCode.FAILED_PRECONDITION,
     error_pb2.ERROR_REASON_RULE_SETS_DISAGREE: grpc.StatusCode.FAILED_PRECONDITION,
@@ -154,11 +155,6 @@ def of_fault(fault: Fault) -> ServiceError:
 def internal(error_id: str) -> ServiceError:
     """Return the error for a bug. The server's log has the traceback under `error_id`; the caller gets only the id."""
     return ServiceError(error_pb2.ERROR_REASON_INTERNAL, f"internal error {error_id}: the server's log has details under this id")
-
-
-def not_implemented(what: str) -> ServiceError:
-    """Return the error for a feature of a later release."""
-    return ServiceError(error_pb2.ERROR_REASON_NOT_IMPLEMENTED, f"{what} is not available in this release")
 
 
 class Bug:

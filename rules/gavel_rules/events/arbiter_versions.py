@@ -10,8 +10,8 @@ compares version numbers.
 | 3 | they are kept for each producer of the trace; refusals have remedies; reason codes and effects are enums; starts and renewals have the
       event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller;
       attempts belong to their caller; rule sets say who resolves reviews; with authentication an observation needs a witness;
-      subjects of templates may have any characters; the traces in which refusals count are limited. In development: it may change until it
-      is released |
+      subjects of templates may have any characters; the traces in which refusals count are limited; buses have a registry of tools.
+      In development: it may change until it is released |
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Semantics:
         requires_witness: bool,
         has_unicode_subjects: bool,
         limits_refused_traces: bool,
+        has_tools: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -59,6 +60,8 @@ class Semantics:
         self.has_unicode_subjects: Final = has_unicode_subjects
         # Whether a bus forgets refusals beyond REFUSED_TRACES_MAX traces.
         self.limits_refused_traces: Final = limits_refused_traces
+        # Whether the bus has a registry of tools.
+        self.has_tools: Final = has_tools
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -83,6 +86,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         requires_witness=False,
         has_unicode_subjects=False,
         limits_refused_traces=False,
+        has_tools=False,
     ),
     3: Semantics(
         3,
@@ -94,6 +98,7 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         requires_witness=True,
         has_unicode_subjects=True,
         limits_refused_traces=True,
+        has_tools=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

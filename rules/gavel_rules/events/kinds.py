@@ -79,6 +79,10 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "ReviewResolved": "gavel.review_resolved",
     "ReviewVoted": "gavel.review_voted",
     "RevocationRequested": "gavel.revocation_requested",
+    "ToolContractRegistered": "gavel.tool_contract_registered",
+    "ToolProviderRegistered": "gavel.tool_provider_registered",
+    "ToolBound": "gavel.tool_bound",
+    "ToolUnbound": "gavel.tool_unbound",
 }
 
 

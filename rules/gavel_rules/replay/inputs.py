@@ -17,6 +17,7 @@ from gavel_rules.commands import (
     ActivateRuleSet,
     BeginExecution,
     ChangeCrossCheck,
+    ChangeTools,
     Command,
     DeactivateRuleSet,
     DeployGrants,
@@ -149,6 +150,8 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
         case "grants_deployed":
             grants = fact.grants_deployed
             return DeployGrants(recorded.event_id, compile_grants(grants.document), grants.document, grants.reason)
+        case "tool_contract_registered" | "tool_provider_registered" | "tool_bound" | "tool_unbound" as kind:
+            return ChangeTools(_verdict(recorded, Fact(**{kind: getattr(fact, kind)})))
         case "review_resolved":
             return ResolveReview(_verdict(recorded, Fact(review_resolved=fact.review_resolved)))
         case "review_voted":

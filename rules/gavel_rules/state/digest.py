@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.state.store import Store
+from gavel_rules.state.tools import ToolRegistry
 
 # Keys that are sorted at once, and items of a list that are encoded at once.
 CHUNK_ITEMS: Final = 2048
@@ -90,6 +91,8 @@ def digest_parts(store: Store) -> Iterator[str]:
     }
     if store.refused_traces:  # digests of buses of earlier arbiter versions stay what they were
         tables["refused_traces"] = _list(store.refused_by_producer)
+    if store.tools.contracts or store.tools.providers:
+        tables["tools"] = _text(_plain_tools(store.tools))
     if store.grants_in_force is not None:  # digests of buses without grants stay what they were
         tables["access_grants"] = _text(
             [(version, deployed.digest, deployed.sequence_number) for version, deployed in sorted(store.grants_versions.items())]
@@ -97,6 +100,13 @@ def digest_parts(store: Store) -> Iterator[str]:
         in_force = store.grants_in_force
         tables["access_grants_in_force"] = _text((in_force.deployed.version, in_force.deployed.sequence_number, in_force.binds_anonymous))
     yield from _table(tables, lambda parts: parts)
+
+
+def _plain_tools(tools: ToolRegistry) -> list[object]:
+    """Return the registry of tools as plain values. Aliases follow from the contracts."""
+    contracts = [[_plain_message(one.contract), one.sequence_number] for _, one in sorted(tools.contracts.items())]
+    providers = [[_plain_message(one.provider), one.sequence_number] for _, one in sorted(tools.providers.items())]
+    return [contracts, providers, sorted([*key, *bound] for key, bound in tools.bindings.items())]
 
 
 def _table(table: Mapping[str, Any], parts_of: Callable[[Any], Iterator[str]]) -> Iterator[str]:

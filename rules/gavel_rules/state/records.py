@@ -1,6 +1,6 @@
 """The immutable records of the state's tables.
 
-Undoing a change puts the old record back. Records hold values and answer questions about them; `transitions_*` alone replace them.
+Undoing a change puts the old record back. Records hold values and answer questions about them; `transitions` alone replace them.
 Records that most decisions create are plain classes: docs/performance.md#plain-classes.
 """
 

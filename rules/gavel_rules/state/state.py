@@ -1,6 +1,6 @@
 """The present state of a bus: what arbitration may read, and the only way to change it.
 
-`State` is a facade. Tables and undo log stand in `store`, the effect of each event in `transitions` and `transitions_*`. `apply` applies
+`State` is a facade. Tables and undo log stand in `store`, the effect of each event in `transitions`. `apply` applies
 one event and reads nothing else, so one log always gives one state (constitution §10). Changes that are not in the log yet can be undone
 without a trace.
 """
@@ -35,8 +35,8 @@ from gavel_rules.state.records import (
     ToolEvidence,
 )
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions import apply_event
-from gavel_rules.state.transitions_traces import has_lapsed
+from gavel_rules.state.transitions.apply import apply_event
+from gavel_rules.state.transitions.traces import has_lapsed
 
 _NO_RESULTS: Final[Mapping[str, ToolEvidence]] = {}
 _NO_KEYS: Final[Mapping[str, tuple[Candidate, ...]]] = {}
@@ -65,6 +65,7 @@ class State:
         self.grants: Final = store.grants
         self.ended_decisions: Final = store.ended_decisions
         self.reviews: Final = store.reviews
+        self.tools: Final = store.tools
         self.traces: Final = store.traces
         self.refusals: Final = store.refusals
         self.trace_reviews: Final = store.trace_reviews

@@ -2,7 +2,7 @@
 
 Records are immutable: a change puts another record in place, and undoing it puts the old one back. Every method that changes a table
 writes the inverse to the undo log. Undoing may reorder the keys of a dict, so nothing may depend on their order. The store knows no
-events: `transitions_*` say what an event changes.
+events: `transitions` say what an event changes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from gavel_rules.state.records import (
     ShadowRuleSet,
     ToolEvidence,
 )
+from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.state.undo_log import ABSENT, UndoLog
 
 
@@ -64,6 +65,8 @@ class Store:
         # Who may do what: the versions of the grants, and the one in force. `grants` below are grants of attempts.
         self.grants_versions: dict[int, DeployedGrants] = {}
         self.grants_in_force: GrantsInForce | None = None
+
+        self.tools: Final = ToolRegistry()
 
         # Evidence by subject, then fact key.
         self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}

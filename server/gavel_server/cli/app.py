@@ -59,6 +59,10 @@ from gavel_server.cli.commands.submissions.preflight import preflight
 from gavel_server.cli.commands.submissions.propose import propose
 from gavel_server.cli.commands.submissions.publish import publish
 from gavel_server.cli.commands.submissions.signal import signal
+from gavel_server.cli.commands.tools.bind import bind_tool, unbind_tool
+from gavel_server.cli.commands.tools.list import list_providers, list_tools
+from gavel_server.cli.commands.tools.register import register_tools
+from gavel_server.cli.commands.tools.resolve import resolve_tool
 from gavel_server.cli.server_options import with_server_options
 
 PROGRAM: Final = "gavel"
@@ -78,6 +82,7 @@ token = typer.Typer(help="Make tokens for callers of a server.", no_args_is_help
 rules = typer.Typer(help="Write, check, test, deploy, activate and read rule sets.", no_args_is_help=True)
 grants = typer.Typer(help="Check, test, deploy and read who may do what.", no_args_is_help=True)
 buses = typer.Typer(help="Open buses, and list them.", no_args_is_help=True)
+tools = typer.Typer(help="Register tools, bind them to providers, and resolve their names.", no_args_is_help=True)
 
 
 def _print_version(value: bool) -> None:
@@ -123,6 +128,7 @@ app.add_typer(log, name="log")
 app.add_typer(rules, name="rules")
 app.add_typer(grants, name="grants")
 app.add_typer(buses, name="bus")
+app.add_typer(tools, name="tools")
 app.add_typer(context, name="context")
 app.add_typer(certs, name="certs")
 app.add_typer(token, name="token")
@@ -144,6 +150,14 @@ rules.command("get")(get_rule_set)
 rules.command("simulate")(simulate)
 rules.command("shadow")(shadow)
 rules.command("rollback")(rollback)
+
+# In the order of `gavel tools --help`.
+tools.command("register")(register_tools)
+tools.command("list")(list_tools)
+tools.command("providers")(list_providers)
+tools.command("bind")(bind_tool)
+tools.command("unbind")(unbind_tool)
+tools.command("resolve")(resolve_tool)
 
 # In the order of `gavel grants --help`: offline on files, then on a server.
 grants.command("lint")(lint_grants_files)

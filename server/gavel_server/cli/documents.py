@@ -8,15 +8,19 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gavel_server.cli.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from gavel.v1.envelope_pb2 import Envelope
+    from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
     from gavel_rules.identity.grants import CompiledGrants
     from gavel_rules.language.rule_set import CompiledRuleSet
     from google.protobuf.descriptor import Descriptor, EnumDescriptor
+    from google.protobuf.message import Message
+
+_Message = TypeVar("_Message", bound="Message")
 
 STANDARD_INPUT: Final = "-"
 # A rule set or an envelope has at most 1 MiB; a larger document is not read to its end.
@@ -91,20 +95,46 @@ def invalid_rule_set(name: str, mistakes: Iterable[str]) -> InvalidInputError:
 def read_envelope(name: str) -> Envelope:
     """Return the Envelope of a file in protobuf JSON or YAML. Raises InvalidInputError."""
     from gavel.v1.envelope_pb2 import Envelope
-    from google.protobuf.json_format import ParseDict, ParseError
 
     document = _parse(name, read_document(name))
     if not isinstance(document, dict):
         raise InvalidInputError(
             f"{display_name(name)} must be one Envelope: a mapping with subject, producer and a payload such as proposal"
         )
+    return _to_message(document, Envelope(), display_name(name), name, "an Envelope")
+
+
+def read_tools(name: str) -> tuple[list[ToolContract], list[ToolProvider], list[ToolBinding]]:
+    """Return the contracts, providers and bindings of a file in protobuf JSON or YAML. Raises InvalidInputError."""
+    from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
+
+    document = _parse(name, read_document(name))
+    names = ("contracts", "providers", "bindings")
+    if not isinstance(document, dict) or not document.keys() <= set(names) or not all(isinstance(one, list) for one in document.values()):
+        raise InvalidInputError(f"{display_name(name)} must be a mapping with the lists contracts, providers and bindings, or some of them")
+    contracts, providers, bindings = (
+        [
+            _to_message(item, message(), f"{display_name(name)}: {key}[{index}]", name, f"a {message.__name__}")
+            for index, item in enumerate(document.get(key, []))
+        ]
+        for key, message in zip(names, (ToolContract, ToolProvider, ToolBinding), strict=True)
+    )
+    return contracts, providers, bindings
+
+
+def _to_message(document: Any, message: _Message, place: str, name: str, what: str) -> _Message:
+    """Fill a message with JSON data. `what` is its type for messages, e.g. "an Envelope". Raises InvalidInputError."""
+    from google.protobuf.json_format import ParseDict, ParseError
+
+    if not isinstance(document, dict):
+        raise InvalidInputError(f"{place} must be {what}: a mapping")
     _check_exact(document, "", name)
-    if mistakes := list(_unknown_names(document, Envelope.DESCRIPTOR, "")):
-        raise InvalidInputError("\n  ".join([f"{display_name(name)} is not an Envelope of gavel.v1:", *mistakes]))
+    if mistakes := list(_unknown_names(document, message.DESCRIPTOR, "")):  # type: ignore[arg-type]  # the two types of protobuf are one
+        raise InvalidInputError("\n  ".join([f"{place} is not {what} of gavel.v1:", *mistakes]))
     try:
-        return ParseDict(document, Envelope())
+        return ParseDict(document, message)
     except (ParseError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidInputError(f"{display_name(name)} is not an Envelope of gavel.v1: {error}") from error
+        raise InvalidInputError(f"{place} is not {what} of gavel.v1: {error}") from error
 
 
 def display_name(name: str) -> str:

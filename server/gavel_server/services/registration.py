@@ -49,6 +49,6 @@ def register_services(
     interceptor.register(server, service_descriptors.PROJECTION, projection)
     interceptor.register(server, service_descriptors.REPLAY, ReplayServicer(buses, slots))
     interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
-    interceptor.register(server, service_descriptors.TOOL, ToolServicer())
+    interceptor.register(server, service_descriptors.TOOL, ToolServicer(buses))
     interceptor.register(server, service_descriptors.WORK, WorkServicer(buses, access.refusals))
     return methods

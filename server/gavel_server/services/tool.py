@@ -1,46 +1,151 @@
-"""ToolService: the registry of tool contracts (constitution 004). This release does not have it: every call is UNIMPLEMENTED.
+"""ToolService: the registry of tool contracts, providers and bindings (constitution 004), which lives in the log.
 
-Tool calls and results are events all the same; EventService records them.
+Tool calls and results are events; EventService records them.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel.v1.tool_service_pb2 import (
     BindToolRequest,
     BindToolResponse,
+    ListBindingsRequest,
+    ListBindingsResponse,
     ListContractsRequest,
     ListContractsResponse,
+    ListProvidersRequest,
+    ListProvidersResponse,
     RegisterContractRequest,
     RegisterContractResponse,
     RegisterProviderRequest,
     RegisterProviderResponse,
     ResolveToolRequest,
     ResolveToolResponse,
+    UnbindToolRequest,
+    UnbindToolResponse,
 )
+from gavel_rules.commands import ChangeTools, EventAnswer, Fault, ToolsPosition
+from gavel_rules.state.tools import ToolRegistry
+from gavel_rules.tools.resolution import resolve
 
-from gavel_server.errors import not_implemented
+from gavel_server.errors import invalid, of_fault
+from gavel_server.intake.formats import NAME
+from gavel_server.intake.tools import contract_registration, provider_registration, tool_binding, tool_unbinding
 from gavel_server.rpc.call_context import CallContext
+from gavel_server.services.reads.paging import Position, fill, page_of
+
+if TYPE_CHECKING:
+    from gavel_server.bus.registry import BusRegistry
+
+_Item = TypeVar("_Item", ToolContract, ToolProvider, ToolBinding)
 
 
 class ToolServicer:
-    """Answers every call of ToolService with UNIMPLEMENTED."""
+    """Serves ToolService on the buses of this server."""
+
+    def __init__(self, buses: BusRegistry) -> None:
+        self._buses = buses
 
     async def RegisterContract(self, request: RegisterContractRequest, context: CallContext) -> RegisterContractResponse:
-        """Refuse: not in this release."""
-        raise not_implemented("registering a tool contract")
+        """Record a contract with the hash of its schemas."""
+        # Compiling a schema takes a few milliseconds.
+        command = await asyncio.to_thread(contract_registration, request.contract, request.event_id)
+        number = await self._change(request.bus, command, context)
+        return RegisterContractResponse(sequence_number=number, schema_hash=command.envelope.fact.tool_contract_registered.schema_hash)
 
     async def RegisterProvider(self, request: RegisterProviderRequest, context: CallContext) -> RegisterProviderResponse:
-        """Refuse: not in this release."""
-        raise not_implemented("registering a tool provider")
+        """Record a provider."""
+        command = provider_registration(request.provider, request.event_id)
+        return RegisterProviderResponse(sequence_number=await self._change(request.bus, command, context))
 
     async def BindTool(self, request: BindToolRequest, context: CallContext) -> BindToolResponse:
-        """Refuse: not in this release."""
-        raise not_implemented("binding a tool to a provider")
+        """Record a binding."""
+        command = tool_binding(request.binding, request.event_id)
+        return BindToolResponse(sequence_number=await self._change(request.bus, command, context))
+
+    async def UnbindTool(self, request: UnbindToolRequest, context: CallContext) -> UnbindToolResponse:
+        """Record the end of a binding."""
+        command = tool_unbinding(request.tool_name, request.session_id, request.event_id)
+        return UnbindToolResponse(sequence_number=await self._change(request.bus, command, context))
 
     async def ResolveTool(self, request: ResolveToolRequest, context: CallContext) -> ResolveToolResponse:
-        """Refuse: not in this release."""
-        raise not_implemented("resolving a tool's name")
+        """Find the contract and provider behind a name."""
+        violations = [] if NAME.match(request.tool_name) else [("tool_name", "is required: 1 to 128 printable ASCII characters")]
+        if request.session_id and not NAME.match(request.session_id):
+            violations.append(("session_id", "is not 1 to 128 printable ASCII characters without spaces"))
+        if violations:
+            raise invalid(violations)
+        state = await (await self._buses.existing(request.bus, context.bus_incarnation)).confirmed_state()
+        resolved = resolve(state, request.tool_name, request.session_id, canonical_only=request.canonical_only)
+        if isinstance(resolved, Fault):
+            raise of_fault(resolved)
+        return resolved
 
     async def ListContracts(self, request: ListContractsRequest, context: CallContext) -> ListContractsResponse:
-        """Refuse: not in this release."""
-        raise not_implemented("listing tool contracts")
+        """Read a page of the contracts, by name."""
+        contracts, token = await self._list(
+            request,
+            "contracts",
+            context,
+            lambda tools: (one.contract for _, one in sorted(tools.contracts.items())),
+            lambda contract: (contract.name,),
+        )
+        return ListContractsResponse(contracts=contracts, next_page_token=token)
+
+    async def ListProviders(self, request: ListProvidersRequest, context: CallContext) -> ListProvidersResponse:
+        """Read a page of the providers, by provider_id."""
+        providers, token = await self._list(
+            request,
+            "providers",
+            context,
+            lambda tools: (one.provider for _, one in sorted(tools.providers.items())),
+            lambda provider: (provider.provider_id,),
+        )
+        return ListProvidersResponse(providers=providers, next_page_token=token)
+
+    async def ListBindings(self, request: ListBindingsRequest, context: CallContext) -> ListBindingsResponse:
+        """Read a page of the bindings, those of the bus first."""
+        bindings, token = await self._list(
+            request,
+            "bindings",
+            context,
+            lambda tools: (
+                ToolBinding(tool_name=tool_name, provider_id=bound.provider_id, session_id=session_id)
+                for (session_id, tool_name), bound in sorted(tools.bindings.items())
+            ),
+            lambda binding: (binding.session_id, binding.tool_name),
+        )
+        return ListBindingsResponse(bindings=bindings, next_page_token=token)
+
+    async def _change(self, bus: str, command: ChangeTools, context: CallContext) -> int:
+        """Return the sequence number of the event that records a change, or that made it so before."""
+        sequencer = await self._buses.open(bus, context.bus_incarnation)
+        answered = await sequencer.execute(command, command.envelope.event_id, caller=context.caller, principal=context.principal)
+        answer = answered.answer
+        if isinstance(answer, EventAnswer):
+            return answer.envelope.sequence_number
+        if isinstance(answer, ToolsPosition):
+            return answer.sequence_number
+        raise TypeError(f"ChangeTools was answered with {type(answer).__name__}")
+
+    async def _list(
+        self,
+        request: ListContractsRequest | ListProvidersRequest | ListBindingsRequest,
+        what: str,
+        context: CallContext,
+        items_of: Callable[[ToolRegistry], Iterable[_Item]],
+        position_of: Callable[[_Item], Position],
+    ) -> tuple[list[_Item], str]:
+        """Return the page of a request. `items_of` gives the items in order of their positions."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        names = (str, str) if what == "bindings" else (str,)
+        page = page_of(request.page_size, request.page_token, (what, sequencer.bus), names)
+        state = await sequencer.confirmed_state()
+        after = page.after
+        listed = (item for item in items_of(state.tools) if after is None or position_of(item) > after)
+        return await fill(page, list(islice(listed, page.size + 1)), position_of, context.caller)

@@ -502,32 +502,42 @@ def verify_replay(
 
 
 def register_contract(
-    contract: ToolContract, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    contract: ToolContract, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[tools.RegisterContractResponse]:
-    """Record a version of a tool contract (constitution 004)."""
-    request = tools.RegisterContractRequest(bus=bus, contract=contract)
-    return _unary(ToolServiceStub, lambda stub: stub.RegisterContract, request, timeout_ms, repeatable=False)
+    """Register a tool contract. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+    request = tools.RegisterContractRequest(bus=bus, contract=contract, event_id=event_id)
+    return _unary(ToolServiceStub, lambda stub: stub.RegisterContract, request, timeout_ms)
 
 
 def register_provider(
-    provider: ToolProvider, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    provider: ToolProvider, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[tools.RegisterProviderResponse]:
-    """Record a version of a tool provider (constitution 004)."""
-    request = tools.RegisterProviderRequest(bus=bus, provider=provider)
-    return _unary(ToolServiceStub, lambda stub: stub.RegisterProvider, request, timeout_ms, repeatable=False)
+    """Register a tool provider. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+    request = tools.RegisterProviderRequest(bus=bus, provider=provider, event_id=event_id)
+    return _unary(ToolServiceStub, lambda stub: stub.RegisterProvider, request, timeout_ms)
 
 
-def bind_tool(binding: ToolBinding, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS) -> UnaryCall[tools.BindToolResponse]:
-    """Bind a tool to a provider, for the bus or for one session (constitution 004)."""
-    request = tools.BindToolRequest(bus=bus, binding=binding)
-    return _unary(ToolServiceStub, lambda stub: stub.BindTool, request, timeout_ms, repeatable=False)
+def bind_tool(
+    binding: ToolBinding, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+) -> UnaryCall[tools.BindToolResponse]:
+    """Bind a tool to a provider, for the bus or for one session."""
+    request = tools.BindToolRequest(bus=bus, binding=binding, event_id=event_id)
+    return _unary(ToolServiceStub, lambda stub: stub.BindTool, request, timeout_ms)
+
+
+def unbind_tool(
+    tool_name: str, *, session_id: str = "", event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+) -> UnaryCall[tools.UnbindToolResponse]:
+    """End the binding of a tool, for the bus or for one session. Without an `event_id` a lost answer is not repeated."""
+    request = tools.UnbindToolRequest(bus=bus, tool_name=tool_name, session_id=session_id, event_id=event_id)
+    return _unary(ToolServiceStub, lambda stub: stub.UnbindTool, request, timeout_ms, repeatable=bool(event_id))
 
 
 def resolve_tool(
-    tool_name: str, *, session_id: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    tool_name: str, *, session_id: str = "", canonical_only: bool = False, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
 ) -> UnaryCall[tools.ResolveToolResponse]:
-    """Find the contract and provider behind a canonical name or an alias (constitution 004)."""
-    request = tools.ResolveToolRequest(bus=bus, tool_name=tool_name, session_id=session_id)
+    """Find the contract and provider behind a canonical name or an alias, and whether an agent may call the tool."""
+    request = tools.ResolveToolRequest(bus=bus, tool_name=tool_name, session_id=session_id, canonical_only=canonical_only)
     return _unary(ToolServiceStub, lambda stub: stub.ResolveTool, request, timeout_ms)
 
 
@@ -537,6 +547,22 @@ def list_contracts(
     """Read a page of tool contracts, by name."""
     request = tools.ListContractsRequest(bus=bus, page_size=page_size, page_token=page_token)
     return _unary(ToolServiceStub, lambda stub: stub.ListContracts, request, timeout_ms)
+
+
+def list_providers(
+    *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+) -> UnaryCall[tools.ListProvidersResponse]:
+    """Read a page of tool providers, by provider_id."""
+    request = tools.ListProvidersRequest(bus=bus, page_size=page_size, page_token=page_token)
+    return _unary(ToolServiceStub, lambda stub: stub.ListProviders, request, timeout_ms)
+
+
+def list_bindings(
+    *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+) -> UnaryCall[tools.ListBindingsResponse]:
+    """Read a page of bindings of tools: those of the bus first, then by session and tool."""
+    request = tools.ListBindingsRequest(bus=bus, page_size=page_size, page_token=page_token)
+    return _unary(ToolServiceStub, lambda stub: stub.ListBindings, request, timeout_ms)
 
 
 def list_parked(

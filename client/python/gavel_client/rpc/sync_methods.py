@@ -396,32 +396,54 @@ class SyncMethods(ABC):
         )
 
     def register_contract(
-        self, contract: ToolContract, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+        self, contract: ToolContract, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.RegisterContractResponse:
-        """Record a version of a tool contract (constitution 004)."""
-        return self._call(calls.register_contract(contract, bus=bus, timeout_ms=timeout_ms))
+        """Register a tool contract. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+        return self._call(calls.register_contract(contract, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     def register_provider(
-        self, provider: ToolProvider, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+        self, provider: ToolProvider, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.RegisterProviderResponse:
-        """Record a version of a tool provider (constitution 004)."""
-        return self._call(calls.register_provider(provider, bus=bus, timeout_ms=timeout_ms))
+        """Register a tool provider. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+        return self._call(calls.register_provider(provider, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
-    def bind_tool(self, binding: ToolBinding, *, bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS) -> tools.BindToolResponse:
-        """Bind a tool to a provider, for the bus or for one session (constitution 004)."""
-        return self._call(calls.bind_tool(binding, bus=bus, timeout_ms=timeout_ms))
+    def bind_tool(
+        self, binding: ToolBinding, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    ) -> tools.BindToolResponse:
+        """Bind a tool to a provider, for the bus or for one session."""
+        return self._call(calls.bind_tool(binding, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
+
+    def unbind_tool(
+        self, tool_name: str, *, session_id: str = "", event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
+    ) -> tools.UnbindToolResponse:
+        """End the binding of a tool, for the bus or for one session. Without an `event_id` a lost answer is not repeated."""
+        return self._call(calls.unbind_tool(tool_name, session_id=session_id, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     def resolve_tool(
-        self, tool_name: str, *, session_id: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+        self, tool_name: str, *, session_id: str = "", canonical_only: bool = False, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
     ) -> tools.ResolveToolResponse:
-        """Find the contract and provider behind a canonical name or an alias (constitution 004)."""
-        return self._call(calls.resolve_tool(tool_name, session_id=session_id, bus=bus, timeout_ms=timeout_ms))
+        """Find the contract and provider behind a canonical name or an alias, and whether an agent may call the tool."""
+        return self._call(
+            calls.resolve_tool(tool_name, session_id=session_id, canonical_only=canonical_only, bus=bus, timeout_ms=timeout_ms)
+        )
 
     def list_contracts(
         self, *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
     ) -> tools.ListContractsResponse:
         """Read a page of tool contracts, by name."""
         return self._call(calls.list_contracts(page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
+
+    def list_providers(
+        self, *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    ) -> tools.ListProvidersResponse:
+        """Read a page of tool providers, by provider_id."""
+        return self._call(calls.list_providers(page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
+
+    def list_bindings(
+        self, *, page_size: int = 0, page_token: str = "", bus: str = "", timeout_ms: int = READ_TIMEOUT_MS
+    ) -> tools.ListBindingsResponse:
+        """Read a page of bindings of tools: those of the bus first, then by session and tool."""
+        return self._call(calls.list_bindings(page_size=page_size, page_token=page_token, bus=bus, timeout_ms=timeout_ms))
 
     def list_parked(
         self,

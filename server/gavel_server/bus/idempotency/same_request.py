@@ -52,12 +52,13 @@ def is_same_start(recorded: Envelope, command: BeginExecution | RenewExecution, 
 
 
 def _is_same_verdict(recorded: Fact, sent: Fact) -> bool:
-    """Return whether two commands of people say the same about a decision. The rest of such an event is the server's."""
+    """Return whether two commands of people say the same about a decision or a tool. The rest of such an event is the server's."""
     resolved = recorded.review_resolved
     if recorded.HasField("review_voted"):
         voted = recorded.review_voted
         resolved = ReviewResolved(decision_id=voted.decision_id, verdict=voted.verdict, reviewer=voted.reviewer, reason=voted.reason)
-    return resolved == sent.review_resolved and recorded.revocation_requested == sent.revocation_requested
+    kind = str(sent.WhichOneof("system"))
+    return resolved == sent.review_resolved if kind == "review_resolved" else bool(getattr(recorded, kind) == getattr(sent, kind))
 
 
 def _without_contest(proposal: Proposal) -> Proposal:

@@ -45,7 +45,7 @@ def snake_case(name: str) -> str:
 @pytest.mark.parametrize("client_type", [GavelClient, SyncGavelClient])
 def test_every_call_has_a_method(client_type: type) -> None:
     """Every RPC of the contract has a method of its name in both clients, with documentation and its own signature."""
-    assert len(METHODS) == 42
+    assert len(METHODS) == 45
     for name in METHODS:
         method = getattr(client_type, snake_case(name))
         assert method.__doc__
@@ -90,11 +90,14 @@ ARGUMENTS: dict[str, tuple[tuple[object, ...], dict[str, object]]] = {
     "ListPendingDecisions": ((), {"page_size": 3}),
     "ListPendingReviews": ((), {"page_size": 3}),
     "GetStatus": ((), {"include_projection_digest": True}),
-    "RegisterContract": ((None,), {}),
-    "RegisterProvider": ((None,), {}),
-    "BindTool": ((None,), {}),
-    "ResolveTool": (("read",), {"session_id": "s"}),
+    "RegisterContract": ((None,), {"event_id": "e"}),
+    "RegisterProvider": ((None,), {"event_id": "e"}),
+    "BindTool": ((None,), {"event_id": "e"}),
+    "UnbindTool": (("read",), {"session_id": "s", "event_id": "e"}),
+    "ResolveTool": (("read",), {"session_id": "s", "canonical_only": True}),
     "ListContracts": ((), {"page_size": 3}),
+    "ListProviders": ((), {"page_size": 3, "page_token": "p"}),
+    "ListBindings": ((), {"page_size": 3, "page_token": "p"}),
     "WhoAmI": ((), {}),
     "ValidateGrants": (("text",), {}),
     "DeployGrants": (("text",), {"reason": "seen", "expected_version": 2}),

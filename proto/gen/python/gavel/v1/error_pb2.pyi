@@ -80,7 +80,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 24
     """INTERNAL. A bug of the server; the message holds an id that the server's log repeats."""
     ERROR_REASON_NOT_IMPLEMENTED: _ErrorReason.ValueType  # 25
-    """UNIMPLEMENTED. A later release implements the call."""
+    """UNIMPLEMENTED. A later release implements the call. No call of this release."""
     ERROR_REASON_COMPILE_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 26
     """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
     ERROR_REASON_RULE_SETS_DISAGREE: _ErrorReason.ValueType  # 27
@@ -105,6 +105,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ALREADY_EXISTS. A bus of this name exists."""
     ERROR_REASON_CONSUMER_SILENT: _ErrorReason.ValueType  # 34
     """ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
+    ERROR_REASON_TOOL_NOT_FOUND: _ErrorReason.ValueType  # 35
+    """NOT_FOUND. No tool, provider or binding of this name is registered; the message names the nearest names."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the prefix
@@ -169,7 +171,7 @@ ERROR_REASON_PROJECTION_BEHIND: ErrorReason.ValueType  # 23
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 24
 """INTERNAL. A bug of the server; the message holds an id that the server's log repeats."""
 ERROR_REASON_NOT_IMPLEMENTED: ErrorReason.ValueType  # 25
-"""UNIMPLEMENTED. A later release implements the call."""
+"""UNIMPLEMENTED. A later release implements the call. No call of this release."""
 ERROR_REASON_COMPILE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 26
 """RESOURCE_EXHAUSTED. Compiling the rule set took too long or too much memory."""
 ERROR_REASON_RULE_SETS_DISAGREE: ErrorReason.ValueType  # 27
@@ -194,4 +196,6 @@ ERROR_REASON_BUS_EXISTS: ErrorReason.ValueType  # 33
 """ALREADY_EXISTS. A bus of this name exists."""
 ERROR_REASON_CONSUMER_SILENT: ErrorReason.ValueType  # 34
 """ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
+ERROR_REASON_TOOL_NOT_FOUND: ErrorReason.ValueType  # 35
+"""NOT_FOUND. No tool, provider or binding of this name is registered; the message names the nearest names."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -161,6 +161,7 @@ class Fact(_message.Message):
     CLOCK_ACCEPTED_FIELD_NUMBER: _builtins.int
     GRANTS_DEPLOYED_FIELD_NUMBER: _builtins.int
     REVIEW_VOTED_FIELD_NUMBER: _builtins.int
+    TOOL_UNBOUND_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Dotted name, e.g. "order.status": parts of [a-z0-9_-] joined by dots, starting with a letter, at most 256
     characters.
@@ -241,6 +242,10 @@ class Fact(_message.Message):
     def review_voted(self) -> Global___ReviewVoted:
         """A person voted in a review that needs several votes, or commented on a review."""
 
+    @_builtins.property
+    def tool_unbound(self) -> _tool_pb2.ToolUnbound:
+        """The binding of a tool ended."""
+
     def __init__(
         self,
         *,
@@ -267,12 +272,13 @@ class Fact(_message.Message):
         clock_accepted: Global___ClockAccepted | None = ...,
         grants_deployed: Global___GrantsDeployed | None = ...,
         review_voted: Global___ReviewVoted | None = ...,
+        tool_unbound: _tool_pb2.ToolUnbound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "grants_deployed", b"grants_deployed", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "grants_deployed", b"grants_deployed", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "grants_deployed", b"grants_deployed", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "grants_deployed", b"grants_deployed", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted", "grants_deployed", "review_voted"]  # noqa: Y015
+    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted", "grants_deployed", "review_voted", "tool_unbound"]  # noqa: Y015
     _WhichOneofArgType_system: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_system) -> _WhichOneofReturnType_system | None: ...
 

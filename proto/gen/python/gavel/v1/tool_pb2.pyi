@@ -174,7 +174,7 @@ Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
 
 @_typing.final
 class ToolContract(_message.Message):
-    """ToolContract describes a tool (constitution 004)."""
+    """ToolContract says what a tool is (constitution 004)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -185,27 +185,34 @@ class ToolContract(_message.Message):
     RESULT_SCHEMA_FIELD_NUMBER: _builtins.int
     SIDE_EFFECTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROVIDER_FIELD_NUMBER: _builtins.int
+    SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Canonical name of the tool, e.g. "fs.read_text"."""
+    """Canonical name of the tool, e.g. "fs.read_text": 1 to 128 printable ASCII characters without spaces."""
     version: _builtins.str
-    """Version of the contract."""
+    """Version of the contract. Required."""
     default_provider: _builtins.str
     """Provider of the tool when no binding names another."""
+    schema_hash: _builtins.str
+    """"sha256:" and 32 hex digits over the canonical JSON of both schemas. The server computes it; a caller may send it to
+    have it checked.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other names that resolve to the tool."""
+        """Other names that resolve to the tool. No two tools of a bus share a name."""
 
     @_builtins.property
     def argument_schema(self) -> _struct_pb2.Struct:
-        """JSON Schema 2020-12 of the arguments."""
+        """JSON Schema 2020-12 of the arguments. Empty: any arguments."""
 
     @_builtins.property
     def result_schema(self) -> _struct_pb2.Struct:
-        """JSON Schema 2020-12 of the result."""
+        """JSON Schema 2020-12 of the result. Empty: any result."""
 
     @_builtins.property
     def side_effects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Resources that the tool touches, e.g. "workspace.fs.read"."""
+        """Effects of a call, e.g. "workspace.fs.read", "external.write". Required: a tool without effects has none listed, and a
+        name that Gavel does not know counts as a write to the outside world.
+        """
 
     def __init__(
         self,
@@ -217,10 +224,11 @@ class ToolContract(_message.Message):
         result_schema: _struct_pb2.Struct | None = ...,
         side_effects: _abc.Iterable[_builtins.str] | None = ...,
         default_provider: _builtins.str = ...,
+        schema_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["argument_schema", b"argument_schema", "result_schema", b"result_schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "argument_schema", b"argument_schema", "default_provider", b"default_provider", "name", b"name", "result_schema", b"result_schema", "side_effects", b"side_effects", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "argument_schema", b"argument_schema", "default_provider", b"default_provider", "name", b"name", "result_schema", b"result_schema", "schema_hash", b"schema_hash", "side_effects", b"side_effects", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -228,7 +236,7 @@ Global___ToolContract: _TypeAlias = ToolContract  # noqa: Y015
 
 @_typing.final
 class ToolProvider(_message.Message):
-    """ToolProvider describes a provider that carries out tools."""
+    """ToolProvider says who carries out tools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -287,3 +295,29 @@ class ToolBinding(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolBinding: _TypeAlias = ToolBinding  # noqa: Y015
+
+@_typing.final
+class ToolUnbound(_message.Message):
+    """ToolUnbound ends a binding: the tool has its default provider again, or in a session that of the bus."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    tool_name: _builtins.str
+    """Canonical name of the tool."""
+    session_id: _builtins.str
+    """The session. Empty: the binding of the bus."""
+    def __init__(
+        self,
+        *,
+        tool_name: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session_id", b"session_id", "tool_name", b"tool_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolUnbound: _TypeAlias = ToolUnbound  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gavel.v1 import tool_pb2 as gavel_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgavel/v1/tool_service.proto\x12\x08gavel.v1\x1a\x13gavel/v1/tool.proto\"P\n\x17RegisterContractRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12(\n\x08\x63ontract\x18\x02 \x01(\x0b\x32\x16.gavel.v1.ToolContract\"3\n\x18RegisterContractResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"P\n\x17RegisterProviderRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12(\n\x08provider\x18\x02 \x01(\x0b\x32\x16.gavel.v1.ToolProvider\"3\n\x18RegisterProviderResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"F\n\x0f\x42indToolRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12&\n\x07\x62inding\x18\x02 \x01(\x0b\x32\x15.gavel.v1.ToolBinding\"+\n\x10\x42indToolResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"H\n\x12ResolveToolRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"\x84\x01\n\x13ResolveToolResponse\x12(\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x16.gavel.v1.ToolContract\x12(\n\x08provider\x18\x02 \x01(\x0b\x32\x16.gavel.v1.ToolProvider\x12\x19\n\x11resolved_by_alias\x18\x03 \x01(\x08\"J\n\x14ListContractsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x15ListContractsResponse\x12)\n\tcontracts\x18\x01 \x03(\x0b\x32\x16.gavel.v1.ToolContract\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xa4\x03\n\x0bToolService\x12Y\n\x10RegisterContract\x12!.gavel.v1.RegisterContractRequest\x1a\".gavel.v1.RegisterContractResponse\x12Y\n\x10RegisterProvider\x12!.gavel.v1.RegisterProviderRequest\x1a\".gavel.v1.RegisterProviderResponse\x12\x41\n\x08\x42indTool\x12\x19.gavel.v1.BindToolRequest\x1a\x1a.gavel.v1.BindToolResponse\x12J\n\x0bResolveTool\x12\x1c.gavel.v1.ResolveToolRequest\x1a\x1d.gavel.v1.ResolveToolResponse\x12P\n\rListContracts\x12\x1e.gavel.v1.ListContractsRequest\x1a\x1f.gavel.v1.ListContractsResponseBj\n\x0c\x64\x65v.gavel.v1B\x10ToolServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bgavel/v1/tool_service.proto\x12\x08gavel.v1\x1a\x13gavel/v1/tool.proto\"b\n\x17RegisterContractRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12(\n\x08\x63ontract\x18\x02 \x01(\x0b\x32\x16.gavel.v1.ToolContract\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\"H\n\x18RegisterContractResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x13\n\x0bschema_hash\x18\x02 \x01(\t\"b\n\x17RegisterProviderRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12(\n\x08provider\x18\x02 \x01(\x0b\x32\x16.gavel.v1.ToolProvider\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\"3\n\x18RegisterProviderResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"X\n\x0f\x42indToolRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12&\n\x07\x62inding\x18\x02 \x01(\x0b\x32\x15.gavel.v1.ToolBinding\x12\x10\n\x08\x65vent_id\x18\x03 \x01(\t\"+\n\x10\x42indToolResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"Y\n\x11UnbindToolRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x04 \x01(\t\"-\n\x12UnbindToolResponse\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\"`\n\x12ResolveToolRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x16\n\x0e\x63\x61nonical_only\x18\x04 \x01(\x08\"\x86\x02\n\x13ResolveToolResponse\x12(\n\x08\x63ontract\x18\x01 \x01(\x0b\x32\x16.gavel.v1.ToolContract\x12(\n\x08provider\x18\x02 \x01(\x0b\x32\x16.gavel.v1.ToolProvider\x12\x19\n\x11resolved_by_alias\x18\x03 \x01(\x08\x12)\n\tname_step\x18\x04 \x01(\x0e\x32\x16.gavel.v1.ToolNameStep\x12\x31\n\rprovider_step\x18\x05 \x01(\x0e\x32\x1a.gavel.v1.ToolProviderStep\x12\"\n\x05guard\x18\x06 \x01(\x0b\x32\x13.gavel.v1.ToolGuard\"M\n\tToolGuard\x12\x17\n\x0f\x61gents_may_call\x18\x01 \x01(\x08\x12\x17\n\x0foutside_effects\x18\x02 \x03(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"J\n\x14ListContractsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x15ListContractsResponse\x12)\n\tcontracts\x18\x01 \x03(\x0b\x32\x16.gavel.v1.ToolContract\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"J\n\x14ListProvidersRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x15ListProvidersResponse\x12)\n\tproviders\x18\x01 \x03(\x0b\x32\x16.gavel.v1.ToolProvider\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x13ListBindingsRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"X\n\x14ListBindingsResponse\x12\'\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x15.gavel.v1.ToolBinding\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*f\n\x0cToolNameStep\x12\x1e\n\x1aTOOL_NAME_STEP_UNSPECIFIED\x10\x00\x12\x1c\n\x18TOOL_NAME_STEP_CANONICAL\x10\x01\x12\x18\n\x14TOOL_NAME_STEP_ALIAS\x10\x02*\x92\x01\n\x10ToolProviderStep\x12\"\n\x1eTOOL_PROVIDER_STEP_UNSPECIFIED\x10\x00\x12\x1e\n\x1aTOOL_PROVIDER_STEP_SESSION\x10\x01\x12\x1a\n\x16TOOL_PROVIDER_STEP_BUS\x10\x02\x12\x1e\n\x1aTOOL_PROVIDER_STEP_DEFAULT\x10\x03\x32\x8e\x05\n\x0bToolService\x12Y\n\x10RegisterContract\x12!.gavel.v1.RegisterContractRequest\x1a\".gavel.v1.RegisterContractResponse\x12Y\n\x10RegisterProvider\x12!.gavel.v1.RegisterProviderRequest\x1a\".gavel.v1.RegisterProviderResponse\x12\x41\n\x08\x42indTool\x12\x19.gavel.v1.BindToolRequest\x1a\x1a.gavel.v1.BindToolResponse\x12G\n\nUnbindTool\x12\x1b.gavel.v1.UnbindToolRequest\x1a\x1c.gavel.v1.UnbindToolResponse\x12J\n\x0bResolveTool\x12\x1c.gavel.v1.ResolveToolRequest\x1a\x1d.gavel.v1.ResolveToolResponse\x12P\n\rListContracts\x12\x1e.gavel.v1.ListContractsRequest\x1a\x1f.gavel.v1.ListContractsResponse\x12P\n\rListProviders\x12\x1e.gavel.v1.ListProvidersRequest\x1a\x1f.gavel.v1.ListProvidersResponse\x12M\n\x0cListBindings\x12\x1d.gavel.v1.ListBindingsRequest\x1a\x1e.gavel.v1.ListBindingsResponseBj\n\x0c\x64\x65v.gavel.v1B\x10ToolServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,44 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gavel.v1.tool_service_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\020ToolServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
+  _globals['_TOOLNAMESTEP']._serialized_start=1607
+  _globals['_TOOLNAMESTEP']._serialized_end=1709
+  _globals['_TOOLPROVIDERSTEP']._serialized_start=1712
+  _globals['_TOOLPROVIDERSTEP']._serialized_end=1858
   _globals['_REGISTERCONTRACTREQUEST']._serialized_start=62
-  _globals['_REGISTERCONTRACTREQUEST']._serialized_end=142
-  _globals['_REGISTERCONTRACTRESPONSE']._serialized_start=144
-  _globals['_REGISTERCONTRACTRESPONSE']._serialized_end=195
-  _globals['_REGISTERPROVIDERREQUEST']._serialized_start=197
-  _globals['_REGISTERPROVIDERREQUEST']._serialized_end=277
-  _globals['_REGISTERPROVIDERRESPONSE']._serialized_start=279
-  _globals['_REGISTERPROVIDERRESPONSE']._serialized_end=330
-  _globals['_BINDTOOLREQUEST']._serialized_start=332
-  _globals['_BINDTOOLREQUEST']._serialized_end=402
-  _globals['_BINDTOOLRESPONSE']._serialized_start=404
-  _globals['_BINDTOOLRESPONSE']._serialized_end=447
-  _globals['_RESOLVETOOLREQUEST']._serialized_start=449
-  _globals['_RESOLVETOOLREQUEST']._serialized_end=521
-  _globals['_RESOLVETOOLRESPONSE']._serialized_start=524
-  _globals['_RESOLVETOOLRESPONSE']._serialized_end=656
-  _globals['_LISTCONTRACTSREQUEST']._serialized_start=658
-  _globals['_LISTCONTRACTSREQUEST']._serialized_end=732
-  _globals['_LISTCONTRACTSRESPONSE']._serialized_start=734
-  _globals['_LISTCONTRACTSRESPONSE']._serialized_end=825
-  _globals['_TOOLSERVICE']._serialized_start=828
-  _globals['_TOOLSERVICE']._serialized_end=1248
+  _globals['_REGISTERCONTRACTREQUEST']._serialized_end=160
+  _globals['_REGISTERCONTRACTRESPONSE']._serialized_start=162
+  _globals['_REGISTERCONTRACTRESPONSE']._serialized_end=234
+  _globals['_REGISTERPROVIDERREQUEST']._serialized_start=236
+  _globals['_REGISTERPROVIDERREQUEST']._serialized_end=334
+  _globals['_REGISTERPROVIDERRESPONSE']._serialized_start=336
+  _globals['_REGISTERPROVIDERRESPONSE']._serialized_end=387
+  _globals['_BINDTOOLREQUEST']._serialized_start=389
+  _globals['_BINDTOOLREQUEST']._serialized_end=477
+  _globals['_BINDTOOLRESPONSE']._serialized_start=479
+  _globals['_BINDTOOLRESPONSE']._serialized_end=522
+  _globals['_UNBINDTOOLREQUEST']._serialized_start=524
+  _globals['_UNBINDTOOLREQUEST']._serialized_end=613
+  _globals['_UNBINDTOOLRESPONSE']._serialized_start=615
+  _globals['_UNBINDTOOLRESPONSE']._serialized_end=660
+  _globals['_RESOLVETOOLREQUEST']._serialized_start=662
+  _globals['_RESOLVETOOLREQUEST']._serialized_end=758
+  _globals['_RESOLVETOOLRESPONSE']._serialized_start=761
+  _globals['_RESOLVETOOLRESPONSE']._serialized_end=1023
+  _globals['_TOOLGUARD']._serialized_start=1025
+  _globals['_TOOLGUARD']._serialized_end=1102
+  _globals['_LISTCONTRACTSREQUEST']._serialized_start=1104
+  _globals['_LISTCONTRACTSREQUEST']._serialized_end=1178
+  _globals['_LISTCONTRACTSRESPONSE']._serialized_start=1180
+  _globals['_LISTCONTRACTSRESPONSE']._serialized_end=1271
+  _globals['_LISTPROVIDERSREQUEST']._serialized_start=1273
+  _globals['_LISTPROVIDERSREQUEST']._serialized_end=1347
+  _globals['_LISTPROVIDERSRESPONSE']._serialized_start=1349
+  _globals['_LISTPROVIDERSRESPONSE']._serialized_end=1440
+  _globals['_LISTBINDINGSREQUEST']._serialized_start=1442
+  _globals['_LISTBINDINGSREQUEST']._serialized_end=1515
+  _globals['_LISTBINDINGSRESPONSE']._serialized_start=1517
+  _globals['_LISTBINDINGSRESPONSE']._serialized_end=1605
+  _globals['_TOOLSERVICE']._serialized_start=1861
+  _globals['_TOOLSERVICE']._serialized_end=2515
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from gavel.v1 import tool_pb2 as _tool_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -19,6 +20,54 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolNameStep:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolNameStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolNameStep.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_NAME_STEP_UNSPECIFIED: _ToolNameStep.ValueType  # 0
+    TOOL_NAME_STEP_CANONICAL: _ToolNameStep.ValueType  # 1
+    """It is the canonical name."""
+    TOOL_NAME_STEP_ALIAS: _ToolNameStep.ValueType  # 2
+    """It is an alias."""
+
+class ToolNameStep(_ToolNameStep, metaclass=_ToolNameStepEnumTypeWrapper):
+    """ToolNameStep says how a name was resolved."""
+
+TOOL_NAME_STEP_UNSPECIFIED: ToolNameStep.ValueType  # 0
+TOOL_NAME_STEP_CANONICAL: ToolNameStep.ValueType  # 1
+"""It is the canonical name."""
+TOOL_NAME_STEP_ALIAS: ToolNameStep.ValueType  # 2
+"""It is an alias."""
+Global___ToolNameStep: _TypeAlias = ToolNameStep  # noqa: Y015
+
+class _ToolProviderStep:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolProviderStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolProviderStep.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_PROVIDER_STEP_UNSPECIFIED: _ToolProviderStep.ValueType  # 0
+    TOOL_PROVIDER_STEP_SESSION: _ToolProviderStep.ValueType  # 1
+    """A binding of the session."""
+    TOOL_PROVIDER_STEP_BUS: _ToolProviderStep.ValueType  # 2
+    """A binding of the bus."""
+    TOOL_PROVIDER_STEP_DEFAULT: _ToolProviderStep.ValueType  # 3
+    """The contract's default."""
+
+class ToolProviderStep(_ToolProviderStep, metaclass=_ToolProviderStepEnumTypeWrapper):
+    """ToolProviderStep says where the provider comes from."""
+
+TOOL_PROVIDER_STEP_UNSPECIFIED: ToolProviderStep.ValueType  # 0
+TOOL_PROVIDER_STEP_SESSION: ToolProviderStep.ValueType  # 1
+"""A binding of the session."""
+TOOL_PROVIDER_STEP_BUS: ToolProviderStep.ValueType  # 2
+"""A binding of the bus."""
+TOOL_PROVIDER_STEP_DEFAULT: ToolProviderStep.ValueType  # 3
+"""The contract's default."""
+Global___ToolProviderStep: _TypeAlias = ToolProviderStep  # noqa: Y015
+
 @_typing.final
 class RegisterContractRequest(_message.Message):
     """RegisterContractRequest registers a contract."""
@@ -27,8 +76,11 @@ class RegisterContractRequest(_message.Message):
 
     BUS_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
+    event_id: _builtins.str
+    """UUID of the event, chosen by the caller: a repeated request has one effect. Empty: the server chooses one."""
     @_builtins.property
     def contract(self) -> _tool_pb2.ToolContract:
         """The contract."""
@@ -38,10 +90,11 @@ class RegisterContractRequest(_message.Message):
         *,
         bus: _builtins.str = ...,
         contract: _tool_pb2.ToolContract | None = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "contract", b"contract"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "contract", b"contract", "event_id", b"event_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -54,16 +107,20 @@ class RegisterContractResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
     """Sequence number of the recorded event."""
+    schema_hash: _builtins.str
+    """Hash of the contract's schemas."""
     def __init__(
         self,
         *,
         sequence_number: _builtins.int = ...,
+        schema_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_number", b"sequence_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_hash", b"schema_hash", "sequence_number", b"sequence_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -77,8 +134,11 @@ class RegisterProviderRequest(_message.Message):
 
     BUS_FIELD_NUMBER: _builtins.int
     PROVIDER_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
+    event_id: _builtins.str
+    """As in RegisterContractRequest."""
     @_builtins.property
     def provider(self) -> _tool_pb2.ToolProvider:
         """The provider."""
@@ -88,10 +148,11 @@ class RegisterProviderRequest(_message.Message):
         *,
         bus: _builtins.str = ...,
         provider: _tool_pb2.ToolProvider | None = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["provider", b"provider"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "provider", b"provider"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "event_id", b"event_id", "provider", b"provider"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -127,8 +188,11 @@ class BindToolRequest(_message.Message):
 
     BUS_FIELD_NUMBER: _builtins.int
     BINDING_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
+    event_id: _builtins.str
+    """As in RegisterContractRequest."""
     @_builtins.property
     def binding(self) -> _tool_pb2.ToolBinding:
         """The binding."""
@@ -138,10 +202,11 @@ class BindToolRequest(_message.Message):
         *,
         bus: _builtins.str = ...,
         binding: _tool_pb2.ToolBinding | None = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "bus", b"bus"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["binding", b"binding", "bus", b"bus", "event_id", b"event_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,6 +235,62 @@ class BindToolResponse(_message.Message):
 Global___BindToolResponse: _TypeAlias = BindToolResponse  # noqa: Y015
 
 @_typing.final
+class UnbindToolRequest(_message.Message):
+    """UnbindToolRequest ends a binding."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUS_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    bus: _builtins.str
+    """Name of the bus. Empty: "default"."""
+    tool_name: _builtins.str
+    """Canonical name of the tool."""
+    session_id: _builtins.str
+    """The session. Empty: the binding of the bus."""
+    event_id: _builtins.str
+    """As in RegisterContractRequest."""
+    def __init__(
+        self,
+        *,
+        bus: _builtins.str = ...,
+        tool_name: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        event_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "event_id", b"event_id", "session_id", b"session_id", "tool_name", b"tool_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnbindToolRequest: _TypeAlias = UnbindToolRequest  # noqa: Y015
+
+@_typing.final
+class UnbindToolResponse(_message.Message):
+    """UnbindToolResponse returns the position of the record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    sequence_number: _builtins.int
+    """Sequence number of the recorded event."""
+    def __init__(
+        self,
+        *,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_number", b"sequence_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnbindToolResponse: _TypeAlias = UnbindToolResponse  # noqa: Y015
+
+@_typing.final
 class ResolveToolRequest(_message.Message):
     """ResolveToolRequest names the tool to resolve."""
 
@@ -178,22 +299,26 @@ class ResolveToolRequest(_message.Message):
     BUS_FIELD_NUMBER: _builtins.int
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    CANONICAL_ONLY_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     tool_name: _builtins.str
     """Canonical name or alias."""
     session_id: _builtins.str
     """The session whose bindings apply. Empty: none."""
+    canonical_only: _builtins.bool
+    """Whether aliases are unknown."""
     def __init__(
         self,
         *,
         bus: _builtins.str = ...,
         tool_name: _builtins.str = ...,
         session_id: _builtins.str = ...,
+        canonical_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "session_id", b"session_id", "tool_name", b"tool_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "canonical_only", b"canonical_only", "session_id", b"session_id", "tool_name", b"tool_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,15 +326,22 @@ Global___ResolveToolRequest: _TypeAlias = ResolveToolRequest  # noqa: Y015
 
 @_typing.final
 class ResolveToolResponse(_message.Message):
-    """ResolveToolResponse returns the contract and provider of the tool."""
+    """ResolveToolResponse returns the contract and provider of the tool, and what the policy guard says."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTRACT_FIELD_NUMBER: _builtins.int
     PROVIDER_FIELD_NUMBER: _builtins.int
     RESOLVED_BY_ALIAS_FIELD_NUMBER: _builtins.int
+    NAME_STEP_FIELD_NUMBER: _builtins.int
+    PROVIDER_STEP_FIELD_NUMBER: _builtins.int
+    GUARD_FIELD_NUMBER: _builtins.int
     resolved_by_alias: _builtins.bool
     """Whether the name was an alias."""
+    name_step: Global___ToolNameStep.ValueType
+    """How the name was resolved."""
+    provider_step: Global___ToolProviderStep.ValueType
+    """Where the provider comes from."""
     @_builtins.property
     def contract(self) -> _tool_pb2.ToolContract:
         """The contract."""
@@ -218,20 +350,59 @@ class ResolveToolResponse(_message.Message):
     def provider(self) -> _tool_pb2.ToolProvider:
         """The provider."""
 
+    @_builtins.property
+    def guard(self) -> Global___ToolGuard:
+        """What the policy guard says."""
+
     def __init__(
         self,
         *,
         contract: _tool_pb2.ToolContract | None = ...,
         provider: _tool_pb2.ToolProvider | None = ...,
         resolved_by_alias: _builtins.bool = ...,
+        name_step: Global___ToolNameStep.ValueType = ...,
+        provider_step: Global___ToolProviderStep.ValueType = ...,
+        guard: Global___ToolGuard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "provider", b"provider"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "guard", b"guard", "provider", b"provider"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "provider", b"provider", "resolved_by_alias", b"resolved_by_alias"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "guard", b"guard", "name_step", b"name_step", "provider", b"provider", "provider_step", b"provider_step", "resolved_by_alias", b"resolved_by_alias"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResolveToolResponse: _TypeAlias = ResolveToolResponse  # noqa: Y015
+
+@_typing.final
+class ToolGuard(_message.Message):
+    """ToolGuard says whether an agent may call a tool (constitution §5.3)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENTS_MAY_CALL_FIELD_NUMBER: _builtins.int
+    OUTSIDE_EFFECTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    agents_may_call: _builtins.bool
+    """Whether an agent may call the tool directly. If not, only an execution of an approved decision may call it."""
+    reason: _builtins.str
+    """The reason, for people. Empty: agents may call the tool."""
+    @_builtins.property
+    def outside_effects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The side effects that write to the outside world, as the contract names them."""
+
+    def __init__(
+        self,
+        *,
+        agents_may_call: _builtins.bool = ...,
+        outside_effects: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents_may_call", b"agents_may_call", "outside_effects", b"outside_effects", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolGuard: _TypeAlias = ToolGuard  # noqa: Y015
 
 @_typing.final
 class ListContractsRequest(_message.Message):
@@ -290,3 +461,119 @@ class ListContractsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListContractsResponse: _TypeAlias = ListContractsResponse  # noqa: Y015
+
+@_typing.final
+class ListProvidersRequest(_message.Message):
+    """ListProvidersRequest asks for a page of providers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    bus: _builtins.str
+    """Name of the bus. Empty: "default"."""
+    page_size: _builtins.int
+    """Maximum number of items, 1..1000. 0: 100."""
+    page_token: _builtins.str
+    """next_page_token of the previous page. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        bus: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProvidersRequest: _TypeAlias = ListProvidersRequest  # noqa: Y015
+
+@_typing.final
+class ListProvidersResponse(_message.Message):
+    """ListProvidersResponse is a page of providers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVIDERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page. Empty: this is the last page."""
+    @_builtins.property
+    def providers(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolProvider]:
+        """The providers, by provider_id."""
+
+    def __init__(
+        self,
+        *,
+        providers: _abc.Iterable[_tool_pb2.ToolProvider] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "providers", b"providers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListProvidersResponse: _TypeAlias = ListProvidersResponse  # noqa: Y015
+
+@_typing.final
+class ListBindingsRequest(_message.Message):
+    """ListBindingsRequest asks for a page of bindings."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    bus: _builtins.str
+    """Name of the bus. Empty: "default"."""
+    page_size: _builtins.int
+    """Maximum number of items, 1..1000. 0: 100."""
+    page_token: _builtins.str
+    """next_page_token of the previous page. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        bus: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBindingsRequest: _TypeAlias = ListBindingsRequest  # noqa: Y015
+
+@_typing.final
+class ListBindingsResponse(_message.Message):
+    """ListBindingsResponse is a page of bindings."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BINDINGS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token of the next page. Empty: this is the last page."""
+    @_builtins.property
+    def bindings(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolBinding]:
+        """The bindings, those of the bus first, then by session and tool."""
+
+    def __init__(
+        self,
+        *,
+        bindings: _abc.Iterable[_tool_pb2.ToolBinding] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bindings", b"bindings", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBindingsResponse: _TypeAlias = ListBindingsResponse  # noqa: Y015

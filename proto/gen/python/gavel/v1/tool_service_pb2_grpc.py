@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ToolServiceStub(object):
-    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them. A
+    request that changes nothing is answered with the event that made it so.
     """
 
     def __init__(self, channel):
@@ -50,6 +51,11 @@ class ToolServiceStub(object):
                 request_serializer=gavel_dot_v1_dot_tool__service__pb2.BindToolRequest.SerializeToString,
                 response_deserializer=gavel_dot_v1_dot_tool__service__pb2.BindToolResponse.FromString,
                 _registered_method=True)
+        self.UnbindTool = channel.unary_unary(
+                '/gavel.v1.ToolService/UnbindTool',
+                request_serializer=gavel_dot_v1_dot_tool__service__pb2.UnbindToolRequest.SerializeToString,
+                response_deserializer=gavel_dot_v1_dot_tool__service__pb2.UnbindToolResponse.FromString,
+                _registered_method=True)
         self.ResolveTool = channel.unary_unary(
                 '/gavel.v1.ToolService/ResolveTool',
                 request_serializer=gavel_dot_v1_dot_tool__service__pb2.ResolveToolRequest.SerializeToString,
@@ -60,35 +66,54 @@ class ToolServiceStub(object):
                 request_serializer=gavel_dot_v1_dot_tool__service__pb2.ListContractsRequest.SerializeToString,
                 response_deserializer=gavel_dot_v1_dot_tool__service__pb2.ListContractsResponse.FromString,
                 _registered_method=True)
+        self.ListProviders = channel.unary_unary(
+                '/gavel.v1.ToolService/ListProviders',
+                request_serializer=gavel_dot_v1_dot_tool__service__pb2.ListProvidersRequest.SerializeToString,
+                response_deserializer=gavel_dot_v1_dot_tool__service__pb2.ListProvidersResponse.FromString,
+                _registered_method=True)
+        self.ListBindings = channel.unary_unary(
+                '/gavel.v1.ToolService/ListBindings',
+                request_serializer=gavel_dot_v1_dot_tool__service__pb2.ListBindingsRequest.SerializeToString,
+                response_deserializer=gavel_dot_v1_dot_tool__service__pb2.ListBindingsResponse.FromString,
+                _registered_method=True)
 
 
 class ToolServiceServicer(object):
-    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them. A
+    request that changes nothing is answered with the event that made it so.
     """
 
     def RegisterContract(self, request, context):
-        """RegisterContract records a version of a contract.
+        """RegisterContract records a contract, which replaces the registered one of the same name. A schema under which former
+        calls or results become invalid needs a new version (VERSION_REUSED).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterProvider(self, request, context):
-        """RegisterProvider records a version of a provider.
+        """RegisterProvider records a provider, which replaces the registered one of the same provider_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BindTool(self, request, context):
-        """BindTool binds a tool to a provider.
+        """BindTool binds a tool to a provider, for the bus or for a session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnbindTool(self, request, context):
+        """UnbindTool ends a binding.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResolveTool(self, request, context):
-        """ResolveTool finds the contract and provider behind a name.
+        """ResolveTool finds the contract and provider behind a name, and says whether an agent may call the tool.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +121,20 @@ class ToolServiceServicer(object):
 
     def ListContracts(self, request, context):
         """ListContracts lists contracts by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProviders(self, request, context):
+        """ListProviders lists providers by provider_id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBindings(self, request, context):
+        """ListBindings lists bindings by session and tool.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +158,11 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     request_deserializer=gavel_dot_v1_dot_tool__service__pb2.BindToolRequest.FromString,
                     response_serializer=gavel_dot_v1_dot_tool__service__pb2.BindToolResponse.SerializeToString,
             ),
+            'UnbindTool': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnbindTool,
+                    request_deserializer=gavel_dot_v1_dot_tool__service__pb2.UnbindToolRequest.FromString,
+                    response_serializer=gavel_dot_v1_dot_tool__service__pb2.UnbindToolResponse.SerializeToString,
+            ),
             'ResolveTool': grpc.unary_unary_rpc_method_handler(
                     servicer.ResolveTool,
                     request_deserializer=gavel_dot_v1_dot_tool__service__pb2.ResolveToolRequest.FromString,
@@ -129,6 +173,16 @@ def add_ToolServiceServicer_to_server(servicer, server):
                     request_deserializer=gavel_dot_v1_dot_tool__service__pb2.ListContractsRequest.FromString,
                     response_serializer=gavel_dot_v1_dot_tool__service__pb2.ListContractsResponse.SerializeToString,
             ),
+            'ListProviders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProviders,
+                    request_deserializer=gavel_dot_v1_dot_tool__service__pb2.ListProvidersRequest.FromString,
+                    response_serializer=gavel_dot_v1_dot_tool__service__pb2.ListProvidersResponse.SerializeToString,
+            ),
+            'ListBindings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBindings,
+                    request_deserializer=gavel_dot_v1_dot_tool__service__pb2.ListBindingsRequest.FromString,
+                    response_serializer=gavel_dot_v1_dot_tool__service__pb2.ListBindingsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'gavel.v1.ToolService', rpc_method_handlers)
@@ -138,7 +192,8 @@ def add_ToolServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolService(object):
-    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them.
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them. A
+    request that changes nothing is answered with the event that made it so.
     """
 
     @staticmethod
@@ -223,6 +278,33 @@ class ToolService(object):
             _registered_method=True)
 
     @staticmethod
+    def UnbindTool(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gavel.v1.ToolService/UnbindTool',
+            gavel_dot_v1_dot_tool__service__pb2.UnbindToolRequest.SerializeToString,
+            gavel_dot_v1_dot_tool__service__pb2.UnbindToolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ResolveTool(request,
             target,
             options=(),
@@ -266,6 +348,60 @@ class ToolService(object):
             '/gavel.v1.ToolService/ListContracts',
             gavel_dot_v1_dot_tool__service__pb2.ListContractsRequest.SerializeToString,
             gavel_dot_v1_dot_tool__service__pb2.ListContractsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProviders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gavel.v1.ToolService/ListProviders',
+            gavel_dot_v1_dot_tool__service__pb2.ListProvidersRequest.SerializeToString,
+            gavel_dot_v1_dot_tool__service__pb2.ListProvidersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBindings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gavel.v1.ToolService/ListBindings',
+            gavel_dot_v1_dot_tool__service__pb2.ListBindingsRequest.SerializeToString,
+            gavel_dot_v1_dot_tool__service__pb2.ListBindingsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,41 +27,63 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ToolServiceStub:
-    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them."""
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them. A
+    request that changes nothing is answered with the event that made it so.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ToolServiceAsyncStub: ...
     RegisterContract: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.RegisterContractRequest, _tool_service_pb2.RegisterContractResponse]
-    """RegisterContract records a version of a contract."""
+    """RegisterContract records a contract, which replaces the registered one of the same name. A schema under which former
+    calls or results become invalid needs a new version (VERSION_REUSED).
+    """
     RegisterProvider: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.RegisterProviderRequest, _tool_service_pb2.RegisterProviderResponse]
-    """RegisterProvider records a version of a provider."""
+    """RegisterProvider records a provider, which replaces the registered one of the same provider_id."""
     BindTool: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.BindToolRequest, _tool_service_pb2.BindToolResponse]
-    """BindTool binds a tool to a provider."""
+    """BindTool binds a tool to a provider, for the bus or for a session."""
+    UnbindTool: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.UnbindToolRequest, _tool_service_pb2.UnbindToolResponse]
+    """UnbindTool ends a binding."""
     ResolveTool: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ResolveToolRequest, _tool_service_pb2.ResolveToolResponse]
-    """ResolveTool finds the contract and provider behind a name."""
+    """ResolveTool finds the contract and provider behind a name, and says whether an agent may call the tool."""
     ListContracts: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListContractsRequest, _tool_service_pb2.ListContractsResponse]
     """ListContracts lists contracts by name."""
+    ListProviders: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListProvidersRequest, _tool_service_pb2.ListProvidersResponse]
+    """ListProviders lists providers by provider_id."""
+    ListBindings: _grpc.UnaryUnaryMultiCallable[_tool_service_pb2.ListBindingsRequest, _tool_service_pb2.ListBindingsResponse]
+    """ListBindings lists bindings by session and tool."""
 
 @_typing.type_check_only
 class ToolServiceAsyncStub(ToolServiceStub):
-    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them."""
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them. A
+    request that changes nothing is answered with the event that made it so.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterContract: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.RegisterContractRequest, _tool_service_pb2.RegisterContractResponse]  # type: ignore[assignment]
-    """RegisterContract records a version of a contract."""
+    """RegisterContract records a contract, which replaces the registered one of the same name. A schema under which former
+    calls or results become invalid needs a new version (VERSION_REUSED).
+    """
     RegisterProvider: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.RegisterProviderRequest, _tool_service_pb2.RegisterProviderResponse]  # type: ignore[assignment]
-    """RegisterProvider records a version of a provider."""
+    """RegisterProvider records a provider, which replaces the registered one of the same provider_id."""
     BindTool: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.BindToolRequest, _tool_service_pb2.BindToolResponse]  # type: ignore[assignment]
-    """BindTool binds a tool to a provider."""
+    """BindTool binds a tool to a provider, for the bus or for a session."""
+    UnbindTool: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.UnbindToolRequest, _tool_service_pb2.UnbindToolResponse]  # type: ignore[assignment]
+    """UnbindTool ends a binding."""
     ResolveTool: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ResolveToolRequest, _tool_service_pb2.ResolveToolResponse]  # type: ignore[assignment]
-    """ResolveTool finds the contract and provider behind a name."""
+    """ResolveTool finds the contract and provider behind a name, and says whether an agent may call the tool."""
     ListContracts: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListContractsRequest, _tool_service_pb2.ListContractsResponse]  # type: ignore[assignment]
     """ListContracts lists contracts by name."""
+    ListProviders: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListProvidersRequest, _tool_service_pb2.ListProvidersResponse]  # type: ignore[assignment]
+    """ListProviders lists providers by provider_id."""
+    ListBindings: _aio.UnaryUnaryMultiCallable[_tool_service_pb2.ListBindingsRequest, _tool_service_pb2.ListBindingsResponse]  # type: ignore[assignment]
+    """ListBindings lists bindings by session and tool."""
 
 class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them."""
+    """ToolService keeps tool contracts, providers and bindings in the log, so that clients in every language share them. A
+    request that changes nothing is answered with the event that made it so.
+    """
 
     @_abc_1.abstractmethod
     def RegisterContract(
@@ -69,7 +91,9 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.RegisterContractRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.RegisterContractResponse, _abc.Awaitable[_tool_service_pb2.RegisterContractResponse]]:
-        """RegisterContract records a version of a contract."""
+        """RegisterContract records a contract, which replaces the registered one of the same name. A schema under which former
+        calls or results become invalid needs a new version (VERSION_REUSED).
+        """
 
     @_abc_1.abstractmethod
     def RegisterProvider(
@@ -77,7 +101,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.RegisterProviderRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.RegisterProviderResponse, _abc.Awaitable[_tool_service_pb2.RegisterProviderResponse]]:
-        """RegisterProvider records a version of a provider."""
+        """RegisterProvider records a provider, which replaces the registered one of the same provider_id."""
 
     @_abc_1.abstractmethod
     def BindTool(
@@ -85,7 +109,15 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.BindToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.BindToolResponse, _abc.Awaitable[_tool_service_pb2.BindToolResponse]]:
-        """BindTool binds a tool to a provider."""
+        """BindTool binds a tool to a provider, for the bus or for a session."""
+
+    @_abc_1.abstractmethod
+    def UnbindTool(
+        self,
+        request: _tool_service_pb2.UnbindToolRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.UnbindToolResponse, _abc.Awaitable[_tool_service_pb2.UnbindToolResponse]]:
+        """UnbindTool ends a binding."""
 
     @_abc_1.abstractmethod
     def ResolveTool(
@@ -93,7 +125,7 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_service_pb2.ResolveToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ResolveToolResponse, _abc.Awaitable[_tool_service_pb2.ResolveToolResponse]]:
-        """ResolveTool finds the contract and provider behind a name."""
+        """ResolveTool finds the contract and provider behind a name, and says whether an agent may call the tool."""
 
     @_abc_1.abstractmethod
     def ListContracts(
@@ -102,5 +134,21 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tool_service_pb2.ListContractsResponse, _abc.Awaitable[_tool_service_pb2.ListContractsResponse]]:
         """ListContracts lists contracts by name."""
+
+    @_abc_1.abstractmethod
+    def ListProviders(
+        self,
+        request: _tool_service_pb2.ListProvidersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ListProvidersResponse, _abc.Awaitable[_tool_service_pb2.ListProvidersResponse]]:
+        """ListProviders lists providers by provider_id."""
+
+    @_abc_1.abstractmethod
+    def ListBindings(
+        self,
+        request: _tool_service_pb2.ListBindingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tool_service_pb2.ListBindingsResponse, _abc.Awaitable[_tool_service_pb2.ListBindingsResponse]]:
+        """ListBindings lists bindings by session and tool."""
 
 def add_ToolServiceServicer_to_server(servicer: ToolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""Transitions by facts about Gavel itself: opening of the bus, semantics, cross-check, time, rule sets, grants."""
+"""Transitions by facts about Gavel itself: opening of the bus, semantics, cross-check, time, rule sets, grants, tools."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from gavel_rules.limits import GRANTS_VERSIONS_MAX
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
 from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedGrants, DeployedRuleSet, GrantsInForce, ShadowRuleSet
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions_contests import rekey_candidates
-from gavel_rules.state.transitions_traces import begin_counts_anew
+from gavel_rules.state.transitions.contests import rekey_candidates
+from gavel_rules.state.transitions.tools import bind_tool, register_contract, register_provider, unbind_tool
+from gavel_rules.state.transitions.traces import begin_counts_anew
 
 
 def apply_system_fact(store: Store, envelope: Envelope, kind: str) -> None:
@@ -131,4 +132,8 @@ _TRANSITIONS: Final[Mapping[str, Callable[[Store, Envelope], None]]] = {
     "rule_set_activated": _activate_rule_set,
     "rule_set_deactivated": _deactivate_rule_set,
     "grants_deployed": _deploy_grants,
+    "tool_contract_registered": register_contract,
+    "tool_provider_registered": register_provider,
+    "tool_bound": bind_tool,
+    "tool_unbound": unbind_tool,
 }

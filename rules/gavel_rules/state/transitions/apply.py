@@ -10,13 +10,13 @@ from typing import Final
 
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions_approvals import forget_ended_decisions
-from gavel_rules.state.transitions_decisions import apply_decision, apply_proposal
-from gavel_rules.state.transitions_evidence import apply_fact, apply_observation, apply_tool_call, apply_tool_result
-from gavel_rules.state.transitions_executions import apply_execution, apply_late_report, receive_derived_fact
-from gavel_rules.state.transitions_reviews import add_vote, escalate_review
-from gavel_rules.state.transitions_system import apply_system_fact
-from gavel_rules.state.transitions_traces import forget_lapsed_traces, touch_trace
+from gavel_rules.state.transitions.approvals import forget_ended_decisions
+from gavel_rules.state.transitions.decisions import apply_decision, apply_proposal
+from gavel_rules.state.transitions.evidence import apply_fact, apply_observation, apply_tool_call, apply_tool_result
+from gavel_rules.state.transitions.executions import apply_execution, apply_late_report, receive_derived_fact
+from gavel_rules.state.transitions.reviews import add_vote, escalate_review
+from gavel_rules.state.transitions.system import apply_system_fact
+from gavel_rules.state.transitions.traces import forget_lapsed_traces, touch_trace
 
 
 def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None:

@@ -20,10 +20,10 @@ from gavel_rules.state.records import (
     Review,
 )
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions_approvals import approve, end_decision, end_decision_if_complete, free_conflict_key, update_decision
-from gavel_rules.state.transitions_contests import enter_contest, leave_contest
-from gavel_rules.state.transitions_reviews import close_review, open_review
-from gavel_rules.state.transitions_traces import close_action, count_rejections, end_review
+from gavel_rules.state.transitions.approvals import approve, end_decision, end_decision_if_complete, free_conflict_key, update_decision
+from gavel_rules.state.transitions.contests import enter_contest, leave_contest
+from gavel_rules.state.transitions.reviews import close_review, open_review
+from gavel_rules.state.transitions.traces import close_action, count_rejections, end_review
 
 
 def apply_proposal(store: Store, event: RecordedEvent) -> None:

@@ -1,4 +1,4 @@
-"""ReplayService and ToolService over real gRPC."""
+"""ReplayService over real gRPC."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ import grpc
 import pytest
 from gavel.v1 import decision_pb2, execution_pb2, replay_service_pb2
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest, VerifyReplayResponse
-from gavel.v1.tool_service_pb2 import (
-    BindToolRequest,
-    ListContractsRequest,
-    RegisterContractRequest,
-    RegisterProviderRequest,
-    ResolveToolRequest,
-)
 from gavel_server.history.replay import verify
 from gavel_server.log import Record
 
@@ -103,18 +96,3 @@ async def test_concurrent_replays_are_limited(world_with_rules: World, monkeypat
     assert (await first)[-1].verdict.proved
     for _ in range(2):
         assert (await replay(world_with_rules))[-1].verdict.proved
-
-
-async def test_tool_service_is_unimplemented(world: World) -> None:
-    """Every call of ToolService is UNIMPLEMENTED with a message."""
-    tools = world.tools
-    for call in (
-        tools.RegisterContract(RegisterContractRequest()),
-        tools.RegisterProvider(RegisterProviderRequest()),
-        tools.BindTool(BindToolRequest()),
-        tools.ResolveTool(ResolveToolRequest()),
-        tools.ListContracts(ListContractsRequest()),
-    ):
-        problem = await refusal(call)
-        assert (problem.code, problem.reason) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_IMPLEMENTED")
-        assert problem.message.endswith("is not available in this release")

@@ -11,7 +11,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.attestation import caller_identity
 from gavel_rules.state.records import AWAITING_FACTS, EXECUTING, Holder, LiveDecision
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions_approvals import end_decision_if_complete, reopen_decision, update_decision
+from gavel_rules.state.transitions.approvals import end_decision_if_complete, reopen_decision, update_decision
 
 
 def apply_execution(store: Store, event: RecordedEvent) -> None:

@@ -18,7 +18,7 @@ from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.keys import reading_key
 from gavel_rules.state.records import Candidate, ToolEvidence
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions_traces import remember_trace
+from gavel_rules.state.transitions.traces import remember_trace
 from gavel_rules.values import value_to_python
 
 

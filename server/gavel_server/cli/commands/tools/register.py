@@ -1,0 +1,36 @@
+"""`gavel tools register`: registers contracts, providers and bindings of a file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gavel_server.cli.connection import connect
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
+
+
+def register_tools(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Lists contracts, providers and bindings, in YAML or JSON; - is standard input.")
+    ],
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Register tools. What is registered already is left as it is, so the command may be repeated."""
+    from gavel_server.cli import documents
+    from gavel_server.cli.rendering import output
+
+    contracts, providers, bindings = documents.read_tools(file)
+    with connect(server, bus, document=file) as client:
+        for contract in contracts:
+            registered = client.register_contract(contract)
+            output.print_line(f"{contract.name} {contract.version}: event {registered.sequence_number}, {registered.schema_hash}")
+        for provider in providers:
+            number = client.register_provider(provider).sequence_number
+            output.print_line(f"provider {provider.provider_id} {provider.version}: event {number}")
+        for binding in bindings:
+            number = client.bind_tool(binding).sequence_number
+            where = f" in session {binding.session_id}" if binding.session_id else ""
+            output.print_line(f"{binding.tool_name} is bound to {binding.provider_id}{where}: event {number}")

@@ -1,0 +1,130 @@
+"""Changes of the registry of tools, as requests ask for them: each becomes a FACT by `system`. Only their form is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import jsonschema_rs
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import Fact
+from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider, ToolUnbound
+from gavel_rules.commands import ChangeTools
+from gavel_rules.events.ids import uuid_problem
+from gavel_rules.limits import TOOL_ALIASES_MAX, TOOL_CONTRACT_BYTES_MAX, TOOL_CONTRACTS_MAX, TOOL_EFFECTS_MAX, VERSION_LENGTH_MAX
+from gavel_rules.text import clipped
+from gavel_rules.tools.contracts import schema_hash
+from gavel_rules.values import struct_problems, struct_to_dict, text_problem
+from google.protobuf.struct_pb2 import Struct
+
+from gavel_server.errors import invalid
+from gavel_server.intake.event_ids import new_event_id
+from gavel_server.intake.formats import NAME
+
+Violations = list[tuple[str, str]]
+_NOT_A_NAME: Final = "is not 1 to 128 printable ASCII characters without spaces"
+_PROBLEM_LENGTH_MAX: Final = 256
+
+
+def contract_registration(contract: ToolContract, event_id: str) -> ChangeTools:
+    """Return the command that registers a contract, with its `schema_hash`. Raises ServiceError with every violation."""
+    found = _event_id_violations(event_id)
+    _check_name(contract.name, "contract.name", found)
+    _check_version(contract.version, "contract.version", found)
+    _check_names(contract.aliases, TOOL_ALIASES_MAX, "contract.aliases", found)
+    if contract.name in contract.aliases:
+        found.append(("contract.aliases", "names the tool itself"))
+    _check_names(contract.side_effects, TOOL_EFFECTS_MAX, "contract.side_effects", found)
+    if contract.default_provider:
+        _check_name(contract.default_provider, "contract.default_provider", found)
+    if contract.ByteSize() > TOOL_CONTRACT_BYTES_MAX:
+        found.append(("contract", f"is larger than {TOOL_CONTRACT_BYTES_MAX} bytes"))
+    else:
+        _check_schema(contract.argument_schema, "contract.argument_schema", found)
+        _check_schema(contract.result_schema, "contract.result_schema", found)
+    if found:
+        raise invalid(found)
+    registered = ToolContract()
+    registered.CopyFrom(contract)
+    registered.schema_hash = schema_hash(contract)
+    if contract.schema_hash not in ("", registered.schema_hash):
+        raise invalid([("contract.schema_hash", f"is not that of the schemas, {registered.schema_hash}")])
+    return _change(event_id, Fact(tool_contract_registered=registered))
+
+
+def provider_registration(provider: ToolProvider, event_id: str) -> ChangeTools:
+    """Return the command that registers a provider. Raises ServiceError with every violation."""
+    found = _event_id_violations(event_id)
+    _check_name(provider.provider_id, "provider.provider_id", found)
+    _check_version(provider.version, "provider.version", found)
+    _check_names(provider.tools, TOOL_CONTRACTS_MAX, "provider.tools", found)
+    if found:
+        raise invalid(found)
+    return _change(event_id, Fact(tool_provider_registered=provider))
+
+
+def tool_binding(binding: ToolBinding, event_id: str) -> ChangeTools:
+    """Return the command that binds a tool. Raises ServiceError with every violation."""
+    found = _event_id_violations(event_id)
+    _check_name(binding.tool_name, "binding.tool_name", found)
+    _check_name(binding.provider_id, "binding.provider_id", found)
+    if binding.session_id:
+        _check_name(binding.session_id, "binding.session_id", found)
+    if found:
+        raise invalid(found)
+    return _change(event_id, Fact(tool_bound=binding))
+
+
+def tool_unbinding(tool_name: str, session_id: str, event_id: str) -> ChangeTools:
+    """Return the command that ends a binding. Raises ServiceError with every violation."""
+    found = _event_id_violations(event_id)
+    _check_name(tool_name, "tool_name", found)
+    if session_id:
+        _check_name(session_id, "session_id", found)
+    if found:
+        raise invalid(found)
+    return _change(event_id, Fact(tool_unbound=ToolUnbound(tool_name=tool_name, session_id=session_id)))
+
+
+def _change(event_id: str, fact: Fact) -> ChangeTools:
+    return ChangeTools(Envelope(event_id=event_id or new_event_id(), fact=fact))
+
+
+def _event_id_violations(event_id: str) -> Violations:
+    problem = uuid_problem(event_id) if event_id else ""
+    return [("event_id", problem)] if problem else []
+
+
+def _check_name(name: str, path: str, found: Violations) -> None:
+    if not NAME.match(name):
+        found.append((path, _NOT_A_NAME))
+
+
+def _check_version(version: str, path: str, found: Violations) -> None:
+    if not 1 <= len(version) <= VERSION_LENGTH_MAX:
+        found.append((path, f"is required: 1 to {VERSION_LENGTH_MAX} characters"))
+    elif problem := text_problem(version):
+        found.append((path, problem))
+
+
+def _check_names(names: Iterable[str], count_max: int, path: str, found: Violations) -> None:
+    listed = list(names)
+    if len(listed) > count_max:
+        found.append((path, f"has more than {count_max} items"))
+        return
+    for index, name in enumerate(listed):
+        _check_name(name, f"{path}[{index}]", found)
+    if len(set(listed)) < len(listed):
+        found.append((path, "names something twice"))
+
+
+def _check_schema(schema: Struct, path: str, found: Violations) -> None:
+    """Check that a schema is JSON Schema 2020-12. References to other documents are not followed."""
+    problems = struct_problems(schema, path)
+    if problems:
+        found.extend(problems)
+        return
+    try:
+        jsonschema_rs.Draft202012Validator(struct_to_dict(schema))
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
+        found.append((path, f"is not a JSON Schema 2020-12: {clipped(str(error).splitlines()[0], _PROBLEM_LENGTH_MAX)}"))
