@@ -23,6 +23,7 @@ from gavel_server.errors import ServiceError
 RESERVED_DIAGNOSTIC_KINDS: Final = frozenset(
     {
         "NeedsHumanReview",
+        "DerivationFailed",
         "FactCollectionRequested",
         "LateExecutionReport",
         "NoFeasibleProposal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from gavel_rules.values import python_to_value, struct_to_dict
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import LOCAL_PRODUCER_ID, admit, admit_proposal, producer_for_execution
 from gavel_server.intake.envelope_validation import GROWTH_MAX
+from gavel_server.intake.permissions import RESERVED_DIAGNOSTIC_KINDS
 from google.protobuf.struct_pb2 import Struct
 
 from tests.support.driver import AGENT, ALL_PAYLOADS, EXECUTOR, SUBJECT, Core, document, fact_envelope
@@ -34,6 +36,7 @@ from tests.support.envelopes import (
     valid_fact,
     valid_proposal,
 )
+from tests.support.paths import ROOT
 
 # Shape
 
@@ -226,6 +229,16 @@ def test_reserved_fields(name: str, make: Callable[[], Envelope], change: Change
     envelope = make()
     change(envelope)
     assert error_pb2.ERROR_REASON_FIELD_RESERVED == refusal(envelope).reason
+
+
+def test_every_notice_of_gavel_is_reserved() -> None:
+    """No producer can write a diagnostic of a kind that the core writes."""
+    written = {
+        kind
+        for path in (ROOT / "rules/gavel_rules").rglob("*.py")
+        for kind in re.findall(r'(?:\bkind=|\bkind = |KIND: Final = )"([A-Z]\w+)"', path.read_text(encoding="utf-8"))
+    }
+    assert written == RESERVED_DIAGNOSTIC_KINDS
 
 
 def test_reserved_producer_id() -> None:
