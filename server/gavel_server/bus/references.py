@@ -89,6 +89,12 @@ class ReferenceResolution:
                     envelope = command_envelope(request.command)
                 if not self._may_use_trace(request, cause_trace_id, opened):
                     continue
+                named = _events_of_transition(envelope)
+                if not envelope_of_key.keys().isdisjoint(named):
+                    deferred.append(request)  # until it is known whether the earlier event is recorded
+                    continue
+                if named and not await self._have_events(request, named):
+                    continue
                 if key and envelope is not None:
                     envelope_of_key[key] = envelope
             if key:
@@ -135,6 +141,20 @@ class ReferenceResolution:
             else:
                 envelope.trace_id = trace_id
         return trace_id
+
+    async def _have_events(self, request: Request, event_ids: list[str]) -> bool:
+        """Return whether the log has all events; answer the request otherwise."""
+        replica = self._replica
+        for event_id in event_ids:
+            location = await replica.recent_events.find_location(event_id, replica.now_ms())
+            if location is None and await self._settle():
+                location = await replica.recent_events.find_location(event_id, replica.now_ms())
+            if location is None:
+                if not await self._repeated.answer_known(request):
+                    message = f"graph_transition names {event_id}, which is no event of bus {replica.bus} within the idempotency window"
+                    request.answer(ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
+                return False
+        return True
 
     def _may_use_trace(self, request: Request, cause_trace_id: str, opened: dict[str, TraceParty]) -> bool:
         """Return whether a proposal or observation may be in its trace; answer it otherwise. A proposal opens a trace without an owner."""
@@ -230,3 +250,11 @@ def _with_decision(references: References, request: Request) -> References:
     if decision is None or isinstance(request.command, SubmitProposal):
         return references
     return References(references.cited_events, decision, request.references.end_reason)
+
+
+def _events_of_transition(envelope: Envelope | None) -> list[str]:
+    """Return the events that a GraphTransition names; none for other events."""
+    if envelope is None or not envelope.HasField("agent_diagnostic"):
+        return []
+    transition = envelope.agent_diagnostic.graph_transition
+    return [*transition.input_event_ids, *transition.output_event_ids]

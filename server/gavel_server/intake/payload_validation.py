@@ -167,11 +167,23 @@ def _check_diagnostic(envelope: Envelope, found: Violations) -> None:
     detail = diagnostic.WhichOneof("detail")
     if detail is not None:
         _check_texts(getattr(diagnostic, detail), f"{path}.{detail}", found)
+    if detail == "graph_transition":
+        for name in ("input_event_ids", "output_event_ids"):
+            _check_event_ids(getattr(diagnostic.graph_transition, name), f"{path}.{detail}.{name}", found)
     if detail == "llm_invocation":
         invocation = diagnostic.llm_invocation
         _check_hashes(f"{path}.{detail}", found, prompt_hash=invocation.prompt_hash, output_hash=invocation.output_hash)
         if invocation.duration_ms < 0:
             found.append((f"{path}.{detail}.duration_ms", "is negative"))
+
+
+def _check_event_ids(event_ids: Sequence[str], path: str, found: Violations) -> None:
+    if len(event_ids) > limits.TRANSITION_EVENTS_MAX:
+        found.append((path, f"has more than {limits.TRANSITION_EVENTS_MAX} items"))
+        return
+    for index, event_id in enumerate(event_ids):
+        if not is_uuid(event_id):
+            found.append((f"{path}[{index}]", "is not a UUID in canonical form"))
 
 
 def _check_execution(envelope: Envelope, found: Violations) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from gavel.v1 import common_pb2, decision_pb2, event_service_pb2
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, GraphTransition
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import (
     BatchPublishEventsRequest,
@@ -20,6 +21,7 @@ from gavel.v1.event_service_pb2 import (
 from gavel_rules.events.hash_chain import chain
 
 from tests.integration.services.world import (
+    AGENT,
     START_MS,
     World,
     fact,
@@ -495,3 +497,26 @@ async def test_buses_share_nothing(world: World) -> None:
 
     assert (event.bus, event.sequence_number) == ("other", 2)
     assert await world.head() == 2
+
+
+async def test_a_transition_names_events_of_the_bus(world: World) -> None:
+    """The events that a GraphTransition names must be in the log, or be published by an earlier item of its batch that is recorded."""
+
+    def transition(*event_ids: str) -> Envelope:
+        step = GraphTransition(graph_node="triage", input_event_ids=event_ids[:1], output_event_ids=event_ids[1:])
+        return Envelope(
+            subject="order/1", producer=AGENT, agent_diagnostic=AgentDiagnostic(kind="GraphTransitioned", graph_transition=step)
+        )
+
+    known = await world.publish(fact("order/1", "order.status", "paid"))
+    unknown = some_uuid()
+    assert (await world.publish(transition(known.event_id))).sequence_number == 3
+    problem = await refusal(world.publish(transition(known.event_id, unknown)))
+    assert (grpc.StatusCode.NOT_FOUND, "EVENT_NOT_FOUND") == (problem.code, problem.reason)
+    assert unknown in problem.message
+
+    first = fact("order/1", "order.status", "sent", event_id=some_uuid())
+    refused = fact("order/1", "order.status", "lost", event_id=some_uuid(), causation_id=unknown)
+    batch = BatchPublishEventsRequest(envelopes=[first, refused, transition(known.event_id, first.event_id), transition(refused.event_id)])
+    results = (await world.events.BatchPublishEvents(batch)).results
+    assert [True, False, True, False] == [result.HasField("envelope") for result in results]

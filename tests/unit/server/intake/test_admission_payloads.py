@@ -112,9 +112,15 @@ PAYLOADS: list[tuple[str, str, Change, str]] = [
     ),
     (
         "agent_diagnostic",
-        "NUL in a list",
-        set_field("agent_diagnostic.graph_transition.input_event_ids", ["a", "\0"]),
-        "graph_transition.input_event_ids",
+        "no event_id",
+        set_field("agent_diagnostic.graph_transition.input_event_ids", ["a"]),
+        "graph_transition.input_event_ids[0]",
+    ),
+    (
+        "agent_diagnostic",
+        "many events",
+        set_field("agent_diagnostic.graph_transition.output_event_ids", [UUID] * 257),
+        "graph_transition.output_event_ids",
     ),
     ("execution", "no decision", set_field("execution.decision_id", ""), "decision_id"),
     ("execution", "no execution", set_field("execution.execution_id", ""), "execution_id"),

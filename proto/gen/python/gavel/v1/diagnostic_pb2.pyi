@@ -117,11 +117,11 @@ class GraphTransition(_message.Message):
     """Reason of the transition."""
     @_builtins.property
     def input_event_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Events that the step read."""
+        """Events that the step read. They must exist on the bus."""
 
     @_builtins.property
     def output_event_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Events that the step produced."""
+        """Events that the step produced. They must exist on the bus."""
 
     def __init__(
         self,
