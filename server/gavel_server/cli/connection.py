@@ -106,8 +106,7 @@ def command_error(error: GavelError, server: str, bus: str, document: str = "") 
         return _grpc_error(error, server)
     if error.reason == "BUS_NOT_FOUND":
         return CommandError(
-            f"the server at {server} has no bus {bus} (BUS_NOT_FOUND); check --bus or GAVEL_BUS; the first write to a bus creates it, "
-            "e.g. gavel rules deploy FILE"
+            f"the server at {server} has no bus {bus} (BUS_NOT_FOUND); check --bus or GAVEL_BUS, or create it: gavel bus create {bus}"
         )
     mistakes = [(_PLACE.fullmatch(violation.field), violation.description) for violation in error.violations]
     if document and mistakes and all(place for place, _ in mistakes):

@@ -268,7 +268,7 @@ def test_unknown_bus(shop: Server, bus: str, arguments: tuple[str, ...]) -> None
     for _ in range(2):
         result = gavel(*arguments, "--bus", bus, server=shop)
         assert (1, "") == (result.returncode, result.stdout)
-        assert result.stderr.startswith(f"gavel: the server at {shop.address} has no bus {bus} (BUS_NOT_FOUND); check --bus or GAVEL_BUS; ")
+        assert result.stderr.startswith(f"gavel: the server at {shop.address} has no bus {bus} (BUS_NOT_FOUND); check --bus or GAVEL_BUS, ")
 
 
 def test_server_by_option_and_by_unix_socket(shop: Server, tmp_path: Path) -> None:

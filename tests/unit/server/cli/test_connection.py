@@ -28,4 +28,4 @@ def test_unknown_bus() -> None:
     """The message on an unknown bus names the bus and the server, and says what to do; exit status 1."""
     error = command_error(GavelError(StatusCode.NOT_FOUND, "BUS_NOT_FOUND", "bus x does not exist"), "here", "x")
     assert 1 == error.exit_status
-    assert str(error).startswith("the server at here has no bus x (BUS_NOT_FOUND); check --bus or GAVEL_BUS; ")
+    assert "the server at here has no bus x (BUS_NOT_FOUND); check --bus or GAVEL_BUS, or create it: gavel bus create x" == str(error)
