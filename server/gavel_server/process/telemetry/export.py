@@ -98,7 +98,8 @@ def _start(exports: Exports) -> Export:
         tracing = Tracing(tracers.get_tracer("gavel"))
     if exports.metrics:
         shutdowns.append(_start_metrics(exports, resource))
-    _LOG.info("telemetry.started", traces=list(exports.traces), metrics=list(exports.metrics))
+    metrics = [*exports.metrics, *(["prometheus"] if exports.prometheus else [])]
+    _LOG.info("telemetry.started", traces=list(exports.traces), metrics=metrics)
     return Export(tracing, shutdowns)
 
 
