@@ -14,12 +14,23 @@ from gavel_server.cli.main import run
 BIN = Path(sys.executable).parent
 # What Bash does at TAB: call the function that `complete -F` names, with the words of the line, and take COMPREPLY.
 TAB = """
-source <(gavel completion bash)
+source %s
 COMP_WORDS=(%s)
 COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
 "$(complete -p gavel | sed 's/.*-F \\([^ ]*\\).*/\\1/')" gavel
 printf '%%s\\n' "${COMPREPLY[@]}"
 """
+
+
+ENVIRONMENT = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of the script for bash."""
+    file = tmp_path_factory.mktemp("completion") / "gavel.bash"
+    file.write_bytes(subprocess.run(["gavel", "completion", "bash"], env=ENVIRONMENT, capture_output=True, check=True).stdout)
+    return file
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -35,11 +46,10 @@ printf '%%s\\n' "${COMPREPLY[@]}"
         ("gavel serve --log-level w", ["warning"]),
     ],
 )
-def test_bash(line: str, expected: list[str]) -> None:
+def test_bash(bash_script: Path, line: str, expected: list[str]) -> None:
     """Bash completes commands, commands of groups, options and their values."""
-    script = TAB % " ".join(f"'{word}'" for word in line.split())
-    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
-    process = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    script = TAB % (bash_script, " ".join(f"'{word}'" for word in line.split()))
+    process = subprocess.run(["bash", "-c", script], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=True)
     assert ("", sorted(expected)) == (process.stderr, sorted(process.stdout.split()))
 
 
