@@ -70,7 +70,7 @@ test test-long test-compiled: export PYTHONDONTWRITEBYTECODE :=
 # Some tests compute and others wait for servers, so there are more processes than processors. Files of tests start in order: those of
 # servers before the unit tests, which are short and fill the end.
 test: $(STAMP) front
-	$(BIN)/pytest --quiet -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile tests --ignore=tests/compiled
+	$(BIN)/pytest --quiet -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder tests --ignore=tests/compiled
 
 # The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, rule sets of the largest size.
 test-long: $(STAMP) front
