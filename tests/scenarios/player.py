@@ -204,7 +204,7 @@ class Player:
             if step.occurred_at is not None:
                 envelope.occurred_at.CopyFrom(timestamp(START_MS + step.occurred_at))
             return envelope
-        observation = Observation(source_tool=step.calls, confidence=0.9)
+        observation = Observation(source_tool=step.calls, confidence=0.9, evidence_ref=str(uuid.uuid5(NAMESPACE, "no evidence")))
         if step.evidence is not None:
             evidence = self.log.event(step.evidence)
             observation.evidence_ref = evidence.event_id

@@ -71,6 +71,8 @@ ACTION = "refund.create"
 SUBJECT = "order/1"
 SOURCE = "orders-db"
 EXECUTOR = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="executor-1", version="1.0")
+# The event_id that observations without evidence refer to.
+NO_EVIDENCE = "00000000-0000-4000-8000-ffffffffffff"
 OTHER_EXECUTOR = Producer(type=common_pb2.PRODUCER_TYPE_EXECUTOR, id="executor-2", version="1.0")
 AGENT = Producer(type=common_pb2.PRODUCER_TYPE_AGENT, id="agent-1", version="1.0")
 ALL_PAYLOADS = frozenset({"fact", "proposal", "observation", "tool_call", "tool_result", "agent_diagnostic", "execution"})
@@ -406,10 +408,10 @@ def observation_envelope(
     evidence_hash: str | None = None,
     observed_at_ms: int | None = None,
 ) -> Envelope:
-    """Return an observation as an agent sends it. `evidence` is the TOOL_RESULT event that it refers to."""
+    """Return an observation as an agent sends it. `evidence` is the TOOL_RESULT event that it refers to; None: one of no trace."""
     observation = Observation(
         source_tool=tool,
-        evidence_ref=evidence.event_id if evidence is not None else "",
+        evidence_ref=evidence.event_id if evidence is not None else NO_EVIDENCE,
         evidence_hash=evidence.tool_result.content_hash if evidence is not None else "",
         observed_at=timestamp(observed_at_ms) if observed_at_ms is not None else None,
         confidence=0.9,

@@ -40,7 +40,9 @@ def valid_fact() -> Envelope:
 
 def valid_observation() -> Envelope:
     """Return the smallest valid observation."""
-    observation = Observation(source_tool="fraud-tool", extracted_fields={"order.score": python_to_value(1)})
+    observation = Observation(
+        source_tool="fraud-tool", evidence_ref=UUID, confidence=0.5, extracted_fields={"order.score": python_to_value(1)}
+    )
     return Envelope(subject=SUBJECT, producer=AGENT, observation=observation)
 
 

@@ -144,7 +144,7 @@ def observation_envelope(
     source_tool: str,
     extracted_fields: Mapping[str, object],
     query_ref: str = "",
-    evidence: Envelope | None = None,
+    evidence: Envelope,
     observed_at: datetime | None = None,
     confidence: float = 1.0,
     event_id: str = "",
@@ -156,13 +156,14 @@ def observation_envelope(
 ) -> Envelope:
     """Return an OBSERVATION of an agent: values by fact key, read through a tool (constitution §4.6).
 
-    `evidence` is the recorded TOOL_RESULT of the reading; without it the observation is inference (tier 3).
+    `evidence` is the recorded event that the reading rests on: the TOOL_RESULT of its call. If it is another event, such as the
+    diagnostic of a model's call, the observation is inference (tier 3).
     """
     observation = Observation(
         source_tool=source_tool,
         query_ref=query_ref,
-        evidence_ref=evidence.event_id if evidence else "",
-        evidence_hash=evidence.tool_result.content_hash if evidence else "",
+        evidence_ref=evidence.event_id,
+        evidence_hash=evidence.tool_result.content_hash,
         observed_at=_timestamp(observed_at),
         confidence=confidence,
     )

@@ -107,16 +107,16 @@ def _check_observation(envelope: Envelope, found: Violations) -> None:
     path = "envelope.observation"
     if not NAME.match(observation.source_tool):
         found.append((f"{path}.source_tool", "is required: 1 to 128 printable ASCII characters"))
-    if not 0.0 <= observation.confidence <= 1.0:
-        found.append((f"{path}.confidence", "is not between 0 and 1"))
+    if not 0.0 < observation.confidence <= 1.0:
+        found.append((f"{path}.confidence", "is required: above 0, at most 1"))
     if not 1 <= len(observation.extracted_fields) <= limits.EXTRACTED_FIELDS_MAX:
         found.append((f"{path}.extracted_fields", f"does not have 1 to {limits.EXTRACTED_FIELDS_MAX} keys"))
     else:
         for key in sorted(observation.extracted_fields):
             _check_key(key, f"{path}.extracted_fields", found)
             found.extend(value_problems(observation.extracted_fields[key], f"{path}.extracted_fields.{key}"))
-    if observation.evidence_ref and not is_uuid(observation.evidence_ref):
-        found.append((f"{path}.evidence_ref", "is not a UUID in canonical form"))
+    if not is_uuid(observation.evidence_ref):
+        found.append((f"{path}.evidence_ref", "is required: the UUID of the event that the observation rests on"))
     for field, sent in (("trust_tier", observation.trust_tier), ("evidence_recorded_at", observation.HasField("evidence_recorded_at"))):
         if sent:
             found.append((f"{path}.{field}", SET_BY_SERVER))

@@ -122,7 +122,10 @@ NOTE = raw(subject="order/1", producer=AGENT, agent_diagnostic={"kind": "Noted"}
         (change(OBSERVATION, observation__trust_tier=1), ["envelope.observation.trust_tier"]),
         (change(OBSERVATION, observation__observed_at=Timestamp(seconds=START_MS // 1000 + 6)), ["envelope.observation.observed_at"]),
         (observation("order/1", "order.status", math.nan), ["envelope.observation.extracted_fields.order.status"]),
-        (raw(subject="order/1", observation={"source_tool": "x"}), ["envelope.observation.extracted_fields"]),
+        (
+            raw(subject="order/1", observation={"source_tool": "x"}),
+            [f"envelope.observation.{name}" for name in ("confidence", "extracted_fields", "evidence_ref")],
+        ),
         # tool events
         (change(CALL, tool_call__tool_name=""), ["envelope.tool_call.tool_name"]),
         (change(CALL, tool_call__execution_id="exec_1"), ["envelope.tool_call.execution_id"]),

@@ -287,8 +287,8 @@ def tool_result(trace_id: str, tool: str = "fraud-mcp", execution_id: str = "", 
 
 
 def observation(subject: str, key: str, value: object, **fields: Any) -> Envelope:
-    """Return an observation without evidence."""
-    payload = Observation(source_tool="fraud-mcp", confidence=0.5, extracted_fields={key: python_to_value(value)})
+    """Return an observation without evidence: the event that it refers to does not exist."""
+    payload = Observation(source_tool="fraud-mcp", confidence=0.5, evidence_ref=some_uuid(), extracted_fields={key: python_to_value(value)})
     return Envelope(**{"subject": subject, "observation": payload, **fields})
 
 

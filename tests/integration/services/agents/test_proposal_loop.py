@@ -453,7 +453,7 @@ async def test_second_run_waits_for_a_competing_proposal_of_its_trace() -> None:
         sources = Sources(client)
         (status,) = await sources.status(FactNeed("order/1", (), "refund-1", ""))
         await client.publish_event(
-            observation_envelope("customer/7", AGENT, source_tool="fraud-mcp", extracted_fields={"customer.score": 0.1})
+            observation_envelope("customer/7", AGENT, source_tool="fraud-mcp", evidence=status, extracted_fields={"customer.score": 0.1})
         )
         second: dict[str, Any] = {"trace_id": "refund-1", "based_on_events": [reference(status)]}
         before = await world.head()

@@ -62,11 +62,13 @@ class Observation(_message.Message):
     query_ref: _builtins.str
     """The query, so that it can be repeated."""
     evidence_ref: _builtins.str
-    """event_id of the TOOL_RESULT_EVENT with the evidence. Empty: the observation is inference."""
+    """event_id of the event that the observation rests on. Required. It is inference unless that is the TOOL_RESULT_EVENT of
+    a call in the same trace.
+    """
     evidence_hash: _builtins.str
     """content_hash of that result; must be equal."""
     confidence: _builtins.float
-    """The agent's confidence, 0..1."""
+    """The agent's confidence, above 0, at most 1. Required."""
     trust_tier: _common_pb2.TrustTier.ValueType
     """Tier by the evidence, fixed when the observation is recorded. Set by the server; a request must leave it unset."""
     @_builtins.property
