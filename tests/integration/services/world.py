@@ -33,7 +33,6 @@ from gavel.v1.observation_pb2 import Observation
 from gavel.v1.proposal_pb2 import Proposal
 from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, RuleSetPosition
-from gavel_rules.language.rule_set import compile_rule_set
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.values import python_to_value
 from gavel_server.bus.registry import BUS_DEFAULT, BusNames, BusRegistry
@@ -51,6 +50,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
+from tests.support.driver import compile_cached
 from tests.support.hashes import sha256_of
 
 START_MS: Final = 1_700_000_000_000
@@ -132,14 +132,14 @@ class World:
 
     async def deploy(self, document: str = RULE_SET) -> int:
         """Deploy a rule set without the compiler's child process; return its sequence number."""
-        deployed = await (await self.buses.open("")).execute(DeployRuleSet(new_event_id(), compile_rule_set(document), document))
+        deployed = await (await self.buses.open("")).execute(DeployRuleSet(new_event_id(), compile_cached(document), document))
         assert isinstance(deployed.answer, RuleSetPosition)
         return deployed.answer.sequence_number
 
     async def activate(self, document: str = RULE_SET) -> None:
         """Deploy and activate a rule set without the compiler's child process."""
         await self.deploy(document)
-        rule_set = compile_rule_set(document)
+        rule_set = compile_cached(document)
         command = ActivateRuleSet(new_event_id(), rule_set.policy_id, rule_set.version, None)
         await (await self.buses.open("")).execute(command)
 
