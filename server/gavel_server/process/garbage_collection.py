@@ -13,4 +13,4 @@ def collect_less() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 500)
+    gc.set_threshold(20_000, 50, 100)
