@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from gavel.v1 import common_pb2, decision_pb2, execution_pb2, fact_pb2
@@ -117,9 +117,10 @@ def document(
     return json.dumps({"gavel": "v1", "rule_set": rule_set, "version": version, "actions": actions, "rules": ranked})
 
 
-@cache
+# The least recent are dropped: tests of memory deploy hundreds.
+@lru_cache(32)
 def compile_cached(text: str) -> CompiledRuleSet:
-    """Return a document, compiled once per process."""
+    """Return a document, compiled once as long as it is in use."""
     return compile_rule_set(text)
 
 
