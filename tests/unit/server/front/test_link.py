@@ -8,7 +8,6 @@ from functools import partial
 
 from gavel_server.front.frames import HEADER
 from gavel_server.front.link import Link
-from gavel_server.process.time_slice import SLICE_SECONDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +32,7 @@ async def test_any_split_of_the_bytes_gives_the_same_frames(frames: list[Frame],
     stream = as_bytes(frames)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
     received: list[Frame] = []
-    link = Link(lambda *frame: received.append(frame), nothing, lambda: 0.0)
+    link = Link(lambda *frame: received.append(frame), nothing)
 
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         link.data_received(stream[start:end])
@@ -84,24 +83,6 @@ async def test_frames_cross_a_socket_in_order() -> None:
     await ends.close()
     assert [*frames, (9, 0, b"last")] == [await ends.received[1].get() for _ in range(len(frames) + 1)]
     assert ends.received[0].empty()
-
-
-async def test_others_run_between_slices() -> None:
-    """Of frames that arrive together, those left after a time slice wait for the next pass of the loop, in order, also if more arrive."""
-    now, passes, received = 0.0, 0, []
-
-    def on_frame(_kind: int, number: int, _content: bytes) -> None:
-        nonlocal now
-        now += SLICE_SECONDS / 2
-        received.append((passes, number))
-
-    link = Link(on_frame, nothing, lambda: now)
-    link.data_received(as_bytes([(1, number, b"x") for number in range(5)]))
-    link.data_received(as_bytes([(1, 5, b"x")]))
-    while len(received) < 6:
-        passes += 1
-        await asyncio.sleep(0)
-    assert [(0, 0), (0, 1), (1, 2), (1, 3), (2, 4), (2, 5)] == received
 
 
 async def test_frames_after_a_disconnect_are_dropped() -> None:
