@@ -44,7 +44,7 @@ def end_reason(references: References, now_ms: int) -> str:
 def holder_fault(live: LiveDecision, attempt: int, producer: Producer, caller: Attestation | None) -> Fault | None:
     """Return a fault unless this producer and caller began the attempt: nobody reports for another executor, not even late.
 
-    `caller` is the caller's attestation. An attempt that was begun without authentication is the producer's, whoever calls.
+    `caller` is the attestation of the command's caller. If the attempt was begun without authentication, any caller may name its producer.
     """
     holder = live.holders[attempt - 1]
     producer_id, begun_by = holder[1], holder[2:]

@@ -6,7 +6,7 @@ Most of it is in memory. The rest is read from the log here, so that deciding ne
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 from gavel.v1 import error_pb2
@@ -79,6 +79,7 @@ class ReferenceResolution:
                     await self._repeated.answer(request, location)
                     continue
             envelope = command_envelope(command)
+            request.named_in_batch = []
             if envelope is not None:
                 cause_trace_id = ""
                 if envelope.causation_id:
@@ -90,10 +91,7 @@ class ReferenceResolution:
                 if not self._may_use_trace(request, cause_trace_id, opened):
                     continue
                 named = _events_of_transition(envelope)
-                if not envelope_of_key.keys().isdisjoint(named):
-                    deferred.append(request)  # until it is known whether the earlier event is recorded
-                    continue
-                if named and not await self._have_events(request, named):
+                if named and not await self._find_events(request, named, envelope_of_key):
                     continue
                 if key and envelope is not None:
                     envelope_of_key[key] = envelope
@@ -115,14 +113,13 @@ class ReferenceResolution:
         replica = self._replica
         cause = envelope_of_key.get(envelope.causation_id)
         if cause is not None:
-            request.cause_in_batch = envelope.causation_id
+            request.named_in_batch.append(envelope.causation_id)
             trace_id = cause.trace_id
             if not trace_id and cause.HasField("execution"):
                 # A report gets the trace of its decision when it is decided.
                 live = replica.state.live_decision(cause.execution.decision_id)
                 trace_id = live.decision.trace_id if live is not None else ""
         else:
-            request.cause_in_batch = ""
             location = await replica.recent_events.find_location(envelope.causation_id, replica.now_ms())
             if location is None and await self._settle():
                 # The cause may have been in the append under way.
@@ -142,10 +139,13 @@ class ReferenceResolution:
                 envelope.trace_id = trace_id
         return trace_id
 
-    async def _have_events(self, request: Request, event_ids: list[str]) -> bool:
-        """Return whether the log has all events; answer the request otherwise."""
+    async def _find_events(self, request: Request, event_ids: list[str], envelope_of_key: Mapping[str, Envelope]) -> bool:
+        """Return whether all events are in the log or earlier in the batch; answer the request otherwise."""
         replica = self._replica
         for event_id in event_ids:
+            if event_id in envelope_of_key:
+                request.named_in_batch.append(event_id)
+                continue
             location = await replica.recent_events.find_location(event_id, replica.now_ms())
             if location is None and await self._settle():
                 location = await replica.recent_events.find_location(event_id, replica.now_ms())

@@ -68,10 +68,10 @@ class RequestTimes:
 class Request:
     """A command on its way through a sequencer.
 
-    `idempotency_key` is the command's event_id if the producer chose it, else "". `cause_in_batch` is the event_id of the
-    command's cause if the cause is earlier in the same batch. `was_lost`: one append of the command was lost. `cancellation`, if there is
-    one, says whether the caller still waits. `caller` is the key under which limits count it,
-    `principal` the authenticated caller.
+    `idempotency_key` is the command's event_id if the producer chose it, else "". `named_in_batch` has the event_ids of earlier events of
+    the same batch that the command names: its cause, and those of a graph transition. `was_lost`: one append of the command was lost.
+    `cancellation`, if there is one, says whether the caller still waits. `caller` is the key under which limits count it, `principal` the
+    authenticated caller.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Request:
         self.idempotency_key: Final = idempotency_key
         self.size_bytes: Final = size_bytes
         self.references = references
-        self.cause_in_batch = ""
+        self.named_in_batch: list[str] = []
         self.was_lost = False
         self._cancellation: Final = cancellation
         self.caller: Final = caller

@@ -129,7 +129,7 @@ def _to_message(document: Any, message: _Message, place: str, name: str, what: s
     if not isinstance(document, dict):
         raise InvalidInputError(f"{place} must be {what}: a mapping")
     _check_exact(document, "", name)
-    if mistakes := list(_unknown_names(document, message.DESCRIPTOR, "")):  # type: ignore[arg-type]  # the two types of protobuf are one
+    if mistakes := list(_unknown_names(document, message.DESCRIPTOR, "")):  # type: ignore[arg-type]  # the stubs of protobuf have two classes for its one Descriptor
         raise InvalidInputError("\n  ".join([f"{place} is not {what} of gavel.v1:", *mistakes]))
     try:
         return ParseDict(document, message)

@@ -119,12 +119,12 @@ def _check_names(names: Iterable[str], count_max: int, path: str, found: Violati
 
 
 def _check_schema(schema: Struct, path: str, found: Violations) -> None:
-    """Check that a schema is JSON Schema 2020-12. References to other documents are not followed."""
+    """Check that a schema is JSON Schema 2020-12. A reference to another document is an error: nothing is read or fetched for a caller."""
     problems = struct_problems(schema, path)
     if problems:
         found.extend(problems)
         return
     try:
-        jsonschema_rs.Draft202012Validator(struct_to_dict(schema))
+        jsonschema_rs.Draft202012Validator(struct_to_dict(schema), offline=True)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         found.append((path, f"is not a JSON Schema 2020-12: {clipped(str(error).splitlines()[0], _PROBLEM_LENGTH_MAX)}"))

@@ -517,6 +517,9 @@ async def test_a_transition_names_events_of_the_bus(world: World) -> None:
 
     first = fact("order/1", "order.status", "sent", event_id=some_uuid())
     refused = fact("order/1", "order.status", "lost", event_id=some_uuid(), causation_id=unknown)
-    batch = BatchPublishEventsRequest(envelopes=[first, refused, transition(known.event_id, first.event_id), transition(refused.event_id)])
+    step = transition(known.event_id, first.event_id)
+    step.event_id = some_uuid()
+    effect = fact("order/1", "order.status", "closed", causation_id=step.event_id)
+    batch = BatchPublishEventsRequest(envelopes=[first, refused, step, effect, transition(refused.event_id)])
     results = (await world.events.BatchPublishEvents(batch)).results
-    assert [True, False, True, False] == [result.HasField("envelope") for result in results]
+    assert [True, False, True, True, False] == [result.HasField("envelope") for result in results]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -89,6 +90,18 @@ async def test_a_bad_contract_is_refused(world: World, fields: dict[str, Any], p
     )
     assert (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", places) == (problem.code, problem.reason, problem.fields)
     assert head == await world.head()
+
+
+async def test_a_schema_reads_no_file_of_the_server(world: World, tmp_path: Path) -> None:
+    """A schema that refers to a file, even one that holds a schema, is refused: callers learn nothing about the server's files."""
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "string"}')
+    problems = [
+        await refusal(world.tools.RegisterContract(tools.RegisterContractRequest(contract=contract(argument_schema={"$ref": reference}))))
+        for reference in (file.as_uri(), (tmp_path / "missing.json").as_uri())
+    ]
+    assert [["contract.argument_schema"]] * 2 == [problem.fields for problem in problems]
+    assert all("Retrieval is disabled" in problem.message for problem in problems)
 
 
 async def test_unknown_tools_are_not_found(world: World) -> None:

@@ -402,13 +402,13 @@ class AsyncMethods(ABC):
     async def register_contract(
         self, contract: ToolContract, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.RegisterContractResponse:
-        """Register a tool contract. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+        """Register a tool contract. Registering what is registered changes nothing."""
         return await self._call(calls.register_contract(contract, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     async def register_provider(
         self, provider: ToolProvider, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.RegisterProviderResponse:
-        """Register a tool provider. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+        """Register a tool provider. Registering what is registered changes nothing."""
         return await self._call(calls.register_provider(provider, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     async def bind_tool(
@@ -420,7 +420,7 @@ class AsyncMethods(ABC):
     async def unbind_tool(
         self, tool_name: str, *, session_id: str = "", event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.UnbindToolResponse:
-        """End the binding of a tool, for the bus or for one session. Without an `event_id` a lost answer is not repeated."""
+        """End the binding of a tool, for the bus or for one session."""
         return await self._call(calls.unbind_tool(tool_name, session_id=session_id, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     async def resolve_tool(

@@ -504,16 +504,16 @@ def verify_replay(
 def register_contract(
     contract: ToolContract, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[tools.RegisterContractResponse]:
-    """Register a tool contract. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
-    request = tools.RegisterContractRequest(bus=bus, contract=contract, event_id=event_id)
+    """Register a tool contract. Registering what is registered changes nothing."""
+    request = tools.RegisterContractRequest(bus=bus, contract=contract, event_id=event_id or new_event_id())
     return _unary(ToolServiceStub, lambda stub: stub.RegisterContract, request, timeout_ms)
 
 
 def register_provider(
     provider: ToolProvider, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[tools.RegisterProviderResponse]:
-    """Register a tool provider. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
-    request = tools.RegisterProviderRequest(bus=bus, provider=provider, event_id=event_id)
+    """Register a tool provider. Registering what is registered changes nothing."""
+    request = tools.RegisterProviderRequest(bus=bus, provider=provider, event_id=event_id or new_event_id())
     return _unary(ToolServiceStub, lambda stub: stub.RegisterProvider, request, timeout_ms)
 
 
@@ -521,16 +521,16 @@ def bind_tool(
     binding: ToolBinding, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[tools.BindToolResponse]:
     """Bind a tool to a provider, for the bus or for one session."""
-    request = tools.BindToolRequest(bus=bus, binding=binding, event_id=event_id)
+    request = tools.BindToolRequest(bus=bus, binding=binding, event_id=event_id or new_event_id())
     return _unary(ToolServiceStub, lambda stub: stub.BindTool, request, timeout_ms)
 
 
 def unbind_tool(
     tool_name: str, *, session_id: str = "", event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
 ) -> UnaryCall[tools.UnbindToolResponse]:
-    """End the binding of a tool, for the bus or for one session. Without an `event_id` a lost answer is not repeated."""
-    request = tools.UnbindToolRequest(bus=bus, tool_name=tool_name, session_id=session_id, event_id=event_id)
-    return _unary(ToolServiceStub, lambda stub: stub.UnbindTool, request, timeout_ms, repeatable=bool(event_id))
+    """End the binding of a tool, for the bus or for one session."""
+    request = tools.UnbindToolRequest(bus=bus, tool_name=tool_name, session_id=session_id, event_id=event_id or new_event_id())
+    return _unary(ToolServiceStub, lambda stub: stub.UnbindTool, request, timeout_ms)
 
 
 def resolve_tool(

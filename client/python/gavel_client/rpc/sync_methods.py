@@ -398,13 +398,13 @@ class SyncMethods(ABC):
     def register_contract(
         self, contract: ToolContract, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.RegisterContractResponse:
-        """Register a tool contract. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+        """Register a tool contract. Registering what is registered changes nothing."""
         return self._call(calls.register_contract(contract, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     def register_provider(
         self, provider: ToolProvider, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.RegisterProviderResponse:
-        """Register a tool provider. Registering what is registered changes nothing; a repeated `event_id` has one effect."""
+        """Register a tool provider. Registering what is registered changes nothing."""
         return self._call(calls.register_provider(provider, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     def bind_tool(
@@ -416,7 +416,7 @@ class SyncMethods(ABC):
     def unbind_tool(
         self, tool_name: str, *, session_id: str = "", event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS
     ) -> tools.UnbindToolResponse:
-        """End the binding of a tool, for the bus or for one session. Without an `event_id` a lost answer is not repeated."""
+        """End the binding of a tool, for the bus or for one session."""
         return self._call(calls.unbind_tool(tool_name, session_id=session_id, event_id=event_id, bus=bus, timeout_ms=timeout_ms))
 
     def resolve_tool(

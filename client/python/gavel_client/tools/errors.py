@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gavel_client.rpc.errors import GavelClientError
+
 PATH: Final = "E_PATH"  # no such file, or not a path of the workspace
 CONFLICT: Final = "E_CONFLICT"  # the file is not as the call expects it
 QUOTA: Final = "E_QUOTA"  # too large, or no room
@@ -14,7 +16,7 @@ ARGS: Final = "E_ARGS"  # the arguments are not valid
 LOST: Final = "E_LOST"  # the runtime ended before the tool did
 
 
-class ToolError(Exception):
+class ToolError(GavelClientError):
     """The failure of a tool: its code, a message for people and models without secrets, and details."""
 
     def __init__(self, code: str, message: str, details: dict[str, object] | None = None) -> None:

@@ -83,6 +83,7 @@ class Jail:
                     mode = stat.S_IMODE(found.st_mode) & 0o777
             temporary = f".{os.urandom(8).hex()}.tmp"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=directory)
+            unfinished = [temporary]
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(content)
@@ -92,10 +93,12 @@ class Jail:
                 if not replaces:
                     # Takes the name, or fails if it is taken; the file replaces this empty one.
                     os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o600, dir_fd=directory))
+                    unfinished.append(name)
                 os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
             except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=directory)
+                for leftover in unfinished:
+                    with suppress(FileNotFoundError):
+                        os.unlink(leftover, dir_fd=directory)
                 raise
 
     @contextmanager

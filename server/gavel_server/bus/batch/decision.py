@@ -165,9 +165,10 @@ class BatchDecision:
         return live is not None and live.is_running
 
     def _handle(self, request: Request) -> Handled:
-        cause = request.cause_in_batch
-        if cause and not self._holds(cause):
-            return Handled([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, f"causation_id {cause} names an event that was refused"))
+        for event_id in request.named_in_batch:
+            if not self._holds(event_id):
+                message = f"the request names {event_id}, an event of the same batch that was refused"
+                return Handled([], Fault(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message))
         state = self._state
         mark = state.mark()
         try:

@@ -21,7 +21,7 @@ def is_same_request(recorded: Envelope, sent: Envelope) -> bool:
     if payload == "execution":
         return _is_same_report(recorded, sent)
     if sent.fact.WhichOneof("system") is not None:
-        return _is_same_verdict(recorded.fact, sent.fact)
+        return _is_same_system_fact(recorded.fact, sent.fact)
     if (
         recorded.WhichOneof("payload") != payload
         or recorded.producer != sent.producer
@@ -51,8 +51,8 @@ def is_same_start(recorded: Envelope, command: BeginExecution | RenewExecution, 
     )
 
 
-def _is_same_verdict(recorded: Fact, sent: Fact) -> bool:
-    """Return whether two commands of people say the same about a decision or a tool. The rest of such an event is the server's."""
+def _is_same_system_fact(recorded: Fact, sent: Fact) -> bool:
+    """Return whether two facts about Gavel say the same. The rest of such an event is the server's."""
     resolved = recorded.review_resolved
     if recorded.HasField("review_voted"):
         voted = recorded.review_voted

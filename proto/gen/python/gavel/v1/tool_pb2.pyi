@@ -210,8 +210,8 @@ class ToolContract(_message.Message):
 
     @_builtins.property
     def side_effects(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Effects of a call, e.g. "workspace.fs.read", "external.write". Required: a tool without effects has none listed, and a
-        name that Gavel does not know counts as a write to the outside world.
+        """Effects of a call, e.g. "workspace.fs.read", "external.write". Empty: the tool has none. A name that Gavel does not know
+        counts as a write to the outside world.
         """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -27,10 +28,10 @@ from structlog.testing import capture_logs
 from tests.support.driver import BUS, EXECUTOR, SUCCESS, Core, document, event_id, fact_envelope, proposal_envelope, references_to
 
 
-def pending(core: Core, command: Command, cause_in_batch: str = "") -> Request:
+def pending(core: Core, command: Command, named_in_batch: Sequence[str] = ()) -> Request:
     """A request with its references resolved."""
     request = Request(command, lambda _: None, "", 0, references=core.references(command))
-    request.cause_in_batch = cause_in_batch
+    request.named_in_batch = list(named_in_batch)
     return request
 
 
@@ -180,12 +181,12 @@ def test_event_caused_by_a_refused_event_is_refused() -> None:
     cause, effect = fact(core, occurred_at_ms=core.now_ms + 10_000), fact(core)
     good_cause, good_effect = fact(core), fact(core)
     batch = [
-        pending(core, command, cause_in_batch=cause_in_batch)
-        for command, cause_in_batch in (
-            (cause, ""),
-            (effect, cause.envelope.event_id),
-            (good_cause, ""),
-            (good_effect, good_cause.envelope.event_id),
+        pending(core, command, named_in_batch)
+        for command, named_in_batch in (
+            (cause, []),
+            (effect, [cause.envelope.event_id]),
+            (good_cause, []),
+            (good_effect, [good_cause.envelope.event_id]),
         )
     ]
     decided = planned_batch(core, batch)
