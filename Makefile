@@ -70,16 +70,16 @@ test test-long test-compiled: export PYTHONDONTWRITEBYTECODE :=
 # Some tests compute and others wait for servers, so there are more processes than processors. Files of tests start in order: those of
 # servers before the unit tests, which are short and fill the end.
 test: $(STAMP) front
-	$(BIN)/pytest --quiet -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder tests --ignore=tests/compiled
+	.ci/pytest -m "not long" --numprocesses=$(TEST_PROCESSES) --dist=loadfile --no-loadscope-reorder tests --ignore=tests/compiled
 
 # The tests that take long: memory over thousands of calls, mutations of the shipped rule sets, rule sets of the largest size.
 test-long: $(STAMP) front
-	$(BIN)/pytest --quiet -m long --numprocesses=2 --dist=loadfile tests --ignore=tests/compiled
+	.ci/pytest -m long --numprocesses=2 --dist=loadfile tests --ignore=tests/compiled
 
 # Runs the tests on the compiled build, which tests/conftest.py verifies, and the tests that compare both builds.
 test-compiled: compiled front
-	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
-	TEST_BUILD=compiled $(COMPILED) $(BIN)/pytest --quiet --numprocesses=6 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
+	TEST_BUILD=compiled $(COMPILED) .ci/pytest --numprocesses=$(UNIT_TEST_PROCESSES) tests/unit tests/contract
+	TEST_BUILD=compiled $(COMPILED) .ci/pytest --numprocesses=6 --dist=loadfile tests/compiled tests/scenarios tests/simulation tests/e2e
 
 check: $(STAMP)
 	$(BIN)/ruff check
