@@ -66,6 +66,8 @@ EXECUTION_NAME: Final[Mapping[ExecutionStatus.ValueType, str]] = {
     execution_pb2.EXECUTION_STATUS_ABORTED: "ExecutionAborted",
 }
 EXECUTION_RENEWED: Final = "ExecutionRenewed"
+# The kind of diagnostic with which agents record the calls of language models.
+LLM_INVOCATION_COMMITTED: Final = "LlmInvocationCommitted"
 
 # Facts about Gavel itself: event name -> fact key.
 SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gavel.v1 import execution_pb2
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
 from gavel.v1.fact_pb2 import ObservedFrom
@@ -13,6 +14,7 @@ from gavel.v1.tool_pb2 import ToolCall, ToolResult
 from gavel_rules import limits
 from gavel_rules.derivation import is_derived
 from gavel_rules.events.ids import is_uuid
+from gavel_rules.events.kinds import LLM_INVOCATION_COMMITTED
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_rules.values import INTEGER_MAX, problems, struct_problems, text_problem, value_problems
 from google.protobuf.message import Message
@@ -170,11 +172,31 @@ def _check_diagnostic(envelope: Envelope, found: Violations) -> None:
     if detail == "graph_transition":
         for name in ("input_event_ids", "output_event_ids"):
             _check_event_ids(getattr(diagnostic.graph_transition, name), f"{path}.{detail}.{name}", found)
-    if detail == "llm_invocation":
-        invocation = diagnostic.llm_invocation
-        _check_hashes(f"{path}.{detail}", found, prompt_hash=invocation.prompt_hash, output_hash=invocation.output_hash)
-        if invocation.duration_ms < 0:
-            found.append((f"{path}.{detail}.duration_ms", "is negative"))
+    if detail == "llm_invocation" or diagnostic.kind == LLM_INVOCATION_COMMITTED:
+        _check_invocation(diagnostic, f"{path}.llm_invocation", found)
+
+
+def _check_invocation(diagnostic: AgentDiagnostic, path: str, found: Violations) -> None:
+    """Check the metadata of a model's call; the kind LlmInvocationCommitted requires the names of models and provider."""
+    invocation = diagnostic.llm_invocation
+    if diagnostic.kind == LLM_INVOCATION_COMMITTED:
+        required = {"requested_model": invocation.requested_model, "prompt_hash": invocation.prompt_hash}
+        if not invocation.attempts or not invocation.attempts[-1].error_code:
+            required |= {"llm_model": invocation.llm_model, "llm_provider": invocation.llm_provider}
+        found.extend((f"{path}.{field}", f"is required for {LLM_INVOCATION_COMMITTED}") for field, value in required.items() if not value)
+    hashes = {"prompt_hash": invocation.prompt_hash, "output_hash": invocation.output_hash, "evidence_hash": invocation.evidence_hash}
+    _check_hashes(path, found, **hashes)
+    for field in ("duration_ms", "token_count", "input_token_count", "output_token_count"):
+        if getattr(invocation, field) < 0:
+            found.append((f"{path}.{field}", "is negative"))
+    found.extend(struct_problems(invocation.settings, f"{path}.settings"))
+    if len(invocation.attempts) > limits.LLM_ATTEMPTS_MAX:
+        found.append((f"{path}.attempts", f"has more than {limits.LLM_ATTEMPTS_MAX} items"))
+        return
+    for index, attempt in enumerate(invocation.attempts):
+        _check_texts(attempt, f"{path}.attempts[{index}]", found)
+        if attempt.duration_ms < 0:
+            found.append((f"{path}.attempts[{index}].duration_ms", "is negative"))
 
 
 def _check_event_ids(event_ids: Sequence[str], path: str, found: Violations) -> None:

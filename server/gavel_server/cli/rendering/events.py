@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from gavel.v1 import decision_pb2, execution_pb2, fact_pb2
 from gavel.v1.common_pb2 import EventCategory, ProducerType
 from gavel.v1.decision_pb2 import Decision, FactRequirement, FactRequirementState, Outcome, ReviewPolicy
-from gavel.v1.diagnostic_pb2 import AgentDiagnostic, ShadowVerdict
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation, ShadowVerdict
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 from gavel.v1.fact_pb2 import Fact, ReviewVerdict, ReviewVoted
@@ -337,12 +337,20 @@ def _diagnostic(diagnostic: AgentDiagnostic) -> str:
             detail = f"{refused.count} x {refused.reason} for {refused.principal or 'callers without credentials'}, first {rpc}"
             detail += f" as {refused.producer.id}" if refused.producer.id else ""
         case "llm_invocation":
-            detail = f"{diagnostic.llm_invocation.llm_model}, {diagnostic.llm_invocation.token_count} tokens"
+            detail = _invocation(diagnostic.llm_invocation)
         case "graph_transition":
             detail = f"to {diagnostic.graph_transition.graph_node}"
         case _:
             detail = format_struct(diagnostic.attributes) if diagnostic.attributes.fields else ""
     return printable(f"{diagnostic.kind}: {detail}" if detail else diagnostic.kind)
+
+
+def _invocation(invocation: LlmInvocation) -> str:
+    answer = f"{invocation.llm_provider} {invocation.llm_model}".strip() or "no answer"
+    if invocation.requested_model and invocation.requested_model != invocation.llm_model:
+        answer += f" (asked for {invocation.requested_model})"
+    attempts = f", {len(invocation.attempts)} attempts" if len(invocation.attempts) > 1 else ""
+    return f"{answer}, {invocation.token_count} tokens{attempts}"
 
 
 def _cut(text: str) -> str:

@@ -7,13 +7,25 @@ import math
 import pytest
 from gavel.v1 import common_pb2, execution_pb2
 from gavel.v1.common_pb2 import EventReference, Producer
+from gavel.v1.diagnostic_pb2 import LlmAttempt, LlmInvocation
 from gavel.v1.tool_pb2 import ToolResult
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.values import python_to_value
 from gavel_server.intake.admission import admit
 
 from tests.support.driver import ALL_PAYLOADS
-from tests.support.envelopes import UUID, VALID, Change, fields, refusal, set_field, valid_fact, valid_observation, valid_tool_result
+from tests.support.envelopes import (
+    UUID,
+    VALID,
+    Change,
+    fields,
+    refusal,
+    set_field,
+    valid_diagnostic,
+    valid_fact,
+    valid_observation,
+    valid_tool_result,
+)
 
 
 def nested(depth: int) -> object:
@@ -110,6 +122,22 @@ PAYLOADS: list[tuple[str, str, Change, str]] = [
         set_field("agent_diagnostic.llm_invocation.llm_temperature", math.inf),
         "llm_invocation.llm_temperature",
     ),
+    *(
+        (
+            "agent_diagnostic",
+            f"invocation with {what}",
+            set_field(f"agent_diagnostic.llm_invocation.{field}", value),
+            f"llm_invocation.{path}",
+        )
+        for what, field, value, path in (
+            ("negative tokens", "output_token_count", -1, "output_token_count"),
+            ("a hash that is none", "evidence_hash", "x", "evidence_hash"),
+            ("NaN in settings", "settings", {"top_p": math.nan}, "settings.top_p"),
+            ("many attempts", "attempts", [LlmAttempt()] * 65, "attempts"),
+            ("NUL in an attempt", "attempts", [LlmAttempt(error_code="\0")], "attempts[0].error_code"),
+            ("a negative attempt", "attempts", [LlmAttempt(), LlmAttempt(duration_ms=-1)], "attempts[1].duration_ms"),
+        )
+    ),
     (
         "agent_diagnostic",
         "no event_id",
@@ -166,6 +194,7 @@ AT_THE_LIMIT: list[tuple[str, Change]] = [
     ("tool_result", set_field("tool_result", ToolResult(tool_name="x", is_error=True))),
     ("execution", set_field("execution.completed_steps", ["a"] * 256)),
     ("execution", set_field("execution.reason_code", "A" * 128)),
+    ("agent_diagnostic", set_field("agent_diagnostic.llm_invocation.attempts", [LlmAttempt(error_code="TIMEOUT")] * 64)),
 ]
 
 
@@ -207,3 +236,19 @@ def test_derived_fact_needs_its_source() -> None:
     envelope.fact.decision_id = UUID
     expected = ["envelope.fact.execution_id", "envelope.fact.derivation_rule_id", "envelope.event_id"]
     assert expected == fields(refusal(envelope))
+
+
+def test_committed_invocation_names_what_was_asked_and_what_answered() -> None:
+    """LlmInvocationCommitted needs the model asked for and the prompt, and the model that answered unless every attempt failed."""
+    envelope = valid_diagnostic()
+    envelope.agent_diagnostic.kind = "LlmInvocationCommitted"
+    names = ("requested_model", "prompt_hash", "llm_model", "llm_provider")
+    expected = [f"envelope.agent_diagnostic.llm_invocation.{name}" for name in names]
+    assert expected == fields(refusal(envelope))
+    failed = LlmInvocation(requested_model="m", prompt_hash="sha256:" + "a" * 64, attempts=[LlmAttempt(error_code="TIMEOUT")])
+    envelope.agent_diagnostic.llm_invocation.CopyFrom(failed)
+    admit(envelope, "default", ALL_PAYLOADS)
+    envelope.agent_diagnostic.llm_invocation.attempts.add(llm_provider="p")
+    assert expected[2:] == fields(refusal(envelope))
+    envelope.agent_diagnostic.llm_invocation.MergeFrom(LlmInvocation(llm_model="m", llm_provider="p"))
+    admit(envelope, "default", ALL_PAYLOADS)

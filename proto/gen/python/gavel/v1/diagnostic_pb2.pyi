@@ -142,7 +142,9 @@ Global___GraphTransition: _TypeAlias = GraphTransition  # noqa: Y015
 
 @_typing.final
 class LlmInvocation(_message.Message):
-    """LlmInvocation is the metadata of one call of a language model."""
+    """LlmInvocation is the metadata of one call of a language model, with all its attempts (constitution 000 §2). It is the
+    detail of the diagnostic LlmInvocationCommitted. Texts of prompts and outputs are not part of it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,38 +155,116 @@ class LlmInvocation(_message.Message):
     OUTPUT_HASH_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
+    REQUESTED_MODEL_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    INPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    RESPONSE_ID_FIELD_NUMBER: _builtins.int
+    EVIDENCE_URI_FIELD_NUMBER: _builtins.int
+    EVIDENCE_HASH_FIELD_NUMBER: _builtins.int
     llm_model: _builtins.str
-    """Name of the model, as its provider spells it."""
+    """The model that answered, as its provider spells it, e.g. "gpt-4o-2024-11-20". Required in LlmInvocationCommitted,
+    unless every attempt failed.
+    """
     llm_provider: _builtins.str
-    """Provider of the model."""
+    """The provider that answered, e.g. "openai". Required like llm_model."""
     llm_temperature: _builtins.float
-    """Sampling temperature."""
+    """Sampling temperature of the request. Absent: the provider's default."""
     prompt_hash: _builtins.str
-    """"sha256:" and 64 lower-case hex digits: SHA-256 over the UTF-8 text of the prompt."""
+    """"sha256:" and 64 lower-case hex digits: SHA-256 over the canonical JSON (RFC 8785) of the prompt: messages, tools and
+    the schema of the output, without model and settings. Calls with equal prompts have equal hashes. docs/hashing.md.
+    """
     output_hash: _builtins.str
-    """The same of the output."""
+    """Hash of the output, like prompt_hash: text and tool calls, without ids and usage. Empty: there was none."""
     token_count: _builtins.int
     """Number of tokens in total."""
     duration_ms: _builtins.int
-    """Duration of the call, in milliseconds."""
+    """Duration of the call with all its attempts, in milliseconds."""
+    requested_model: _builtins.str
+    """The model in the request, e.g. "gpt-4o". Required in LlmInvocationCommitted."""
+    input_token_count: _builtins.int
+    """Number of tokens of the prompt."""
+    output_token_count: _builtins.int
+    """Number of tokens of the output."""
+    response_id: _builtins.str
+    """The provider's id of the response."""
+    evidence_uri: _builtins.str
+    """Location of the captured prompt and output. Empty: they are not captured."""
+    evidence_hash: _builtins.str
+    """Hash of the captured bytes, like prompt_hash."""
+    @_builtins.property
+    def settings(self) -> _struct_pb2.Struct:
+        """Settings of the request besides the temperature, e.g. {"max_output_tokens": 1024, "top_p": 0.9}. Limits as for a
+        proposal's params.
+        """
+
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LlmAttempt]:
+        """All attempts in order, the last one last; at most 64."""
+
     def __init__(
         self,
         *,
         llm_model: _builtins.str = ...,
         llm_provider: _builtins.str = ...,
-        llm_temperature: _builtins.float = ...,
+        llm_temperature: _builtins.float | None = ...,
         prompt_hash: _builtins.str = ...,
         output_hash: _builtins.str = ...,
         token_count: _builtins.int = ...,
         duration_ms: _builtins.int = ...,
+        requested_model: _builtins.str = ...,
+        settings: _struct_pb2.Struct | None = ...,
+        input_token_count: _builtins.int = ...,
+        output_token_count: _builtins.int = ...,
+        attempts: _abc.Iterable[Global___LlmAttempt] | None = ...,
+        response_id: _builtins.str = ...,
+        evidence_uri: _builtins.str = ...,
+        evidence_hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_llm_temperature", b"_llm_temperature", "llm_temperature", b"llm_temperature", "settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_llm_temperature", b"_llm_temperature", "attempts", b"attempts", "duration_ms", b"duration_ms", "evidence_hash", b"evidence_hash", "evidence_uri", b"evidence_uri", "input_token_count", b"input_token_count", "llm_model", b"llm_model", "llm_provider", b"llm_provider", "llm_temperature", b"llm_temperature", "output_hash", b"output_hash", "output_token_count", b"output_token_count", "prompt_hash", b"prompt_hash", "requested_model", b"requested_model", "response_id", b"response_id", "settings", b"settings", "token_count", b"token_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__llm_temperature: _TypeAlias = _typing.Literal["llm_temperature"]  # noqa: Y015
+    _WhichOneofArgType__llm_temperature: _TypeAlias = _typing.Literal["_llm_temperature", b"_llm_temperature"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__llm_temperature) -> _WhichOneofReturnType__llm_temperature | None: ...
+
+Global___LlmInvocation: _TypeAlias = LlmInvocation  # noqa: Y015
+
+@_typing.final
+class LlmAttempt(_message.Message):
+    """LlmAttempt is one request to a provider within a call of a language model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LLM_PROVIDER_FIELD_NUMBER: _builtins.int
+    REQUESTED_MODEL_FIELD_NUMBER: _builtins.int
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    llm_provider: _builtins.str
+    """The provider of the request."""
+    requested_model: _builtins.str
+    """The model in the request."""
+    error_code: _builtins.str
+    """Code of the failure, e.g. "TIMEOUT", "HTTP_529". Empty: the attempt answered."""
+    duration_ms: _builtins.int
+    """Duration, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        llm_provider: _builtins.str = ...,
+        requested_model: _builtins.str = ...,
+        error_code: _builtins.str = ...,
+        duration_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "llm_model", b"llm_model", "llm_provider", b"llm_provider", "llm_temperature", b"llm_temperature", "output_hash", b"output_hash", "prompt_hash", b"prompt_hash", "token_count", b"token_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "error_code", b"error_code", "llm_provider", b"llm_provider", "requested_model", b"requested_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LlmInvocation: _TypeAlias = LlmInvocation  # noqa: Y015
+Global___LlmAttempt: _TypeAlias = LlmAttempt  # noqa: Y015
 
 @_typing.final
 class FactCollection(_message.Message):

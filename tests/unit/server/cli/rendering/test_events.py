@@ -135,6 +135,16 @@ CASES = [
     ({"agent_diagnostic": {"kind": "NeedsHumanReview"}}, "NeedsHumanReview"),
     ({"agent_diagnostic": {"kind": "K", "attributes": {"n": 1}}}, 'K: {"n": 1}'),
     ({"agent_diagnostic": {"kind": "K", "llm_invocation": {"llm_model": "m", "token_count": 5}}}, "K: m, 5 tokens"),
+    (
+        {
+            "agent_diagnostic": {
+                "kind": "K",
+                "llm_invocation": {"llm_model": "m-2", "llm_provider": "p", "requested_model": "m", "attempts": [{}, {}]},
+            }
+        },
+        "K: p m-2 (asked for m), 0 tokens, 2 attempts",
+    ),
+    ({"agent_diagnostic": {"kind": "K", "llm_invocation": {"requested_model": "m"}}}, "K: no answer (asked for m), 0 tokens"),
     ({}, "(no payload)"),
 ]
 
