@@ -168,6 +168,30 @@ def test_failing_suite(folder: Path) -> None:
     assert {"what": "outcome", "expected": "NEEDS_HUMAN_REVIEW", "found": "APPROVED"} == first
 
 
+def test_selected_cases(folder: Path) -> None:
+    """--case runs the cases of these names, and an unknown name is an error; --short prints one line for each failed case."""
+    (folder / "parcels.yaml").write_text(RULES.replace("> 30", "> 31"))
+    result = gavel("rules", "test", folder, "--case", "weights: just too heavy", "--short")
+    assert (1, "") == (result.returncode, result.stderr)
+    difference = 'outcome: expected NEEDS_HUMAN_REVIEW, found APPROVED; reason_code: expected HEAVY, found ""'
+    assert [
+        f"{folder}/parcels_test.yaml:10:9: failed: weights: just too heavy: {difference}",
+        f"{folder}/parcels_test.yaml: 0 of 1 passed",
+        "1 suite, 1 case: 1 failed",
+    ] == result.stdout.splitlines()
+    result = gavel("rules", "test", folder, "--case", "weights: just to heavy")
+    assert (2, "") == (result.returncode, result.stdout)
+    assert "no suite has a case 'weights: just to heavy'; did you mean weights: just too heavy?" in result.stderr
+
+
+def test_a_case_that_lacks_facts(folder: Path) -> None:
+    """A failed case that was refused for its evidence prints the facts that it lacks, and no rule."""
+    (folder / "parcels_test.yaml").write_text(TESTS.replace("facts: {status: ready}", "facts: {}"))
+    lines = gavel("rules", "test", folder).stdout.splitlines()
+    assert "    lacking: parcel.status missing (required: tier 1 or better, at most 60 s old, from depot)" in lines
+    assert [] == [line for line in lines if line.startswith("  rule ")]
+
+
 def test_invalid_suites(folder: Path) -> None:
     """An invalid suite or rule set exits with 2; the other suites run, and JUnit XML has an error."""
     (folder / "broken.yaml").write_text(RULES.replace("params.weight >", "params.wait >"))

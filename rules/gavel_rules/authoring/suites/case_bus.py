@@ -99,6 +99,14 @@ class Consequences(NamedTuple):
         return self.decision.reason_code if self.decision is not None and self.compensation is None else ""
 
 
+class EarlierRun(NamedTuple):
+    """The result of running an earlier proposal."""
+
+    action: str
+    decision: Decision | None  # None if it competes with the case's own proposal
+    consequences: Consequences | None  # None if it has no execution or was not approved
+
+
 class CaseRun(NamedTuple):
     """The result of running a case."""
 
@@ -106,7 +114,7 @@ class CaseRun(NamedTuple):
     decision: Decision
     explanations: tuple[RuleExplanation, ...]  # of every rule, by falling priority; () unless requested
     consequences: Consequences | None  # None if the case has no execution or the proposal was not approved
-    not_approved: tuple[tuple[int, Decision], ...]  # earlier proposals, by index, that have an execution and were not approved
+    earlier: tuple[EarlierRun, ...]
 
 
 class CaseBus:
@@ -145,15 +153,11 @@ class CaseBus:
         binding = VersionBinding(**part.version_binding.model_dump())
         for _ in range(part.trace.consecutive_rejections):
             self._submit(self._proposal(own, [], _TRACE, binding), [], now_ms)
-        not_approved = []
+        earlier_runs = []
         for index, earlier in enumerate(part.earlier):
             full = earlier.model_copy(update={"action": earlier.action or action.action_type})
-            answer = self._submit(self._proposal(full, citations, f"earlier-{index + 1}", binding), citations, now_ms)
-            if earlier.execution is not None and isinstance(answer, EventAnswer):
-                if answer.envelope.decision.outcome == decision_pb2.OUTCOME_APPROVED:
-                    self._carry_out(answer.envelope, earlier.execution, now_ms)
-                else:
-                    not_approved.append((index, answer.envelope.decision))
+            trace_id = f"earlier-{index + 1}"
+            earlier_runs.append(self._run_earlier(full, self._proposal(full, citations, trace_id, binding), citations, now_ms))
         proposal = self._proposal(own, citations, _TRACE, binding)
         self._execute(_ALL_TIMERS, now_ms)
         explanations = tuple(preflight.explain(self._state, ProposalView(proposal), now_ms)) if explain else ()
@@ -161,7 +165,19 @@ class CaseBus:
         consequences = None
         if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
             consequences = self._carry_out(decision, part.execution, milliseconds(decision.recorded_at))
-        return CaseRun(proposal, decision.decision, explanations, consequences, tuple(not_approved))
+        return CaseRun(proposal, decision.decision, explanations, consequences, tuple(earlier_runs))
+
+    def _run_earlier(self, part: EarlierCase, proposal: Envelope, citations: list[Envelope], now_ms: int) -> EarlierRun:
+        """Submit an earlier proposal and carry out its approval, if it has an execution."""
+        action_type = part.action or ""
+        answer = self._submit(proposal, citations, now_ms)
+        if not isinstance(answer, EventAnswer):
+            return EarlierRun(action_type, None, None)
+        decision = answer.envelope
+        consequences = None
+        if part.execution is not None and decision.decision.outcome == decision_pb2.OUTCOME_APPROVED:
+            consequences = self._carry_out(decision, part.execution, now_ms)
+        return EarlierRun(action_type, decision.decision, consequences)
 
     # Executions
 

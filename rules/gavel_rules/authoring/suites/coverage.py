@@ -2,22 +2,19 @@
 
 A rule is covered if it decided a case; a match below a deciding rule proves nothing. The branches of a condition are the operands
 of its `&&`, `||` and `!`; each has two outcomes to cover, true and false. Only cases that reached the rules count. A derivation is
-covered if it gave a fact, a compensation if it was approved.
+covered if it gave a fact, a compensation if it was approved; those of earlier proposals count too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gavel_rules import reason_codes
 from gavel_rules.authoring.suites.case_bus import Consequences
 from gavel_rules.authoring.suites.runner import CaseResult
 from gavel_rules.language.explanation import branches
 from gavel_rules.language.rule_set import CompiledRuleSet
-
-# Reason codes of decisions for which the rules were evaluated although none matched.
-_RULES_EVALUATED: Final = frozenset(reason_codes.codes_of_stage(16))
 
 
 class BranchCoverage(NamedTuple):
@@ -76,10 +73,11 @@ class Coverage:
     def add(self, results: Iterable[CaseResult]) -> None:
         """Count what these cases covered."""
         for result in results:
-            decision = result.decision
-            codes = {decision.reason_code, *(warning.code for warning in decision.warnings)}
-            if decision.rule_matches or codes & _RULES_EVALUATED:
+            if result.rules_evaluated:
                 self._add_rules(result)
+            for earlier in result.earlier:
+                if earlier.consequences is not None:
+                    self._add_consequences(earlier.action, earlier.consequences)
             if result.consequences is not None:
                 self._add_consequences(result.action, result.consequences)
 

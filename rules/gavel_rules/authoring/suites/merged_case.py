@@ -50,8 +50,8 @@ class MergedCase:
         patches = self.data.get("earlier")
         if not isinstance(patches, list):
             return self
-        # The execution of the case is not inherited: an earlier proposal is carried out only if it says so.
-        shared = {name: self.data[name] for name in EarlierCase.model_fields if name in self.data and name != "execution"}
+        # The case's execution and expectation are about its own proposal, so they are not inherited.
+        shared = {name: self.data[name] for name in EarlierCase.model_fields if name in self.data and name not in ("execution", "expect")}
         origins = dict(self.origins)
         full: list[object] = []
         for index, patch in enumerate(patches):

@@ -125,23 +125,6 @@ class ExecutionCase(_Part):
     """The steps that were completed."""
 
 
-class EarlierCase(_Part):
-    """A proposal made just before, in a trace of its own. It is a patch of the case: keys that it does not set keep the case's values."""
-
-    action: ActionType | None = None
-    """The action's type."""
-    subject: Subject = SUBJECT_DEFAULT
-    """The subject, "type/id"."""
-    producer: ProducerCase = ProducerCase()
-    """The agent that proposes."""
-    params: dict[str, Any] = {}
-    """The action's parameters."""
-    proposal: ProposalCase = ProposalCase()
-    """The agent's own estimates and requirements."""
-    execution: ExecutionCase | None = None
-    """Its execution, whose derived facts are in the log. Default: the proposal is not carried out."""
-
-
 class HintCase(_Part):
     """A row of the retry hint. Keys that it does not set are not compared."""
 
@@ -198,6 +181,25 @@ class ExpectCase(_Part):
     """The compensation that is approved."""
     review: ReasonCode | None = None
     """The reason code of the review that the report requests. "": none."""
+
+
+class EarlierCase(_Part):
+    """A proposal made just before, in a trace of its own. It is a patch of the case: keys that it does not set keep the case's values."""
+
+    action: ActionType | None = None
+    """The action's type."""
+    subject: Subject = SUBJECT_DEFAULT
+    """The subject, "type/id"."""
+    producer: ProducerCase = ProducerCase()
+    """The agent that proposes."""
+    params: dict[str, Any] = {}
+    """The action's parameters."""
+    proposal: ProposalCase = ProposalCase()
+    """The agent's own estimates and requirements."""
+    execution: ExecutionCase | None = None
+    """Its execution, whose derived facts are in the log. Default: the proposal is not carried out."""
+    expect: ExpectCase = ExpectCase(outcome="APPROVED")
+    """Its expected decision. Default: it is approved. An action with a contest_window_ms decides it only after the case's own proposal."""
 
 
 class CasePart(_Part):

@@ -246,23 +246,27 @@ class _SuiteReader:
     def _check_execution(self, case: SuiteCase) -> None:
         """Report an execution of a proposal that is not approved, and expected consequences without an execution."""
         part = case.part
-        executions: list[tuple[Path, ExecutionCase | None]] = [(("execution",), part.execution)]
-        executions += [(("earlier", index, "execution"), earlier.execution) for index, earlier in enumerate(part.earlier)]
-        for path, execution in executions:
-            for at, problem in problems(execution.result, "execution.result") if execution is not None else ():
-                self._add(case.origin((*path, "result")), "out-of-range", f"{at} {problem}", "an event cannot carry it")
-        if part.execution is not None and part.expect.outcome != "APPROVED":
-            message = f"only an approval can have an execution, but the case expects {part.expect.outcome}"
-            self._add(case.origin(("execution",)), "not-carried-out", message, "remove `execution`, or expect APPROVED")
-        for index, row in enumerate(part.expect.derived or ()):
+        self._check_proposal_execution(case, (), part.execution, part.expect)
+        for index, earlier in enumerate(part.earlier):
+            self._check_proposal_execution(case, ("earlier", index), earlier.execution, earlier.expect)
+
+    def _check_proposal_execution(self, case: SuiteCase, path: Path, execution: ExecutionCase | None, expect: ExpectCase) -> None:
+        """Report these mistakes of one proposal, the case's own or an earlier one; `path` is its place in the case."""
+        for at, problem in problems(execution.result, "execution.result") if execution is not None else ():
+            self._add(case.origin((*path, "execution", "result")), "out-of-range", f"{at} {problem}", "an event cannot carry it")
+        if execution is not None and expect.outcome != "APPROVED":
+            message = f"only an approval can have an execution, but the case expects {expect.outcome}"
+            self._add(case.origin((*path, "execution")), "not-carried-out", message, "remove `execution`, or expect APPROVED")
+        for index, row in enumerate(expect.derived or ()):
             if not isinstance(row.value, str | bool | int | float | None):
-                path = case.origin(("expect", "derived", index, "value"))
-                message = f"expect.derived.{index}.value: input should be a string, a number or a boolean"
-                self._add(path, "wrong-type", message, "no derivation gives any other type", value=True)
+                place = (*path, "expect", "derived", index, "value")
+                message = f"{'.'.join(map(str, place))}: input should be a string, a number or a boolean"
+                self._add(case.origin(place), "wrong-type", message, "no derivation gives any other type", value=True)
         for name in ("derived", "compensation", "review"):
-            if part.execution is None and getattr(part.expect, name) is not None:
-                message = f"expect.{name} needs a report, but the case has no execution"
-                self._add(case.origin(("expect", name)), "not-carried-out", message, "add `execution`")
+            if execution is None and getattr(expect, name) is not None:
+                place = (*path, "expect", name)
+                message = f"{'.'.join(map(str, place))} needs a report, but its proposal has no execution"
+                self._add(case.origin(place), "not-carried-out", message, "add `execution`")
 
     def _check_keys(self, data: Mapping[str, object], known: tuple[str, ...], path: Path) -> None:
         for name in data:

@@ -15,8 +15,9 @@ from gavel.v1.arbitration_service_pb2 import RuleExplanation
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_rules.authoring.suites.case_bus import CaseBus, CaseEvidence, Consequences
-from gavel_rules.authoring.suites.expectations import CONSEQUENCE_PARTS, Difference, compare, outcome_name
+from gavel_rules import reason_codes
+from gavel_rules.authoring.suites.case_bus import CaseBus, CaseEvidence, CaseRun, Consequences, EarlierRun
+from gavel_rules.authoring.suites.expectations import CONSEQUENCE_PARTS, Difference, compare
 from gavel_rules.authoring.suites.models import FactCase
 from gavel_rules.authoring.suites.reader import Mistake, suite_error
 from gavel_rules.authoring.suites.suite import Suite, SuiteCase
@@ -26,6 +27,9 @@ from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, FactD
 from gavel_rules.text import suggestion
 
 SOURCE_DEFAULT: Final = "test-source"
+
+# Reason codes of decisions for which the rules were evaluated although none matched.
+_RULES_EVALUATED: Final = frozenset(reason_codes.codes_of_stage(16))
 
 
 class CaseResult(NamedTuple):
@@ -38,6 +42,7 @@ class CaseResult(NamedTuple):
     proposal: Envelope
     decision: Decision
     consequences: Consequences | None  # None if the case has no execution or the proposal was not approved
+    earlier: tuple[EarlierRun, ...]
     differences: tuple[Difference, ...]
     explanations: tuple[RuleExplanation, ...]  # by falling priority; () if not requested or if the params are invalid
 
@@ -45,6 +50,12 @@ class CaseResult(NamedTuple):
     def passed(self) -> bool:
         """Whether everything is as expected."""
         return not self.differences
+
+    @property
+    def rules_evaluated(self) -> bool:
+        """Whether the decision reached the rules. A refusal of an earlier stage does not."""
+        codes = {self.decision.reason_code, *(warning.code for warning in self.decision.warnings)}
+        return bool(self.decision.rule_matches or codes & _RULES_EVALUATED)
 
     @property
     def decision_differs(self) -> bool:
@@ -62,13 +73,17 @@ def run_cases(suite: Suite, rule_set: CompiledRuleSet, *, explain: bool = True) 
     for case, facts, action in cases:
         run = bus.run(case, facts, action, explain=explain)
         line, column = suite.source.locate(case.path)
-        differences = [
-            Difference(f"earlier.{index}", "APPROVED, to be carried out", f"{outcome_name(decision)} {decision.reason_code}")
-            for index, decision in run.not_approved
-        ]
-        differences += compare(case.part.expect, run.decision, run.consequences)
         yield CaseResult(
-            case, line, column, action.action_type, run.proposal, run.decision, run.consequences, tuple(differences), run.explanations
+            case=case,
+            line=line,
+            column=column,
+            action=action.action_type,
+            proposal=run.proposal,
+            decision=run.decision,
+            consequences=run.consequences,
+            earlier=run.earlier,
+            differences=tuple(_compare_run(case, run)),
+            explanations=run.explanations,
         )
 
 
@@ -78,6 +93,15 @@ def check_suite(suite: Suite, rule_set: CompiledRuleSet) -> None:
     CaseBus(rule_set)
 
 
+def _compare_run(case: SuiteCase, run: CaseRun) -> Iterator[Difference]:
+    """Yield the differences of the earlier proposals, as "earlier.0.outcome", and then those of the case's own."""
+    for index, (earlier, earlier_run) in enumerate(zip(case.part.earlier, run.earlier, strict=True)):
+        if earlier_run.decision is not None:
+            for one in compare(earlier.expect, earlier_run.decision, earlier_run.consequences):
+                yield one._replace(what=f"earlier.{index}.{one.what}")
+    yield from compare(case.part.expect, run.decision, run.consequences)
+
+
 _ResolvedCase = tuple[SuiteCase, tuple[CaseEvidence, ...], CompiledAction]
 
 
@@ -85,8 +109,8 @@ def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet) -> list[_ResolvedCas
     """Return the cases with their actions and evidence. Raises DocumentError with every name that the rule set does not declare."""
     mistakes: list[Mistake] = []
     cases: list[_ResolvedCase] = []
-    for case in suite.cases:
-        part = case.part
+    for inherited in suite.cases:
+        case, part = inherited, inherited.part
         if part.action is None and len(rule_set.actions) > 1:
             mistakes.append((case.path, "missing-key", "the key action is missing", f"name one of: {', '.join(rule_set.actions)}"))
             continue
@@ -96,6 +120,7 @@ def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet) -> list[_ResolvedCas
             hint = suggestion(action_type, sorted(rule_set.actions), len(mistakes))
             mistakes.append((case.origin(("action",)), "undeclared-action", f"the rule set does not govern {action_type}", hint))
             continue
+        case = _without_foreign_params(case, action, rule_set)
         facts = []
         for name, fact in part.facts.items():
             try:
@@ -107,7 +132,7 @@ def _resolve_cases(suite: Suite, rule_set: CompiledRuleSet) -> list[_ResolvedCas
             if evidence is not None:
                 facts.append(evidence)
         mistakes.extend(_execution_mistakes(case, action, rule_set))
-        cases.append((_without_foreign_params(case, action, rule_set), tuple(facts), action))
+        cases.append((case, tuple(facts), action))
     if mistakes:
         raise suite_error(suite.source, mistakes)
     return cases
@@ -119,16 +144,17 @@ def _execution_mistakes(case: SuiteCase, action: CompiledAction, rule_set: Compi
     if part.execution is not None:
         yield from _attempt_mistakes(case, ("execution", "attempt"), part.execution.attempt, action)
     for index, earlier in enumerate(part.earlier):
-        if earlier.execution is None:
-            continue
-        path: Path = ("earlier", index, "execution")
+        path: Path = ("earlier", index)
         earlier_action = action if earlier.action is None else rule_set.actions.get(earlier.action)
         if earlier_action is None:
             continue  # its proposal is rejected, which the run reports
-        yield from _attempt_mistakes(case, (*path, "attempt"), earlier.execution.attempt, earlier_action)
+        if earlier.execution is not None:
+            yield from _attempt_mistakes(case, (*path, "execution", "attempt"), earlier.execution.attempt, earlier_action)
         if earlier_action.contest_window_ms:
             message = f"{earlier_action.action_type} has a contest_window_ms, so the earlier proposal is not decided before this one"
-            yield case.origin(path), "not-carried-out", message, "remove execution"
+            for key in ("execution", "expect"):
+                if key in earlier.model_fields_set:
+                    yield case.origin((*path, key)), "not-carried-out", message, f"remove {key}"
     keys = sorted({rule.key for rule in rule_set.derivations if rule.action_type == action.action_type})
     for index, row in enumerate(part.expect.derived or ()):
         if row.key not in keys:

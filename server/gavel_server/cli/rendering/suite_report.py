@@ -11,7 +11,7 @@ from gavel_rules.authoring.suites.coverage import Coverage
 from gavel_rules.authoring.suites.runner import CaseResult
 from gavel_rules.text import printable
 
-from gavel_server.cli.rendering.events import enum_name, format_value, verdict_line
+from gavel_server.cli.rendering.events import enum_name, format_value, requirement_line, verdict_line
 from gavel_server.cli.rendering.lint_report import invalid_json
 from gavel_server.cli.rule_files import InvalidFile
 
@@ -47,11 +47,22 @@ class TestRun(NamedTuple):
         return sum(len(suite.failures) for suite in self.suites)
 
 
+def failure_line(result: CaseResult, file: str) -> str:
+    """Return a failed case as one line: its place, its name and the differences."""
+    differences = (f"{one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences)
+    return f"{_failure_head(result, file)}: {'; '.join(differences)}"
+
+
 def failure_lines(result: CaseResult, file: str) -> list[str]:
-    """Return the lines on a failed case: its place, the differences, the decision and its consequences."""
-    head = f"{file}:{result.line}:{result.column}: failed: {printable(result.case.name)}"
+    """Return the lines on a failed case: its place, the differences, the decision, the facts that it lacks and its consequences."""
     differences = [f"  {one.what}: expected {printable(one.expected)}, found {printable(one.found)}" for one in result.differences]
-    return [head, *differences, f"  decided: {verdict_line(result.decision)}", *(f"  {line}" for line in consequence_lines(result))]
+    decided = f"  decided: {verdict_line(result.decision)}"
+    lacking = [f"    lacking: {requirement_line(row)}" for row in result.decision.retry_hint.fact_requirements]
+    return [_failure_head(result, file), *differences, decided, *lacking, *(f"  {line}" for line in consequence_lines(result))]
+
+
+def _failure_head(result: CaseResult, file: str) -> str:
+    return f"{file}:{result.line}:{result.column}: failed: {printable(result.case.name)}"
 
 
 def consequence_lines(result: CaseResult) -> Iterator[str]:
@@ -71,12 +82,10 @@ def consequence_lines(result: CaseResult) -> Iterator[str]:
 def explanation_lines(result: CaseResult) -> Iterator[str]:
     """Yield every rule of a failed case's action, by descending priority, with the parts of its condition and their values.
 
-    Yield nothing if the decision is as expected and only its consequences differ.
+    Yield nothing if no rule was evaluated, or if the decision is as expected and only its consequences differ.
     """
-    if not result.decision_differs:
+    if not result.decision_differs or not result.rules_evaluated:
         return
-    if not result.explanations:
-        yield "  no rule was evaluated: the params do not fit the action's schema"
     for rule in result.explanations:
         whole = rule.terms[0].value
         yield f"  rule {rule.rule_id}: {'matches' if rule.matched else 'does not match' if whole == 'false' else 'fails'}"

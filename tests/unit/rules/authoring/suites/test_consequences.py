@@ -150,15 +150,40 @@ def test_earlier_executions() -> None:
     refusal = {"outcome": "REJECTED", "reason_code": "AGAIN"}
     execution = {"execution": {"status": "SUCCESS", "result": {"paid": 5}}}
     partial = {"execution": {"status": "PARTIAL", "result": {"paid": 5}}}
-    assert [[], [], [], []] == differences(
+    assert [[], [], []] == differences(
         {"earlier": [execution], "expect": refusal},
         {"earlier": [{"execution": {"status": "ABORTED"}}]},
         {"earlier": [partial], "expect": {"outcome": "REJECTED", "reason_code": "CONFLICTING_DECISION"}},
-        {"earlier": [execution, {"subject": "order/2"}], "expect": refusal},
     )
-    assert [[("earlier.1", "APPROVED, to be carried out", "REJECTED AGAIN")]] == differences(
-        {"earlier": [execution, execution], "expect": refusal}
+
+
+def test_decisions_on_earlier_proposals() -> None:
+    """An earlier proposal must be approved, or be decided as its own expectation says; in a contest it is not decided yet."""
+    refusal = {"outcome": "REJECTED", "reason_code": "AGAIN"}
+    execution = {"execution": {"status": "SUCCESS", "result": {"paid": 5}}}
+    derived = {**execution, "expect": expecting(derived=[{"key": "order.refunded", "value": 6}, {"key": "order.attempts"}])}
+    assert [
+        [("earlier.1.outcome", "APPROVED", "REJECTED")],
+        [],
+        [("earlier.1.reason_code", "OTHER", "AGAIN")],
+        [("earlier.0.derived", "[order.refunded 6, order.attempts]", "[order.attempts 1, order.refunded 5]")],
+    ] == differences(
+        {"earlier": [execution, {}], "expect": refusal},
+        {"earlier": [execution, {"expect": refusal}], "expect": refusal},
+        {"earlier": [execution, {"expect": {**refusal, "reason_code": "OTHER"}}], "expect": refusal},
+        {"earlier": [derived], "expect": refusal},
     )
+    assert [[]] == differences({"earlier": [{}], "expect": {"outcome": "REJECTED", "reason_code": "OUTRANKED"}}, contest_window_ms=1_000)
+
+
+def test_coverage_of_earlier_executions() -> None:
+    """A derivation is covered if the execution of an earlier proposal gave its fact."""
+    case = {"earlier": [{"execution": {"status": "SUCCESS", "result": {"paid": 5}}}], "expect": {"outcome": "REJECTED"}}
+    coverage = Coverage(rules())
+    coverage.add(run_cases(read_suite(suite(case, action=ACTION)), rules()))
+    assert {"derivation paid": 1, "derivation by": 1, "derivation why": 0, f"compensation of {ACTION}": 0} == {
+        one.name: one.made for one in coverage.consequences()
+    }
 
 
 def test_in_a_contest() -> None:
@@ -189,11 +214,11 @@ def test_a_rejected_proposal_has_no_consequences() -> None:
             {"execution": {"status": "SUCCESS"}, "expect": {"outcome": "REJECTED"}},
             ["not-carried-out: only an approval can have an execution, but the case expects REJECTED"],
         ),
-        ({"expect": expecting(derived=[])}, ["not-carried-out: expect.derived needs a report, but the case has no execution"]),
-        ({"expect": expecting(review="X")}, ["not-carried-out: expect.review needs a report, but the case has no execution"]),
+        ({"expect": expecting(derived=[])}, ["not-carried-out: expect.derived needs a report, but its proposal has no execution"]),
+        ({"expect": expecting(review="X")}, ["not-carried-out: expect.review needs a report, but its proposal has no execution"]),
         (
             {"expect": expecting(compensation={"action": "a.b"})},
-            ["not-carried-out: expect.compensation needs a report, but the case has no execution"],
+            ["not-carried-out: expect.compensation needs a report, but its proposal has no execution"],
         ),
         ({"execution": {"result": {}}}, ["missing-key: the key execution.status is missing"]),
         (

@@ -256,6 +256,15 @@ def test_facts_of_other_subjects() -> None:
         result.differences,
         {pin.key: pin.subject for pin in result.decision.pinned_facts},
     )
+    # A param that only another action declares does not change the subject.
+    more = {"refund.count": {"params": {"type": "object", "additionalProperties": False, "properties": {"count": {"type": "integer"}}}}}
+    strict = {"type": "object", "required": ["amount"], "additionalProperties": False, "properties": {"amount": {"type": "number"}}}
+    count = {"id": "count", "action": "refund.count", "priority": 1, "when": "true", "effect": "approve"}
+    good = {"id": "good", "when": "facts.score > 0.5", "effect": "approve"}
+    several = rule_set(params=strict, facts=facts, rules=[good, count], more_actions=more)
+    case = {"action": "refund.create", "facts": {"status": None, **values}, "params": {"amount": 1}}
+    (result,) = run(case, rules=several, params={"amount": 1, "count": 1})
+    assert [("customer.score", "customer/ann")] == [(pin.key, pin.subject) for pin in result.decision.pinned_facts if pin.key[0] == "c"]
     wrong_facts = {"facts": {"status": None, **values, "owner": 7}, "expect": {"outcome": "REJECTED", "reason_code": "FACT_TYPE_MISMATCH"}}
     (result,) = run(wrong_facts, rules=rules)
     assert () == result.differences

@@ -120,7 +120,11 @@ def test_mistakes(old: str, new: str, expected: str) -> None:
     [
         ("{age_ms: 60001}", "{age: 60001}", "did you mean age_ms?"),
         ("- {key: order.status, state", "- {key: order.status, stat", "did you mean state?"),
-        ("    facts: {order_total: null}", "    earlier: [{now: x}]", "known: action, execution, params, producer, proposal, subject"),
+        (
+            "    facts: {order_total: null}",
+            "    earlier: [{now: x}]",
+            "known: action, execution, expect, params, producer, proposal, subject",
+        ),
     ],
 )
 def test_suggestions_for_unknown_keys(old: str, new: str, meant: str) -> None:

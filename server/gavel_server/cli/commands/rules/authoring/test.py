@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def run_suites(
     paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="Suites (*_test.yaml), or folders of them.")],
+    case: Annotated[list[str] | None, typer.Option("--case", metavar="NAME", help="Run only the cases of this name; repeatable.")] = None,
+    short: Annotated[bool, typer.Option("--short", help="Print one line for each failed case.")] = False,
     coverage: Annotated[
         bool, typer.Option("--coverage", help="Show how often each rule and each part of its condition was exercised.")
     ] = False,
@@ -44,13 +46,13 @@ def run_suites(
     from gavel_server.cli import rule_files
     from gavel_server.cli.rendering import output, suite_report
 
-    run = _run(rule_files.find_files(paths, suites_only=True))
+    run = _run(rule_files.find_files(paths, suites_only=True), set(case or ()))
     if junit is not None:
         junit.write_text(suite_report.as_junit(run), encoding="utf-8")
     if as_json:
         output.print_line(json.dumps(suite_report.as_json(run), ensure_ascii=False, indent=2))
     else:
-        _print_run(run, coverage=coverage)
+        _print_run(run, short=short, coverage=coverage)
     below_minimum = suite_report.below(run, min_coverage)
     for file in below_minimum:
         output.print_note(f"gavel: coverage of {file} is below {min_coverage} %; --coverage shows what no case exercises")
@@ -60,10 +62,13 @@ def run_suites(
         raise typer.Exit(EXIT_FAILURE)
 
 
-def _run(files: list[str]) -> TestRun:
+def _run(files: list[str], names: set[str]) -> TestRun:
+    """Run the cases of these names, or all if no name is given. Raises InvalidInputError if no suite has a case of a name."""
     from gavel_rules.authoring.suites.coverage import Coverage
     from gavel_rules.authoring.suites.runner import run_cases
+    from gavel_rules.text import suggestion
 
+    from gavel_server.cli.errors import InvalidInputError
     from gavel_server.cli.rendering.suite_report import SuiteRun, TestRun
     from gavel_server.cli.rule_files import InvalidFile, SuiteFile, load_suite
 
@@ -71,18 +76,26 @@ def _run(files: list[str]) -> TestRun:
     invalid: dict[InvalidFile, None] = {}
     suites: list[SuiteRun] = []
     coverage: dict[str, Coverage] = {}
+    all_names: set[str] = set()
     for file in files:
         suite_file = load_suite(file, rule_sets)
         if not isinstance(suite_file, SuiteFile):
             invalid.update(dict.fromkeys(suite_file))
             continue
-        results = tuple(run_cases(suite_file.suite, suite_file.rule_set))
+        suite = suite_file.suite
+        all_names.update(one.name for one in suite.cases)
+        if names:
+            suite = suite._replace(cases=tuple(one for one in suite.cases if one.name in names))
+        results = tuple(run_cases(suite, suite_file.rule_set))
         suites.append(SuiteRun(file, suite_file.rule_set_file, results))
         coverage.setdefault(suite_file.rule_set_file, Coverage(suite_file.rule_set)).add(results)
+    for name in sorted(names - all_names if not invalid else ()):
+        meant = suggestion(name, sorted(all_names))
+        raise InvalidInputError(f"no suite has a case {name!r}" + (f"; {meant}" if meant else ""))
     return TestRun(tuple(suites), tuple(invalid), coverage)
 
 
-def _print_run(run: TestRun, *, coverage: bool) -> None:
+def _print_run(run: TestRun, *, short: bool, coverage: bool) -> None:
     from gavel_server.cli import rule_files
     from gavel_server.cli.rendering import output, suite_report
 
@@ -90,6 +103,9 @@ def _print_run(run: TestRun, *, coverage: bool) -> None:
         output.print_line(line)
     for suite in run.suites:
         for result in suite.failures:
+            if short:
+                output.print_line(suite_report.failure_line(result, suite.file))
+                continue
             for line in (*suite_report.failure_lines(result, suite.file), *suite_report.explanation_lines(result)):
                 output.print_line(line)
         passed = len(suite.results) - len(suite.failures)
