@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 EXIT_FAILURE: Final = 1
+# Of `rules diff` and `rules simulate`, as in diff(1): the rule sets decide something differently.
+EXIT_DIFFERENT: Final = EXIT_FAILURE
 # Wrong usage, or a document that is not valid.
 EXIT_INVALID: Final = 2
 # Outcomes of a proposal, with --exit-code only. `gavel replay` uses 3 to 5.

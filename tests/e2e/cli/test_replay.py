@@ -178,12 +178,12 @@ async def test_undecodable_entry(log_copy: Path) -> None:
 
 
 def test_candidate_rule_set(log_copy: Path, tmp_path: Path) -> None:
-    """--rules lists the decisions that a candidate would change and counts them by transition; exit status 0."""
+    """--rules lists the decisions that a candidate would change and counts them by transition; exit status 1 if there are any."""
     candidate = tmp_path / "candidate.yaml"
     candidate.write_text(rule_set(version=2).replace("<= 30", "<= 60").replace("effect: approve", "effect: review, reason_code: LOOK"))
     result = gavel("replay", "--data", log_copy, "--rules", candidate)
     lines = result.stdout.splitlines()
-    assert 0 == result.returncode
+    assert 1 == result.returncode
     assert [
         "parcels version 2 would change 2 of 3 decisions",
         "  APPROVED->NEEDS_HUMAN_REVIEW: 1",

@@ -31,7 +31,7 @@ def test_from_simulation_to_rollback(shop: Server, bus: str, tmp_path: Path) -> 
 
     file.write_text(STRICTER)
     result = gavel("rules", "simulate", file, "--bus", bus, server=shop)
-    assert (0, "") == (result.returncode, result.stderr)
+    assert (1, "") == (result.returncode, result.stderr)
     assert ["parcels version 2 would change 1 of 1 decisions", "  APPROVED->REJECTED: 1"] == result.stdout.splitlines()[-2:]
     lines = [json.loads(line) for line in gavel("rules", "simulate", file, "--json=snake", "--bus", bus, server=shop).stdout.splitlines()]
     assert [("changed", "6"), ("summary", "1")] == [
@@ -61,7 +61,11 @@ def test_from_simulation_to_rollback(shop: Server, bus: str, tmp_path: Path) -> 
     result = gavel("rules", "rollback", "parcels", "--bus", bus, server=shop)
     assert "parcels version 1 is in force from event 20, in place of 2\n" == result.stdout
     assert "light" == decide(shop, bus, "five", 20)
-    result = gavel("rules", "rollback", "parcels", "--to", "2", "--bus", bus, server=shop)
+    result = gavel("rules", "rollback", "parcels", "--bus", bus, server=shop)
+    assert (1, True) == (result.returncode, "in place of the newer version 2, as after a rollback; name a version" in result.stderr)
+    result = gavel("rules", "rollback", "parcels", "--expected-active-version", "2", "--bus", bus, server=shop)
+    assert (1, True) == (result.returncode, "ACTIVATION_RACED" in result.stderr)
+    result = gavel("rules", "rollback", "parcels", "--expected-active-version", "1", "--bus", bus, server=shop)
     assert "parcels version 2 is in force from event 24, in place of 1\n" == result.stdout
     assert 0 == gavel("replay", "--redis", shop.redis_url, "--bus", bus).returncode
 

@@ -51,7 +51,7 @@ def print_explanations(explanations: Iterable[RuleExplanation]) -> None:
     for rule in explanations:
         rows.append((f"{rule.policy_id} {rule.rule_id}", "yes" if rule.matched else "no", "", ""))
         rows += [("", "", printable(term.expression), printable(term.value)) for term in rule.terms]
-    output.print_table(("rule", "matched", "condition", "value"), rows, title="Rules", empty="No rule was evaluated.")
+    output.print_table(("rule", "matched", "condition", "value"), rows, title="Rules", empty="No rule was evaluated.", fold="condition")
 
 
 def exit_status(decision: Decision) -> int:

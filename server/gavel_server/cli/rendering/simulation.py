@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
+import typer
+
 from gavel_server.cli.connection import command_error, open_client
-from gavel_server.cli.errors import CommandError
+from gavel_server.cli.errors import EXIT_DIFFERENT, CommandError
 from gavel_server.cli.rendering.progress import Passes
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ CHANGES_SHOWN_MAX: Final = 1_000
 async def print_simulation(responses: AsyncGenerator[SimulateRuleSetResponse, None], candidate: CompiledRuleSet, as_json: bool) -> None:
     """Print the decisions that the candidate would change and their number by transition, and show progress on a terminal.
 
-    Raises CommandError if the responses end before the summary.
+    Raises CommandError if the responses end before the summary, and typer.Exit if a decision would change.
     """
     from gavel_server.cli.rendering import output
 
@@ -48,6 +50,8 @@ async def print_simulation(responses: AsyncGenerator[SimulateRuleSetResponse, No
     if not as_json:
         _print_table(changed)
         _print_summary(summary, candidate, len(changed))
+    if summary.changed:
+        raise typer.Exit(EXIT_DIFFERENT)
 
 
 async def simulate_on_server(

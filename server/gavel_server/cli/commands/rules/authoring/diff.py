@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gavel_server.cli.documents import STANDARD_INPUT
-from gavel_server.cli.errors import EXIT_FAILURE, InvalidInputError
+from gavel_server.cli.errors import EXIT_DIFFERENT, InvalidInputError
 from gavel_server.cli.options import Debug, JsonReport
 
 if TYPE_CHECKING:
     from gavel_rules.authoring.diff import CaseDecision, RuleSetDiff
     from gavel_rules.language.rule_set import CompiledRuleSet
-
-# As in diff(1).
-EXIT_DIFFERENT: Final = EXIT_FAILURE
 
 
 def diff(
