@@ -13,7 +13,7 @@ import time
 import unicodedata
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from gavel.v1.common_pb2 import EventReference, Producer, VersionBinding
@@ -54,6 +54,11 @@ def new_event_id() -> str:
     # 48 bits of milliseconds, version 7, 12 random bits, variant 10, 62 random bits.
     bits = time.time_ns() // 1_000_000 << 80 | 0x7 << 76 | (random_bits >> 68) << 64 | 0b10 << 62 | random_bits & (1 << 62) - 1
     return str(uuid.UUID(int=bits))
+
+
+def new_execution_id() -> str:
+    """Return a new id of a run of a tool: "exec_" and 12 hex digits (constitution 001)."""
+    return "exec_" + os.urandom(6).hex()
 
 
 def reference(envelope: Envelope) -> EventReference:
@@ -186,13 +191,21 @@ def tool_call_envelope(
     *,
     tool_name: str,
     arguments: Mapping[str, object],
+    execution_id: str = "",
     call_id: str = "",
     requested_tool: str = "",
     tool_version: str = "",
     provider_id: str = "",
     caller_role: str = "",
+    agent_id: str = "",
+    session_id: str = "",
+    parent_session_id: str = "",
     arguments_summary: str = "",
+    request_schema_hash: str = "",
+    decision_id: str = "",
+    attempt: int = 0,
     started_at: datetime | None = None,
+    lease_until: datetime | None = None,
     event_id: str = "",
     event_name: str = "",
     occurred_at: datetime | None = None,
@@ -200,21 +213,28 @@ def tool_call_envelope(
     causation_id: str = "",
     version_binding: VersionBinding | None = None,
 ) -> Envelope:
-    """Return a TOOL_CALL of an agent, with a new execution_id (constitution 001).
+    """Return a TOOL_CALL of an agent or a tool runtime, by default with a new execution_id, started now (constitution 001).
 
     The log stores only the hash of `arguments`. `arguments_summary` is for people; put no secret into it.
     """
     tool_call = ToolCall(
-        execution_id="exec_" + os.urandom(6).hex(),
+        execution_id=execution_id or new_execution_id(),
         call_id=call_id,
         tool_name=tool_name,
         requested_tool=requested_tool,
         tool_version=tool_version,
         provider_id=provider_id,
         caller_role=caller_role,
+        agent_id=agent_id,
+        session_id=session_id,
+        parent_session_id=parent_session_id,
         arguments_hash=content_hash(arguments),
         arguments_summary=arguments_summary,
-        started_at=_timestamp(started_at),
+        request_schema_hash=request_schema_hash,
+        decision_id=decision_id,
+        attempt=attempt,
+        started_at=_timestamp(started_at or datetime.now(timezone.utc)),
+        lease_until=_timestamp(lease_until),
     )
     return _envelope(
         Envelope(subject=subject, producer=producer, tool_call=tool_call),
@@ -232,11 +252,15 @@ def tool_result_envelope(
     *,
     result: object = None,
     error_code: str = "",
+    error_message: str = "",
     result_summary: str = "",
     query_ref: str = "",
     snapshot_ref: str = "",
     reproducible: bool = False,
     evidence_uri: str = "",
+    evidence_hash: str = "",
+    evidence_media_type: str = "",
+    response_schema_hash: str = "",
     duration_ms: int = 0,
     finished_at: datetime | None = None,
     event_id: str = "",
@@ -246,7 +270,7 @@ def tool_result_envelope(
     causation_id: str = "",
     version_binding: VersionBinding | None = None,
 ) -> Envelope:
-    """Return the TOOL_RESULT of the recorded TOOL_CALL `call`, with its subject, producer, trace and execution_id.
+    """Return the TOOL_RESULT of the recorded TOOL_CALL `call`, with its subject, producer, trace and execution_id, finished now.
 
     The log stores only the hash of `result` (JSON values); an `error_code` replaces the result. A `reproducible` result requires
     the query (`query_ref`) and the snapshot that it read (`snapshot_ref`) (constitution §5.3).
@@ -255,19 +279,26 @@ def tool_result_envelope(
         execution_id=call.tool_call.execution_id,
         call_id=call.tool_call.call_id,
         tool_name=call.tool_call.tool_name,
+        tool_version=call.tool_call.tool_version,
         requested_tool=call.tool_call.requested_tool,
         provider_id=call.tool_call.provider_id,
         is_error=bool(error_code),
         error_code=error_code,
+        error_message=error_message,
         result_summary=result_summary,
         content_hash="" if error_code else content_hash(result),
         reproducible=reproducible,
         query_ref=query_ref,
         evidence_uri=evidence_uri,
+        evidence_hash=evidence_hash,
+        evidence_media_type=evidence_media_type,
         snapshot_ref=snapshot_ref,
+        response_schema_hash=response_schema_hash,
         duration_ms=duration_ms,
-        finished_at=_timestamp(finished_at),
+        finished_at=_timestamp(finished_at or datetime.now(timezone.utc)),
     )
+    if call.tool_call.HasField("started_at"):
+        tool_result.started_at.CopyFrom(call.tool_call.started_at)
     envelope = Envelope(subject=call.subject, producer=call.producer, tool_result=tool_result)
     trace_id, causation_id = trace_id or call.trace_id, causation_id or call.event_id
     return _envelope(envelope, event_id, event_name, occurred_at, trace_id, causation_id, version_binding)

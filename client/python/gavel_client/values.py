@@ -52,6 +52,26 @@ def from_struct(struct: Struct) -> dict[str, Any]:
     return {name: from_value(value) for name, value in struct.fields.items()}
 
 
+def to_json(value: object, path: str = "value") -> Any:
+    """Return a copy of JSON data of dicts and lists, for any mappings and sequences. Raises ValueError or TypeError like `to_value`."""
+    match value:
+        case None | bool() | str():
+            return value
+        case int() | float():
+            _checked_number(value, path)
+            return value
+        case bytes() | bytearray():
+            pass
+        case Mapping():
+            for key in value:
+                if not isinstance(key, str):
+                    raise TypeError(f"{path} has the key {key!r}; keys must be strings")
+            return {key: to_json(item, f"{path}.{key}") for key, item in value.items()}
+        case Sequence():
+            return [to_json(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    raise TypeError(f"{path} is of type {type(value).__name__}; use None, bool, int, float, str, a sequence or a mapping")
+
+
 def _to_value(value: object, path: str, levels_left: int) -> Value:
     match value:
         case None:

@@ -15,6 +15,8 @@ TOOL: Final = "E_TOOL"  # the tool failed for another reason
 ARGS: Final = "E_ARGS"  # the arguments are not valid
 LOST: Final = "E_LOST"  # the runtime ended before the tool did
 
+CODES: Final = frozenset({PATH, CONFLICT, QUOTA, PERMISSION, TIMEOUT, TOOL, ARGS, LOST})
+
 
 class ToolError(GavelClientError):
     """The failure of a tool: its code, a message for people and models without secrets, and details."""

@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13gavel/v1/tool.proto\x12\x08gavel.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9c\x02\n\x08ToolCall\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x16\n\x0erequested_tool\x18\x04 \x01(\t\x12\x14\n\x0ctool_version\x18\x05 \x01(\t\x12\x13\n\x0bprovider_id\x18\x06 \x01(\t\x12\x13\n\x0b\x63\x61ller_role\x18\x07 \x01(\t\x12\x16\n\x0e\x61rguments_hash\x18\x08 \x01(\t\x12\x19\n\x11\x61rguments_summary\x18\t \x01(\t\x12\x1b\n\x13request_schema_hash\x18\n \x01(\t\x12.\n\nstarted_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x80\x03\n\nToolResult\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x16\n\x0erequested_tool\x18\x04 \x01(\t\x12\x13\n\x0bprovider_id\x18\x05 \x01(\t\x12\x10\n\x08is_error\x18\x06 \x01(\x08\x12\x12\n\nerror_code\x18\x07 \x01(\t\x12\x16\n\x0eresult_summary\x18\x08 \x01(\t\x12\x14\n\x0c\x63ontent_hash\x18\t \x01(\t\x12\x14\n\x0creproducible\x18\n \x01(\x08\x12\x11\n\tquery_ref\x18\x0b \x01(\t\x12\x14\n\x0c\x65vidence_uri\x18\x0c \x01(\t\x12\x14\n\x0csnapshot_ref\x18\r \x01(\t\x12\x1c\n\x14response_schema_hash\x18\x0e \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x0f \x01(\x05\x12/\n\x0b\x66inished_at\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe5\x01\n\x0cToolContract\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x30\n\x0f\x61rgument_schema\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12.\n\rresult_schema\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x14\n\x0cside_effects\x18\x06 \x03(\t\x12\x18\n\x10\x64\x65\x66\x61ult_provider\x18\x07 \x01(\t\x12\x13\n\x0bschema_hash\x18\x08 \x01(\t\"C\n\x0cToolProvider\x12\x13\n\x0bprovider_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05tools\x18\x03 \x03(\t\"I\n\x0bToolBinding\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x13\n\x0bprovider_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"4\n\x0bToolUnbound\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\tBc\n\x0c\x64\x65v.gavel.v1B\tToolProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13gavel/v1/tool.proto\x12\x08gavel.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb4\x03\n\x08ToolCall\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x16\n\x0erequested_tool\x18\x04 \x01(\t\x12\x14\n\x0ctool_version\x18\x05 \x01(\t\x12\x13\n\x0bprovider_id\x18\x06 \x01(\t\x12\x13\n\x0b\x63\x61ller_role\x18\x07 \x01(\t\x12\x16\n\x0e\x61rguments_hash\x18\x08 \x01(\t\x12\x19\n\x11\x61rguments_summary\x18\t \x01(\t\x12\x1b\n\x13request_schema_hash\x18\n \x01(\t\x12.\n\nstarted_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0blease_until\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x61gent_id\x18\r \x01(\t\x12\x12\n\nsession_id\x18\x0e \x01(\t\x12\x19\n\x11parent_session_id\x18\x0f \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x10 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x11 \x01(\x05\"\x91\x04\n\nToolResult\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x16\n\x0erequested_tool\x18\x04 \x01(\t\x12\x13\n\x0bprovider_id\x18\x05 \x01(\t\x12\x10\n\x08is_error\x18\x06 \x01(\x08\x12\x12\n\nerror_code\x18\x07 \x01(\t\x12\x16\n\x0eresult_summary\x18\x08 \x01(\t\x12\x14\n\x0c\x63ontent_hash\x18\t \x01(\t\x12\x14\n\x0creproducible\x18\n \x01(\x08\x12\x11\n\tquery_ref\x18\x0b \x01(\t\x12\x14\n\x0c\x65vidence_uri\x18\x0c \x01(\t\x12\x14\n\x0csnapshot_ref\x18\r \x01(\t\x12\x1c\n\x14response_schema_hash\x18\x0e \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x0f \x01(\x05\x12/\n\x0b\x66inished_at\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0ctool_version\x18\x11 \x01(\t\x12.\n\nstarted_at\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rerror_message\x18\x13 \x01(\t\x12\x15\n\revidence_hash\x18\x14 \x01(\t\x12\x1b\n\x13\x65vidence_media_type\x18\x15 \x01(\t\"\xf9\x01\n\x0cToolContract\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07\x61liases\x18\x03 \x03(\t\x12\x30\n\x0f\x61rgument_schema\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\x12.\n\rresult_schema\x18\x05 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x14\n\x0cside_effects\x18\x06 \x03(\t\x12\x18\n\x10\x64\x65\x66\x61ult_provider\x18\x07 \x01(\t\x12\x13\n\x0bschema_hash\x18\x08 \x01(\t\x12\x12\n\nredactions\x18\t \x03(\t\"C\n\x0cToolProvider\x12\x13\n\x0bprovider_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05tools\x18\x03 \x03(\t\"I\n\x0bToolBinding\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x13\n\x0bprovider_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\"4\n\x0bToolUnbound\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\tBc\n\x0c\x64\x65v.gavel.v1B\tToolProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\tToolProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
   _globals['_TOOLCALL']._serialized_start=97
-  _globals['_TOOLCALL']._serialized_end=381
-  _globals['_TOOLRESULT']._serialized_start=384
-  _globals['_TOOLRESULT']._serialized_end=768
-  _globals['_TOOLCONTRACT']._serialized_start=771
-  _globals['_TOOLCONTRACT']._serialized_end=1000
-  _globals['_TOOLPROVIDER']._serialized_start=1002
-  _globals['_TOOLPROVIDER']._serialized_end=1069
-  _globals['_TOOLBINDING']._serialized_start=1071
-  _globals['_TOOLBINDING']._serialized_end=1144
-  _globals['_TOOLUNBOUND']._serialized_start=1146
-  _globals['_TOOLUNBOUND']._serialized_end=1198
+  _globals['_TOOLCALL']._serialized_end=533
+  _globals['_TOOLRESULT']._serialized_start=536
+  _globals['_TOOLRESULT']._serialized_end=1065
+  _globals['_TOOLCONTRACT']._serialized_start=1068
+  _globals['_TOOLCONTRACT']._serialized_end=1317
+  _globals['_TOOLPROVIDER']._serialized_start=1319
+  _globals['_TOOLPROVIDER']._serialized_end=1386
+  _globals['_TOOLBINDING']._serialized_start=1388
+  _globals['_TOOLBINDING']._serialized_end=1461
+  _globals['_TOOLUNBOUND']._serialized_start=1463
+  _globals['_TOOLUNBOUND']._serialized_end=1515
 # @@protoc_insertion_point(module_scope)

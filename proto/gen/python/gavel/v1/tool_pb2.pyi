@@ -37,6 +37,12 @@ class ToolCall(_message.Message):
     ARGUMENTS_SUMMARY_FIELD_NUMBER: _builtins.int
     REQUEST_SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
+    LEASE_UNTIL_FIELD_NUMBER: _builtins.int
+    AGENT_ID_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    PARENT_SESSION_ID_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
     """"exec_" and 12 hex digits; pairs the call with its result."""
     call_id: _builtins.str
@@ -57,9 +63,25 @@ class ToolCall(_message.Message):
     """Summary for people, without secrets."""
     request_schema_hash: _builtins.str
     """Hash of the argument schema, like arguments_hash; 32 digits are accepted too."""
+    agent_id: _builtins.str
+    """The agent that asked for the call, if the producer calls tools for others."""
+    session_id: _builtins.str
+    """Session of the agent, whose bindings apply."""
+    parent_session_id: _builtins.str
+    """Session that the agent's session belongs to."""
+    decision_id: _builtins.str
+    """The approved decision that the call carries out. Its attempt must run under its lease, and the arguments must be the
+    decision's params.
+    """
+    attempt: _builtins.int
+    """The attempt of decision_id, from 1."""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp:
         """When the call started."""
+
+    @_builtins.property
+    def lease_until(self) -> _timestamp_pb2.Timestamp:
+        """When the call is over at the latest. Then any runtime of the producer's name may record its result as lost (E_LOST)."""
 
     def __init__(
         self,
@@ -75,10 +97,16 @@ class ToolCall(_message.Message):
         arguments_summary: _builtins.str = ...,
         request_schema_hash: _builtins.str = ...,
         started_at: _timestamp_pb2.Timestamp | None = ...,
+        lease_until: _timestamp_pb2.Timestamp | None = ...,
+        agent_id: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        parent_session_id: _builtins.str = ...,
+        decision_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["started_at", b"started_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_until", b"lease_until", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_hash", b"arguments_hash", "arguments_summary", b"arguments_summary", "call_id", b"call_id", "caller_role", b"caller_role", "execution_id", b"execution_id", "provider_id", b"provider_id", "request_schema_hash", b"request_schema_hash", "requested_tool", b"requested_tool", "started_at", b"started_at", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "arguments_hash", b"arguments_hash", "arguments_summary", b"arguments_summary", "attempt", b"attempt", "call_id", b"call_id", "caller_role", b"caller_role", "decision_id", b"decision_id", "execution_id", b"execution_id", "lease_until", b"lease_until", "parent_session_id", b"parent_session_id", "provider_id", b"provider_id", "request_schema_hash", b"request_schema_hash", "requested_tool", b"requested_tool", "session_id", b"session_id", "started_at", b"started_at", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,6 +134,11 @@ class ToolResult(_message.Message):
     RESPONSE_SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     DURATION_MS_FIELD_NUMBER: _builtins.int
     FINISHED_AT_FIELD_NUMBER: _builtins.int
+    TOOL_VERSION_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
+    EVIDENCE_HASH_FIELD_NUMBER: _builtins.int
+    EVIDENCE_MEDIA_TYPE_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
     """execution_id of the call."""
     call_id: _builtins.str
@@ -133,16 +166,30 @@ class ToolResult(_message.Message):
     query_ref: _builtins.str
     """The query."""
     evidence_uri: _builtins.str
-    """Location of the raw result."""
+    """Location of the raw result in the evidence store."""
     snapshot_ref: _builtins.str
     """The snapshot that the query read."""
     response_schema_hash: _builtins.str
     """Hash of the result schema, like content_hash; 32 digits are accepted too."""
     duration_ms: _builtins.int
     """Duration of the call, in milliseconds."""
+    tool_version: _builtins.str
+    """Version of the tool."""
+    error_message: _builtins.str
+    """Message of the failure, for people and models, without secrets."""
+    evidence_hash: _builtins.str
+    """"sha256:" and 64 lower-case hex digits: SHA-256 over the bytes at evidence_uri. That of a JSON result is its
+    content_hash.
+    """
+    evidence_media_type: _builtins.str
+    """Media type of the bytes at evidence_uri, e.g. "application/json"."""
     @_builtins.property
     def finished_at(self) -> _timestamp_pb2.Timestamp:
         """When the call finished."""
+
+    @_builtins.property
+    def started_at(self) -> _timestamp_pb2.Timestamp:
+        """When the call started."""
 
     def __init__(
         self,
@@ -163,10 +210,15 @@ class ToolResult(_message.Message):
         response_schema_hash: _builtins.str = ...,
         duration_ms: _builtins.int = ...,
         finished_at: _timestamp_pb2.Timestamp | None = ...,
+        tool_version: _builtins.str = ...,
+        started_at: _timestamp_pb2.Timestamp | None = ...,
+        error_message: _builtins.str = ...,
+        evidence_hash: _builtins.str = ...,
+        evidence_media_type: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished_at", b"finished_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished_at", b"finished_at", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content_hash", b"content_hash", "duration_ms", b"duration_ms", "error_code", b"error_code", "evidence_uri", b"evidence_uri", "execution_id", b"execution_id", "finished_at", b"finished_at", "is_error", b"is_error", "provider_id", b"provider_id", "query_ref", b"query_ref", "reproducible", b"reproducible", "requested_tool", b"requested_tool", "response_schema_hash", b"response_schema_hash", "result_summary", b"result_summary", "snapshot_ref", b"snapshot_ref", "tool_name", b"tool_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content_hash", b"content_hash", "duration_ms", b"duration_ms", "error_code", b"error_code", "error_message", b"error_message", "evidence_hash", b"evidence_hash", "evidence_media_type", b"evidence_media_type", "evidence_uri", b"evidence_uri", "execution_id", b"execution_id", "finished_at", b"finished_at", "is_error", b"is_error", "provider_id", b"provider_id", "query_ref", b"query_ref", "reproducible", b"reproducible", "requested_tool", b"requested_tool", "response_schema_hash", b"response_schema_hash", "result_summary", b"result_summary", "snapshot_ref", b"snapshot_ref", "started_at", b"started_at", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -186,6 +238,7 @@ class ToolContract(_message.Message):
     SIDE_EFFECTS_FIELD_NUMBER: _builtins.int
     DEFAULT_PROVIDER_FIELD_NUMBER: _builtins.int
     SCHEMA_HASH_FIELD_NUMBER: _builtins.int
+    REDACTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Canonical name of the tool, e.g. "fs.read_text": 1 to 128 printable ASCII characters without spaces."""
     version: _builtins.str
@@ -214,6 +267,12 @@ class ToolContract(_message.Message):
         counts as a write to the outside world.
         """
 
+    @_builtins.property
+    def redactions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Secrets, which are removed before anything is hashed or kept: JSON Pointers (RFC 6901) into {"arguments": …,
+        "result": …}, e.g. "/result/token"; "*" stands for every item of a list or member of an object.
+        """
+
     def __init__(
         self,
         *,
@@ -225,10 +284,11 @@ class ToolContract(_message.Message):
         side_effects: _abc.Iterable[_builtins.str] | None = ...,
         default_provider: _builtins.str = ...,
         schema_hash: _builtins.str = ...,
+        redactions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["argument_schema", b"argument_schema", "result_schema", b"result_schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "argument_schema", b"argument_schema", "default_provider", b"default_provider", "name", b"name", "result_schema", b"result_schema", "schema_hash", b"schema_hash", "side_effects", b"side_effects", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "argument_schema", b"argument_schema", "default_provider", b"default_provider", "name", b"name", "redactions", b"redactions", "result_schema", b"result_schema", "schema_hash", b"schema_hash", "side_effects", b"side_effects", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import stat
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from gavel_client.tools import errors
 from gavel_client.tools.errors import ToolError
-from gavel_client.tools.workspace import Workspace
+from gavel_client.tools.providers.workspace import Workspace
 
 OUTSIDE = "the content of a file outside"
 ESCAPES = 10_000
@@ -36,7 +37,7 @@ def workspace(directory: Path) -> Iterator[Workspace]:
     """Serve the directory."""
     workspace = Workspace(directory, file_bytes_max=1000)
     yield workspace
-    workspace.close()
+    asyncio.run(workspace.close())
 
 
 def code_of(call: Callable[[dict[str, Any]], object], **arguments: Any) -> str:

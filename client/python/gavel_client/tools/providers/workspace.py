@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from gavel_client.tools.errors import ARGS, CONFLICT, PATH, QUOTA, TOOL, ToolError
-from gavel_client.tools.jail import Jail
+from gavel_client.tools.invocation import ToolData, ToolInvocation
+from gavel_client.tools.providers.jail import Jail
 
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
+_EFFECTS: Final = {
+    "fs.read_text": "workspace.fs.read",
+    "fs.write_text": "workspace.fs.write",
+    "fs.patch_text": "workspace.fs.write",
+}
 _MODES: Final = ("overwrite", "append", "create")
 
 Arguments = Mapping[str, Any]
@@ -20,6 +27,7 @@ class Workspace:
     """Serves fs.read_text, fs.write_text and fs.patch_text on a directory."""
 
     provider_id: Final = "workspace"
+    version: Final = "1"
 
     def __init__(self, directory: str | os.PathLike[str], *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
         """Serve `directory`, which must exist. Larger files than `file_bytes_max` are neither read nor written."""
@@ -33,7 +41,12 @@ class Workspace:
             "fs.patch_text": self.patch_text,
         }
 
-    def close(self) -> None:
+    async def invoke(self, invocation: ToolInvocation) -> ToolData:
+        """Carry out a call in a thread. Raises ToolError."""
+        invocation.require_effect(_EFFECTS[invocation.canonical_tool])
+        return ToolData(await asyncio.to_thread(self.tools[invocation.canonical_tool], invocation.arguments))
+
+    async def close(self) -> None:
         """Release the directory."""
         self._jail.close()
 

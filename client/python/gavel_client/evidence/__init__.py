@@ -1,0 +1,5 @@
+"""Evidence: what tools returned, kept by content hash (constitution §5.3)."""
+
+from gavel_client.evidence.store import EvidenceStore, KeptEvidence
+
+__all__ = ["EvidenceStore", "KeptEvidence"]

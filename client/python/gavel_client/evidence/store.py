@@ -1,0 +1,141 @@
+"""The evidence store: bytes by their SHA-256, in a directory or an object store.
+
+A store of https://filesystem-spec.readthedocs.io: a path, or a URL such as s3://bucket/evidence. The bytes with the hash
+"sha256:abcdef…" are the file `sha256/ab/cdef…`. A file is there as a whole or not at all, and never changes, because its name is its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from gavel_client.rpc.errors import GavelClientError
+
+_FOLDER: Final = "sha256"
+_HASH: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_NAME: Final = re.compile(r"([0-9a-f]{2})/([0-9a-f]{62})\Z")
+# Of a file that is being written.
+_TEMPORARY: Final = ".tmp"
+
+
+class EvidenceError(GavelClientError):
+    """Evidence cannot be kept or read."""
+
+
+class EvidenceMissingError(EvidenceError):
+    """The store has no evidence with a hash."""
+
+
+class EvidenceAlteredError(EvidenceError):
+    """The bytes in the store do not have the hash that they are kept under."""
+
+
+@dataclass(frozen=True)
+class KeptEvidence:
+    """One piece of evidence in a store."""
+
+    hash: str
+    """"sha256:" and 64 hex digits."""
+    uri: str
+    size_bytes: int
+    kept_at: datetime
+    """When it was last written; a call that returns the same content writes it again."""
+
+
+class EvidenceStore:
+    """Evidence in a directory, or under a URL that fsspec knows. Its methods block; they may be called from any thread."""
+
+    def __init__(self, url: str) -> None:
+        """Open the store at a path or URL. A directory is created with the first evidence. Raises ValueError for an unknown scheme."""
+        # Imported here, because only users of evidence need it.
+        try:
+            from fsspec.core import url_to_fs
+            from fsspec.implementations.local import LocalFileSystem
+        except ImportError as error:
+            raise ImportError("evidence needs the package fsspec: pip install 'gavel-client[tools]'") from error
+        files, root = url_to_fs(url)
+        self._files: Final[Any] = files
+        self._root: Final = str(root).rstrip("/")
+        self._is_local: Final = isinstance(self._files, LocalFileSystem)
+
+    def put(self, content: bytes) -> tuple[str, str]:
+        """Keep bytes; return their hash and URI. Raises EvidenceError."""
+        content_hash = "sha256:" + hashlib.sha256(content).hexdigest()
+        path = self._path(content_hash)
+        try:
+            if self._is_local:
+                _write(path, content)
+            else:
+                self._files.pipe_file(path, content)
+        except Exception as error:  # each file system has its own errors
+            raise EvidenceError(f"the evidence {content_hash} cannot be kept: {type(error).__name__}") from error
+        return content_hash, self._uri(path)
+
+    def get(self, content_hash: str) -> bytes:
+        """Return the bytes with a hash. Raises EvidenceMissingError, EvidenceAlteredError, or EvidenceError if the store fails."""
+        path = self._path(content_hash)
+        try:
+            content = bytes(self._files.cat_file(path))
+        except FileNotFoundError:
+            raise EvidenceMissingError(f"the store has no evidence {content_hash}") from None
+        except Exception as error:  # each file system has its own errors
+            raise EvidenceError(f"the evidence {content_hash} cannot be read: {type(error).__name__}") from error
+        if content_hash != "sha256:" + hashlib.sha256(content).hexdigest():
+            raise EvidenceAlteredError(f"the evidence {content_hash} has been altered: its bytes have another hash")
+        return content
+
+    def __iter__(self) -> Iterator[KeptEvidence]:
+        """Iterate over all evidence. Raises EvidenceError if the store fails."""
+        folder = f"{self._root}/{_FOLDER}"
+        try:
+            found = self._files.find(folder, detail=True)
+        except FileNotFoundError:
+            return
+        for path, details in sorted(found.items()):
+            name = _NAME.match(path[len(folder) + 1 :])
+            if name is not None:
+                kept_at = self._files.modified(path)
+                yield KeptEvidence(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), kept_at)
+
+    def remove(self, content_hash: str) -> None:
+        """Remove the bytes with a hash; no error if there are none."""
+        with suppress(FileNotFoundError):
+            self._files.rm_file(self._path(content_hash))
+
+    def _path(self, content_hash: str) -> str:
+        if not _HASH.match(content_hash):
+            raise ValueError(f'{content_hash!r} is not "sha256:" and 64 lower-case hexadecimal digits')
+        digits = content_hash[len("sha256:") :]
+        return f"{self._root}/{_FOLDER}/{digits[:2]}/{digits[2:]}"
+
+    def _uri(self, path: str) -> str:
+        return str(self._files.unstrip_protocol(path))
+
+
+def _write(path: str, content: bytes) -> None:
+    """Put a whole file in place; on return its bytes are on the disk."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    temporary = f"{path}.{os.urandom(6).hex()}{_TEMPORARY}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

@@ -1,0 +1,226 @@
+"""One call on its way through the steps of the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import rfc8785
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.tool_service_pb2 import ResolveToolResponse
+
+from gavel_client.envelopes import content_hash, new_execution_id
+from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.tools.errors import ARGS, CODES, PERMISSION, QUOTA, TIMEOUT, TOOL, ToolError
+from gavel_client.tools.hooks import ToolHook
+from gavel_client.tools.invocation import ToolContext, ToolData, ToolFailure, ToolInvocation, ToolOutcome
+from gavel_client.tools.provider import Provider
+from gavel_client.tools.records import ToolRecorder
+from gavel_client.tools.schemas import Schemas
+from gavel_client.values import to_json
+
+RESULT_BYTES_MAX: Final = 16 * 1024 * 1024
+# Time for a provider to stop.
+CANCEL_GRACE_MS: Final = 2_000
+
+_CANCELLED: Final = ToolFailure(TIMEOUT, "the caller cancelled the call; whether it took effect is unknown")
+_logger = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class CallParts:
+    """What the calls of a runtime share."""
+
+    recorder: ToolRecorder
+    providers: Mapping[str, Provider]
+    hooks: Sequence[ToolHook]
+    schemas: Schemas
+
+
+class Call:
+    """A call of a resolved tool. Run it once."""
+
+    def __init__(
+        self, parts: CallParts, name: str, arguments: Mapping[str, Any], context: ToolContext, resolution: ResolveToolResponse
+    ) -> None:
+        self._parts: Final = parts
+        self._guard: Final = resolution.guard
+        self._cancelled = False
+        self._step: asyncio.Task[Any] | None = None
+        self._invocation = ToolInvocation(
+            requested_tool=name,
+            contract=resolution.contract,
+            provider_id=resolution.provider.provider_id,
+            execution_id=new_execution_id(),
+            arguments=arguments,
+            context=context,
+        )
+
+    def cancel(self) -> None:
+        """Stop the tool. What has happened is recorded all the same."""
+        self._cancelled = True
+        if self._step is not None:
+            self._step.cancel()
+
+    async def run(self) -> ToolOutcome:
+        """Go through the steps. Raises GavelError if an event cannot be recorded; CancelledError if cancelled before the TOOL_CALL."""
+        failure: ToolFailure | None = None
+        try:
+            await self._prepare()
+        except ToolError as error:
+            failure = _failure(error)
+        except _RefusedError as error:
+            failure = error.failure
+        call, failure = await self._record_call(failure)
+        began_at = time.monotonic()
+        answer = failure or await self._carry_out()
+        duration_ms = int((time.monotonic() - began_at) * 1000)
+        return await self._parts.recorder.record_result(self._invocation, call, answer, duration_ms)
+
+    async def _prepare(self) -> None:
+        """Check the arguments, ask the guard, and let hooks patch the arguments. Raises ToolError, or _RefusedError of the guard."""
+        self._take_arguments(self._invocation.arguments)
+        self._ask_guard()
+        if self._invocation.provider_id not in self._parts.providers:
+            raise ToolError(TOOL, f"this runtime does not have the provider {self._invocation.provider_id}")
+        for hook in self._parts.hooks:
+            patch = await self._await_hook(hook.before_call(self._invocation))
+            if patch is not None:
+                self._take_arguments(patch)
+        self._ask_guard()
+
+    def _take_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Make `arguments` those of the call. Raises ToolError E_ARGS if they do not match the contract."""
+        try:
+            plain = to_json(arguments, "arguments")
+        except (TypeError, ValueError, RecursionError) as error:
+            self._invocation = replace(self._invocation, arguments={})
+            raise ToolError(ARGS, str(error) or "the arguments are nested too deep") from None
+        self._invocation = replace(self._invocation, arguments=plain)
+        problem = self._parts.schemas.problem(self._invocation.contract.argument_schema, plain, "arguments")
+        if problem or not isinstance(plain, dict):
+            raise ToolError(ARGS, problem or "the arguments are not an object")
+
+    def _ask_guard(self) -> None:
+        """Raise _RefusedError if the call has effects outside, and does not carry out a decision with the decision's params."""
+        if self._guard.agents_may_call:
+            return
+        execution = self._invocation.context.execution
+        if execution is None:
+            raise _RefusedError(self._guard.reason)
+        if execution.cancelled:
+            raise _RefusedError("the attempt must stop: its time is over, its lease is lost, or the executor stops")
+        if content_hash(execution.params) != content_hash(self._invocation.arguments):
+            raise _RefusedError(f"the arguments are not the params of decision {execution.idempotency_key}")
+
+    async def _record_call(self, failure: ToolFailure | None) -> tuple[Envelope, ToolFailure | None]:
+        """Record the TOOL_CALL; return it, and why the call fails if it does."""
+        record_call = self._parts.recorder.record_call
+        carries_out = failure is None and not self._guard.agents_may_call
+        try:
+            return await record_call(self._invocation, carries_out=carries_out), failure
+        except GavelError as error:
+            if not carries_out or error.reason != "WRONG_STATE":
+                raise
+            # The server says that the attempt does not run, or not under its lease. The try is recorded.
+            return await record_call(self._invocation, carries_out=False), ToolFailure(PERMISSION, error.message, refused=True)
+
+    async def _carry_out(self) -> ToolData | ToolFailure:
+        """Let the provider act, within the time of the call, and check its answer."""
+        provider = self._parts.providers[self._invocation.provider_id]
+        timeout_ms = self._invocation.context.timeout_ms
+        if self._cancelled:
+            return _CANCELLED
+        self._step = step = asyncio.create_task(_run(provider.invoke(self._invocation)))
+        try:
+            await asyncio.wait({step}, timeout=timeout_ms / 1000)
+        except asyncio.CancelledError:
+            # The event loop ends.
+            self.cancel()
+        is_overdue = not step.done() and not self._cancelled
+        if not step.done():
+            step.cancel()
+            await asyncio.wait({step}, timeout=CANCEL_GRACE_MS / 1000)
+        if is_overdue:
+            return ToolFailure(TIMEOUT, f"the tool took longer than {timeout_ms} ms; whether it took effect is unknown")
+        if not step.done() or step.cancelled():
+            return _CANCELLED
+        try:
+            answer: ToolData | ToolFailure = self._checked(step.result())
+        except ToolError as error:
+            answer = _failure(error)
+        except Exception as error:  # noqa: BLE001  # a provider's exception is the tool's failure
+            _logger.warning(
+                "tool=%s execution=%s failed: %s", self._invocation.canonical_tool, self._invocation.execution_id, describe_error(error)
+            )
+            answer = ToolFailure(TOOL, f"the tool failed: {describe_error(error)}")
+        return await self._after_result(answer)
+
+    async def _after_result(self, answer: ToolData | ToolFailure) -> ToolData | ToolFailure:
+        """Let hooks see an answer, and patch the data of a result."""
+        for hook in self._parts.hooks:
+            try:
+                patch = await self._await_hook(hook.after_result(self._invocation, answer))
+                if patch is None:
+                    continue
+                if isinstance(answer, ToolFailure):
+                    _logger.warning("%s patched a failure, which stays one", type(hook).__name__)
+                    continue
+                answer = self._checked(replace(answer, data=patch))
+            except ToolError as error:
+                answer = _failure(error)
+        return answer
+
+    def _checked(self, answer: object) -> ToolData:
+        """Return an answer as plain JSON data. Raises ToolError if it is none, or does not match the contract."""
+        if not isinstance(answer, ToolData):
+            raise ToolError(TOOL, f"the tool returned {type(answer).__name__}, not ToolData")
+        try:
+            data = to_json(answer.data, "result")
+            size_bytes = len(rfc8785.dumps(data))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(TOOL, f"the result is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise ToolError(TOOL, "the result is not a JSON object")
+        if size_bytes > RESULT_BYTES_MAX:
+            raise ToolError(QUOTA, f"the result has {size_bytes} bytes; the limit is {RESULT_BYTES_MAX}")
+        problem = self._parts.schemas.problem(self._invocation.contract.result_schema, data, "result")
+        if problem:
+            raise ToolError(TOOL, f"the result does not match the contract: {problem}")
+        return replace(answer, data=data)
+
+    async def _await_hook(self, hooking: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Await a hook. Raises ToolError; any other exception of the hook becomes E_TOOL, without its text."""
+        self._step = step = asyncio.create_task(_run(hooking))
+        try:
+            return await step
+        except (ToolError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            _logger.warning("a hook of %s failed: %s", self._invocation.canonical_tool, describe_error(error))
+            raise ToolError(TOOL, f"a hook failed: {describe_error(error)}") from error
+
+
+class _RefusedError(Exception):
+    """The guard refuses the call."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.failure: Final = ToolFailure(PERMISSION, message, refused=True)
+
+
+def _failure(error: ToolError) -> ToolFailure:
+    return ToolFailure(error.code if error.code in CODES else TOOL, error.message, error.details)
+
+
+async def _run(step: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """Await a step. An exit of a provider or hook ends its call only; asyncio would end the process."""
+    try:
+        return await step
+    except SystemExit as error:
+        raise ToolError(TOOL, describe_error(error)) from error

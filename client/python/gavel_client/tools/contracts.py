@@ -1,0 +1,74 @@
+"""The contracts of the tools that ship (constitution 004 §2). Register them with `gavel tools register` or ToolService."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gavel.v1.tool_pb2 import ToolContract
+
+from gavel_client.values import to_struct
+
+_PATH: Final = {"type": "string", "description": "A path under /workspace, e.g. /workspace/src/main.py."}
+_TEXT: Final = {"type": "string"}
+_COUNT: Final = {"type": "integer", "minimum": 0}
+
+
+def _object(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
+
+
+def _contract(
+    name: str, aliases: list[str], effects: list[str], provider: str, arguments: dict[str, Any], result: dict[str, Any]
+) -> ToolContract:
+    return ToolContract(
+        name=name,
+        version="1",
+        aliases=aliases,
+        side_effects=effects,
+        default_provider=provider,
+        argument_schema=to_struct(arguments),
+        result_schema=to_struct(result),
+    )
+
+
+def shipped_contracts() -> list[ToolContract]:
+    """Return the contracts of fs.read_text, fs.write_text, fs.patch_text, command.run and shell.exec."""
+    return [
+        _contract(
+            "fs.read_text",
+            ["read_file", "read"],
+            ["workspace.fs.read"],
+            "workspace",
+            _object(["path"], path=_PATH, offset=_COUNT, limit=_COUNT),
+            _object(
+                ["path", "text", "offset", "total", "truncated"],
+                path=_TEXT,
+                text=_TEXT,
+                offset=_COUNT,
+                total=_COUNT,
+                truncated={"type": "boolean"},
+            ),
+        ),
+        _contract(
+            "fs.write_text",
+            ["write_file", "write"],
+            ["workspace.fs.write"],
+            "workspace",
+            _object(["path", "text"], path=_PATH, text=_TEXT, mode={"enum": ["overwrite", "append", "create"]}),
+            _object(["path", "bytes"], path=_TEXT, bytes=_COUNT),
+        ),
+        _contract(
+            "fs.patch_text",
+            ["edit_file", "edit"],
+            ["workspace.fs.write"],
+            "workspace",
+            {
+                "type": "object",
+                "required": ["path"],
+                "properties": {"path": _PATH, "find": _TEXT, "replace": _TEXT, "old": _TEXT, "new": _TEXT, "all": {"type": "boolean"}},
+                "additionalProperties": False,
+                "oneOf": [{"required": ["find", "replace"]}, {"required": ["old", "new"]}],
+            },
+            _object(["path", "replacements"], path=_TEXT, replacements=_COUNT),
+        ),
+    ]

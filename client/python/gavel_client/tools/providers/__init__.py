@@ -1,0 +1,1 @@
+"""The providers that ship (constitution 004 §4.2)."""

@@ -1,0 +1,207 @@
+"""The events of a call: TOOL_CALL, TOOL_RESULT and the evidence in between.
+
+The event_id of a result follows from that of its call. So a call gets one result, whoever records it first: the runtime that made the call,
+or another one that closes it as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final
+
+import rfc8785
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_client.envelopes import tool_call_envelope, tool_result_envelope
+from gavel_client.evidence.store import EvidenceError, EvidenceStore
+from gavel_client.rpc.calls import WRITE_TIMEOUT_MS
+from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelError
+from gavel_client.tools.errors import LOST, TOOL
+from gavel_client.tools.invocation import ToolData, ToolFailure, ToolInvocation, ToolOutcome
+from gavel_client.tools.redaction import redact
+from gavel_client.tools.schemas import schema_hash
+from gavel_client.values import to_json
+
+MEDIA_TYPE: Final = "application/json"
+# The event_name of the result of a call that the guard refused.
+REFUSED: Final = "ToolCallRefused"
+# Time beyond that of the provider, in which a runtime records the result of a call.
+LEASE_MARGIN_MS: Final = 10_000
+MESSAGE_LENGTH_MAX: Final = 2_000
+_RESULTS: Final = uuid.UUID("5f1a3c2e-6d0b-4d8f-9c1e-2b7a4f60d9e3")
+
+
+@dataclass(frozen=True)
+class ToolRecorder:
+    """Records calls and results in the name of `producer`; with `evidence` it keeps what the tools returned."""
+
+    client: GavelClient
+    producer: Producer
+    evidence: EvidenceStore | None
+
+    async def record_call(self, invocation: ToolInvocation, *, carries_out: bool) -> Envelope:
+        """Record a TOOL_CALL; with `carries_out` it names the attempt that the call belongs to. Raises GavelError."""
+        context = invocation.context
+        contract = invocation.contract
+        execution = context.execution if carries_out else None
+        arguments: Any = invocation.arguments
+        if execution is None:
+            arguments = redact(arguments, "arguments", contract.redactions)
+        started_at = datetime.now(timezone.utc)
+        return await self._publish(
+            tool_call_envelope(
+                context.subject,
+                self.producer,
+                tool_name=contract.name,
+                arguments=arguments,
+                execution_id=invocation.execution_id,
+                call_id=context.call_id,
+                requested_tool=invocation.requested_tool,
+                tool_version=contract.version,
+                provider_id=invocation.provider_id,
+                caller_role=context.caller_role,
+                agent_id=context.agent_id,
+                session_id=context.session_id,
+                parent_session_id=context.parent_session_id,
+                arguments_summary=context.arguments_summary,
+                request_schema_hash=schema_hash(contract.argument_schema),
+                decision_id=execution.idempotency_key if execution else "",
+                attempt=execution.attempt if execution else 0,
+                started_at=started_at,
+                lease_until=started_at + timedelta(milliseconds=context.timeout_ms + LEASE_MARGIN_MS),
+                trace_id=context.trace_id,
+                causation_id=context.causation_id,
+                version_binding=context.version_binding,
+            )
+        )
+
+    async def record_result(
+        self, invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, duration_ms: int
+    ) -> ToolOutcome:
+        """Keep the evidence of a result, record its TOOL_RESULT and return the outcome. Raises GavelError."""
+        kept: tuple[str, str] = ("", "")
+        try:
+            kept = await self._keep(_evidence(invocation, answer))
+        except EvidenceError as error:
+            # A result is not given out without its evidence.
+            answer = ToolFailure(TOOL, f"the tool returned, but {error}")
+        try:
+            result = await self._publish(_result_envelope(invocation, call, answer, kept, duration_ms))
+        except GavelError as error:
+            if error.reason == "EVENT_ID_REUSED":
+                answer = ToolFailure(LOST, "the call took longer than its lease, and was closed as lost")
+                result = (await self.client.get_event(event_id=result_event_id(call))).envelope
+            elif error.violations:
+                # A refused event is not in the log, so its event_id is free.
+                answer = ToolFailure(TOOL, clip("the result cannot be recorded: " + "; ".join(": ".join(one) for one in error.violations)))
+                result = await self._publish(_result_envelope(invocation, call, answer, ("", ""), duration_ms))
+            else:
+                raise
+        return _outcome(invocation, call, result, answer)
+
+    async def record_lost(self, call: Envelope) -> None:
+        """Record that the result of a call is lost, unless it has a result. Raises GavelError."""
+        message = "the runtime ended before the tool did; whether the call took effect is unknown"
+        envelope = tool_result_envelope(
+            call,
+            error_code=LOST,
+            error_message=message,
+            result_summary=message,
+            event_id=result_event_id(call),
+            version_binding=_binding(call),
+        )
+        try:
+            await self._publish(envelope)
+        except GavelError as error:
+            if error.reason != "EVENT_ID_REUSED":
+                raise
+
+    async def _keep(self, content: bytes) -> tuple[str, str]:
+        return ("", "") if self.evidence is None else await asyncio.to_thread(self.evidence.put, content)
+
+    async def _publish(self, envelope: Envelope) -> Envelope:
+        return (await self.client.publish_event(envelope, timeout_ms=WRITE_TIMEOUT_MS)).envelope
+
+
+def result_event_id(call: Envelope) -> str:
+    """Return the event_id of the result of a call."""
+    return str(uuid.uuid5(_RESULTS, call.event_id))
+
+
+def _evidence(invocation: ToolInvocation, answer: ToolData | ToolFailure) -> bytes:
+    """Return the canonical JSON of a result or a failure, without its redactions."""
+    if isinstance(answer, ToolFailure):
+        return rfc8785.dumps({"code": answer.code, "message": answer.message, "details": to_json(answer.details)})
+    return rfc8785.dumps(_redacted_data(invocation, answer))
+
+
+def _redacted_data(invocation: ToolInvocation, answer: ToolData) -> Any:
+    return redact(answer.data, "result", invocation.contract.redactions)
+
+
+def _result_envelope(
+    invocation: ToolInvocation, call: Envelope, answer: ToolData | ToolFailure, kept: tuple[str, str], duration_ms: int
+) -> Envelope:
+    evidence_hash, evidence_uri = kept
+    if isinstance(answer, ToolFailure):
+        message = clip(answer.message)
+        event_name = REFUSED if answer.refused else ""
+        said: dict[str, Any] = {"error_code": answer.code, "error_message": message, "result_summary": message, "event_name": event_name}
+    else:
+        said = {
+            "result": _redacted_data(invocation, answer),
+            "result_summary": clip(answer.summary),
+            "query_ref": answer.query_ref,
+            "snapshot_ref": answer.snapshot_ref,
+            "reproducible": answer.reproducible,
+        }
+    return tool_result_envelope(
+        call,
+        **said,
+        evidence_uri=evidence_uri,
+        evidence_hash=evidence_hash,
+        evidence_media_type=MEDIA_TYPE if evidence_uri else "",
+        response_schema_hash=schema_hash(invocation.contract.result_schema),
+        duration_ms=duration_ms,
+        event_id=result_event_id(call),
+        version_binding=_binding(call),
+    )
+
+
+def _outcome(invocation: ToolInvocation, call: Envelope, result: Envelope, answer: ToolData | ToolFailure) -> ToolOutcome:
+    recorded = result.tool_result
+    return ToolOutcome(
+        requested_tool=invocation.requested_tool,
+        canonical_tool=invocation.canonical_tool,
+        tool_version=invocation.contract.version,
+        provider_id=invocation.provider_id,
+        execution_id=invocation.execution_id,
+        arguments_hash=call.tool_call.arguments_hash,
+        result_hash=recorded.content_hash,
+        request_schema_hash=call.tool_call.request_schema_hash,
+        response_schema_hash=recorded.response_schema_hash,
+        started_at=call.tool_call.started_at.ToDatetime(timezone.utc),
+        finished_at=recorded.finished_at.ToDatetime(timezone.utc),
+        ok=isinstance(answer, ToolData),
+        data=dict(answer.data) if isinstance(answer, ToolData) else None,
+        error=answer if isinstance(answer, ToolFailure) else None,
+        evidence_uri=recorded.evidence_uri,
+        evidence_hash=recorded.evidence_hash,
+        call=call,
+        result=result,
+    )
+
+
+def clip(text: str) -> str:
+    """Return a text that an event may hold, shortened to MESSAGE_LENGTH_MAX characters."""
+    plain = text.replace("\0", "").encode(errors="replace").decode()
+    return plain if len(plain) <= MESSAGE_LENGTH_MAX else plain[: MESSAGE_LENGTH_MAX - 1] + "…"
+
+
+def _binding(call: Envelope) -> Any:
+    return call.version_binding if call.HasField("version_binding") else None

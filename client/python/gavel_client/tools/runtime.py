@@ -1,0 +1,112 @@
+"""The runtime of tools: it resolves, checks, records and carries out the calls of agents and of executors' handlers (constitution 004).
+
+    runtime = ToolRuntime(client, "tools-1", providers=[Workspace("/srv/work")], evidence=EvidenceStore("/srv/evidence"))
+    async with runtime:
+        outcome = await runtime.invoke("fs.read_text", {"path": "/workspace/a.txt"}, ToolContext("file/a.txt", trace_id=trace_id))
+
+A call goes through fixed steps: the server resolves the name, the arguments are checked, the guard is asked, hooks patch the arguments,
+the TOOL_CALL is recorded, the provider acts, the result is checked, hooks patch it, the evidence is kept, the TOOL_RESULT is recorded. A
+call that fails leaves both events too. Nothing is carried out before its TOOL_CALL is in the log, and no result is given out before its
+TOOL_RESULT is. If the server is away, calls raise GavelError.
+
+A process that dies leaves its calls open. Every runtime of the same producer closes such calls as E_LOST when their lease has lapsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gavel.v1.common_pb2 import PRODUCER_TYPE_TOOL_RUNTIME, Producer
+
+from gavel_client.evidence.store import EvidenceStore
+from gavel_client.rpc.client import GavelClient
+from gavel_client.tools.call import CANCEL_GRACE_MS, Call, CallParts
+from gavel_client.tools.hooks import ToolHook
+from gavel_client.tools.invocation import ToolContext, ToolOutcome
+from gavel_client.tools.lost_calls import LostCalls
+from gavel_client.tools.provider import Provider
+from gavel_client.tools.records import ToolRecorder
+from gavel_client.tools.schemas import Schemas
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ALIASES_VARIABLE: Final = "GAVEL_TOOL_ALIASES"
+# Time to record the result of a cancelled call.
+LAST_RECORD_MS: Final = 5_000
+
+
+class ToolRuntime:
+    """Carries out calls with `providers`, and records them as the tool runtime `producer_id`.
+
+    With authentication the runtime needs a principal of its own: an agent's word for what it read is no evidence
+    (docs/arbitration.md#trust-tiers). Without `evidence` the log has only the hashes of results. `aliases` False: only canonical names are
+    known; None: unless the environment has GAVEL_TOOL_ALIASES=false. `client` stays open.
+    """
+
+    def __init__(
+        self,
+        client: GavelClient,
+        producer_id: str,
+        *,
+        providers: Sequence[Provider],
+        evidence: EvidenceStore | None = None,
+        hooks: Sequence[ToolHook] = (),
+        aliases: bool | None = None,
+        producer_version: str = "",
+    ) -> None:
+        by_id = {provider.provider_id: provider for provider in providers}
+        if len(by_id) < len(providers):
+            raise ValueError("two providers have the same provider_id; a runtime needs one of each")
+        producer = Producer(type=PRODUCER_TYPE_TOOL_RUNTIME, id=producer_id, version=producer_version)
+        recorder = ToolRecorder(client, producer, evidence)
+        self._client: Final = client
+        self._aliases: Final = _aliases_are_on() if aliases is None else aliases
+        self._parts: Final = CallParts(recorder, by_id, tuple(hooks), Schemas())
+        self._lost_calls: Final = LostCalls(client, recorder)
+        self._closing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._closing = asyncio.create_task(self._lost_calls.run())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop closing lost calls, and release the providers."""
+        if self._closing is not None:
+            self._closing.cancel()
+            await asyncio.wait({self._closing})
+        for provider in self._parts.providers.values():
+            await provider.close()
+
+    async def close_lost_calls(self) -> int:
+        """Close the open calls of this producer whose lease has lapsed; return how many. `async with` does so all the time."""
+        return await self._lost_calls.close()
+
+    async def invoke(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutcome:
+        """Call a tool by its canonical name or an alias, and return the outcome.
+
+        A failure of the tool, invalid arguments and a refusal by the guard are outcomes. Raises GavelError if no tool has the name
+        (TOOL_NOT_FOUND, with the nearest names), or the server cannot be reached. A cancelled call is recorded as E_TIMEOUT.
+        """
+        resolution = await self._client.resolve_tool(name, session_id=context.session_id, canonical_only=not self._aliases)
+        call = Call(self._parts, name, arguments, context, resolution)
+        running = asyncio.create_task(call.run())
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            call.cancel()
+            await asyncio.wait({running}, timeout=(CANCEL_GRACE_MS + LAST_RECORD_MS) / 1000)
+            raise
+
+
+def _aliases_are_on() -> bool:
+    value = os.environ.get(ALIASES_VARIABLE, "true").lower()
+    if value not in ("true", "false"):
+        raise ValueError(f"{ALIASES_VARIABLE} is {value!r}; set it to true or false")
+    return value == "true"
