@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 DOMAIN: Final = "gavel"
 _REASON_PREFIX: Final = "ERROR_REASON_"
 RETRY_AFTER_MS_DEFAULT: Final = 200
+# Encoded statuses that are remembered: a caller that is refused often is refused for the same reason. Each has a few KiB at most.
+ENCODED_STATUSES_MAX: Final = 256
 
 _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -112,32 +115,51 @@ class ServiceError(GavelServerError):
 
     def status(self) -> Status:
         """Return the error as google.rpc.Status with its details."""
-        code = self.code
-        details: list[Message] = [
-            error_details_pb2.ErrorInfo(reason=ErrorReason.Name(self.reason).removeprefix(_REASON_PREFIX), domain=DOMAIN)
-        ]
-        if self.violations:
-            details.append(
-                error_details_pb2.BadRequest(
-                    field_violations=[
-                        error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
-                        for field, description in self.violations
-                    ]
-                )
-            )
-        if self.quota is not None:
-            violation = error_details_pb2.QuotaFailure.Violation(subject=self.quota[0], description=self.quota[1])
-            details.append(error_details_pb2.QuotaFailure(violations=[violation]))
-        if code in _RETRIABLE:
-            delay_ms = self.retry_after_ms or RETRY_AFTER_MS_DEFAULT
-            delay = Duration(seconds=delay_ms // 1000, nanos=delay_ms % 1000 * 1_000_000)
-            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-        status = Status(code=code.value[0], message=self.message)
-        for detail in details:
-            packed = AnyMessage()
-            packed.Pack(detail)
-            status.details.append(packed)
-        return status
+        return Status.FromString(self.encoded_status())
+
+    def encoded_status(self) -> bytes:
+        """Return the encoded google.rpc.Status."""
+        return _encode_status(self.reason, self.message, self.violations, self.retry_after_ms, self.quota)
+
+
+@lru_cache(ENCODED_STATUSES_MAX)
+def _encode_status(
+    reason: ErrorReason.ValueType,
+    message: str,
+    violations: tuple[tuple[str, str], ...],
+    retry_after_ms: int,
+    quota: tuple[str, str] | None,
+) -> bytes:
+    code = _CODES[reason]
+    details = [_error_info(reason)]
+    if violations:
+        fields = [error_details_pb2.BadRequest.FieldViolation(field=field, description=text) for field, text in violations]
+        details.append(_pack(error_details_pb2.BadRequest(field_violations=fields)))
+    if quota is not None:
+        violation = error_details_pb2.QuotaFailure.Violation(subject=quota[0], description=quota[1])
+        details.append(_pack(error_details_pb2.QuotaFailure(violations=[violation])))
+    if code in _RETRIABLE:
+        delay_ms = retry_after_ms or RETRY_AFTER_MS_DEFAULT
+        delay = Duration(seconds=delay_ms // 1000, nanos=delay_ms % 1000 * 1_000_000)
+        details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
+    return Status(code=code.value[0], message=message, details=details).SerializeToString()
+
+
+@cache
+def _error_info(reason: ErrorReason.ValueType) -> AnyMessage:
+    return _pack(error_details_pb2.ErrorInfo(reason=reason_name(reason), domain=DOMAIN))
+
+
+def _pack(detail: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(detail)
+    return packed
+
+
+@cache
+def reason_name(reason: ErrorReason.ValueType) -> str:
+    """Return the name of a reason as callers see it: "WRONG_STATE"."""
+    return ErrorReason.Name(reason).removeprefix(_REASON_PREFIX)
 
 
 def invalid(violations: Sequence[tuple[str, str]]) -> ServiceError:

@@ -133,7 +133,7 @@ class Backend:
         if self._waiting.pop(number, None) is None:
             return  # the caller has gone
         if isinstance(result, ServiceError):
-            self._send(STATUS, number, result.status().SerializeToString())
+            self._send(STATUS, number, result.encoded_status())
         else:
             self._send(RESPONSE, number, result)
 
@@ -141,7 +141,7 @@ class Backend:
         try:
             handle = await self._authentication.authenticate(content, self._revoke)
         except Exception as error:  # noqa: BLE001  # a bug is answered as INTERNAL with an id, and logged under it
-            self._send(STATUS, number, refuse(AUTHENTICATION, error).status().SerializeToString())
+            self._send(STATUS, number, refuse(AUTHENTICATION, error).encoded_status())
             return
         self._handles.add(int.from_bytes(handle[:4], "little"))
         self._send(RESPONSE, number, handle)

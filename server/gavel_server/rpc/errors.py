@@ -10,6 +10,7 @@ same holds for the items of batches and streams, so that a batch of refused item
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import structlog
@@ -17,8 +18,9 @@ from gavel.v1 import error_pb2
 from gavel.v1.error_pb2 import ErrorReason
 from prometheus_client import Counter
 
-from gavel_server.errors import Bug, ServiceError
+from gavel_server.errors import Bug, ServiceError, reason_name
 from gavel_server.log import LogCorruptError, LogError
+from gavel_server.process.logging.repeated_line import RepeatedLine
 
 # What the violations of one status may take of the 8 KiB of trailers. The status is sent in base64, and its message twice, once
 # percent-encoded; beyond 8 KiB gRPC refuses the call at random.
@@ -38,10 +40,10 @@ def refuse(method: str, error: Exception) -> ServiceError:
     `method` is "gavel.v1.EventService/PublishEvent" or the like.
     """
     refusal = _service_error(method, error)
-    reason = ErrorReason.Name(refusal.reason).removeprefix("ERROR_REASON_")
-    CALLS_REFUSED.labels(method, reason).inc()
+    counter, line = _instruments(method, refusal.reason)
+    counter.inc()
     if refusal.reason != error_pb2.ERROR_REASON_INTERNAL:
-        _LOG.info("call.refused", method=method, reason=reason, problem=_shorten(refusal.message, LOG_MESSAGE_BYTES_MAX))
+        line.info(problem=_shorten(refusal.message, LOG_MESSAGE_BYTES_MAX))
     return fit(refusal)
 
 
@@ -51,7 +53,7 @@ def fit(error: ServiceError) -> ServiceError:
     violations: list[tuple[str, str]] = []
     for field, description in error.violations:
         violation = (_shorten(field), _shorten(description))
-        room -= sum(len(text.encode()) for text in violation) + 16  # tags and lengths
+        room -= _size_bytes(violation[0]) + _size_bytes(violation[1]) + 16  # tags and lengths
         if room < 0:
             rest = len(error.violations) - len(violations)
             violations.append(("request", f"has {rest} more violations, which this answer has no room for"))
@@ -77,8 +79,21 @@ def _service_error(method: str, error: Exception) -> ServiceError:
     return bug.service_error()
 
 
+@cache
+def _instruments(method: str, reason: ErrorReason.ValueType) -> tuple[Counter, RepeatedLine]:
+    """Return the metric and the log line of a method's refusals for one reason."""
+    name = reason_name(reason)
+    return CALLS_REFUSED.labels(method, name), RepeatedLine(_LOG, "call.refused", method=method, reason=name)
+
+
 def _shorten(text: str, bytes_max: int = MESSAGE_BYTES_MAX) -> str:
+    if 4 * len(text) <= bytes_max:  # a character takes 4 bytes in UTF-8 at most
+        return text
     encoded = text.encode()
     if len(encoded) <= bytes_max:
         return text
     return encoded[:bytes_max].decode(errors="ignore") + "…"
+
+
+def _size_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

@@ -12,7 +12,6 @@ from gavel_rules.codec.responses import (
     encode_stream_error,
     encode_vote_response,
 )
-from google.rpc.status_pb2 import Status
 
 from gavel_server.log import Record
 
@@ -27,19 +26,19 @@ def vote_response(record: Record) -> bytes:
     return encode_vote_response(record.envelope, record.chain_hash)
 
 
-def stream_response(request_id: str, result: Record | Status) -> bytes:
-    """Return a StreamProposalsResponse with a decision or an error."""
+def stream_response(request_id: str, result: Record | bytes) -> bytes:
+    """Return a StreamProposalsResponse with a decision, or with an encoded google.rpc.Status."""
     if isinstance(result, Record):
         return encode_stream_decision(request_id, result.envelope, result.chain_hash)
-    return encode_stream_error(request_id, result.SerializeToString())
+    return encode_stream_error(request_id, result)
 
 
-def batch_response(results: Iterable[Record | Status]) -> bytes:
-    """Return a BatchSubmitProposalsResponse with a decision or an error for each proposal."""
+def batch_response(results: Iterable[Record | bytes]) -> bytes:
+    """Return a BatchSubmitProposalsResponse with a decision or an encoded google.rpc.Status for each proposal."""
     parts: list[bytes] = []
     for result in results:
         if isinstance(result, Record):
             parts.extend(encode_decision_result(result.envelope, result.chain_hash))
         else:
-            parts.extend(encode_error_result(result.SerializeToString()))
+            parts.extend(encode_error_result(result))
     return b"".join(parts)

@@ -176,19 +176,12 @@ class Arbitration:
         """
         limit_error = _STREAM.limit_error(data)
         if limit_error is not None:
-            respond(stream_response(text_field(data, _REQUEST_ID)[:REQUEST_ID_LENGTH_MAX], refuse(context.method, limit_error).status()))
+            respond(
+                stream_response(text_field(data, _REQUEST_ID)[:REQUEST_ID_LENGTH_MAX], refuse(context.method, limit_error).encoded_status())
+            )
             return
         request = _STREAM.decode(data)
-
-        def done(result: CommittedAnswer | Exception) -> None:
-            if isinstance(result, CommittedAnswer):
-                respond(stream_response(request.request_id, record_of(result)))
-            elif isinstance(result, ServiceError) and result.reason == error_pb2.ERROR_REASON_SHUTTING_DOWN:
-                respond(result)
-            else:
-                self._refusals.note(context.method, request.bus, context.principal, result, request.envelope)
-                respond(stream_response(request.request_id, refuse(context.method, result).status()))
-
+        done = _StreamAnswer(request, context, respond, self._refusals)
         if len(request.request_id) > REQUEST_ID_LENGTH_MAX:
             done(invalid([("request_id", f"is longer than {REQUEST_ID_LENGTH_MAX} characters")]))
             return
@@ -272,3 +265,27 @@ class Arbitration:
                 fail(error)
 
         self._tasks.start(wait())
+
+
+class _StreamAnswer:
+    """The callback for one request of a stream. A compiled closure would keep the request until a collection of garbage.
+
+    (docs/performance.md#plain-classes)
+    """
+
+    def __init__(self, request: StreamProposalsRequest, context: CallContext, respond: Respond, refusals: AccessRefusals) -> None:
+        self._request: Final = request
+        self._context: Final = context
+        self._respond: Final = respond
+        self._refusals: Final = refusals
+
+    def __call__(self, result: CommittedAnswer | Exception) -> None:
+        request = self._request
+        if isinstance(result, CommittedAnswer):
+            self._respond(stream_response(request.request_id, record_of(result)))
+        elif isinstance(result, ServiceError) and result.reason == error_pb2.ERROR_REASON_SHUTTING_DOWN:
+            self._respond(result)
+        else:
+            method = self._context.method
+            self._refusals.note(method, request.bus, self._context.principal, result, request.envelope)
+            self._respond(stream_response(request.request_id, refuse(method, result).encoded_status()))

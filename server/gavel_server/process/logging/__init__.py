@@ -15,6 +15,7 @@ import structlog
 from gavel_rules.text import printable
 
 from gavel_server.process.logging.limit import LogLimit
+from gavel_server.process.logging.repeated_line import count_repeated_lines
 from gavel_server.process.logging.writer import LogWriter
 
 STANDARD_ERROR: Final = 2
@@ -65,9 +66,11 @@ class Logging:
         root.handlers[:] = [handler]
         root.setLevel(self._level)
         self._writer.start()
+        count_repeated_lines(self._limit)
 
     def close(self) -> None:
         """Write the last lines. Later lines are lost."""
+        count_repeated_lines(None)
         self._sum_up(final=True)
         self._writer.close()
 

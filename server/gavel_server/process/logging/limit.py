@@ -24,6 +24,11 @@ _LEFT_OUT: Final = frozenset({"event", "exc_info", "template"})
 Kind = tuple[str, ...]
 
 
+def kind_of(event: str, fields: Mapping[str, Any]) -> Kind:
+    """Return the kind of a line."""
+    return (event, *[str(fields.get(name, "")) for name in _KIND_FIELDS])
+
+
 class _Repeated:
     """Lines of one kind since the last one that was written: their number, and the latest of them."""
 
@@ -46,7 +51,7 @@ class LogLimit:
 
     def admits(self, event: str, fields: Mapping[str, Any]) -> bool:
         """Return whether to write a line now. If not, `summaries` counts it."""
-        kind = (event, *[str(fields.get(name, "")) for name in _KIND_FIELDS])
+        kind = kind_of(event, fields)
         with self._lock:
             now = self._now()
             self._begin_interval(now)
@@ -64,6 +69,19 @@ class LogLimit:
                 self._repeated[kind] = _Repeated(now + INTERVAL_SECONDS)
             else:
                 repeated.until = now + INTERVAL_SECONDS
+            return True
+
+    def counts(self, kind: Kind, fields: Mapping[str, Any]) -> bool:
+        """Return whether a line repeats one that was written within the interval, and is counted. If not, ask `admits`.
+
+        `fields` are those of the line, with its level and without its event.
+        """
+        with self._lock:
+            repeated = self._repeated.get(kind)
+            if repeated is None or self._now() >= repeated.until:
+                return False
+            repeated.count += 1
+            repeated.fields = fields
             return True
 
     def summaries(self, *, final: bool = False) -> list[tuple[str, Mapping[str, Any]]]:

@@ -23,7 +23,6 @@ from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.common_pb2 import EventCategory, Producer, ProducerType
 from gavel.v1.diagnostic_pb2 import AccessRefused
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.commands import RecordRefusals
 from gavel_rules.events.kinds import CATEGORY_OF_PAYLOAD
 from gavel_rules.events.timestamps import timestamp
@@ -34,7 +33,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
-from gavel_server.errors import ServiceError
+from gavel_server.errors import ServiceError, reason_name
 from gavel_server.intake.event_ids import new_event_id
 from gavel_server.intake.formats import is_plain, is_producer_id
 from gavel_server.process import metrics
@@ -136,7 +135,7 @@ class AccessRefusals:
             sequencer = self._buses.find_open(bus)
             if sequencer is None or (is_known and principal.is_anonymous and sequencer.replica.state.grants_in_force is None):
                 return  # without authentication a refused call leaves no trace in the log
-            reason = ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
+            reason = reason_name(error.reason)
             tally = self._tally(bus, _Key(principal.name if is_known else "", principal.method if is_known else "", reason))
             now_ms = sequencer.now_ms()
             if not tally.count:

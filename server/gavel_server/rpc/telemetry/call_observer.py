@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
-from gavel.v1.error_pb2 import ErrorReason
 from gavel_rules.identity.principal import ANONYMOUS
 
-from gavel_server.errors import ServiceError
+from gavel_server.errors import ServiceError, reason_name
 from gavel_server.process.telemetry.call_trace import CURRENT, CallTrace
 from gavel_server.process.telemetry.instruments import REFUSALS, RPC_DURATION, BoundedLabel
 from gavel_server.process.telemetry.trace_context import TRACESTATE_KEY
@@ -92,7 +91,7 @@ class Observation:
         if error is None:
             self._end(grpc.StatusCode.OK, "")
         elif isinstance(error, ServiceError):
-            self._end(error.code, ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_"))
+            self._end(error.code, reason_name(error.reason))
         elif isinstance(error, asyncio.CancelledError):
             self.cancel()
         else:

@@ -8,7 +8,6 @@ from typing import Final
 from gavel.v1 import error_pb2
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.identity.principal import ANONYMOUS, Principal
-from google.rpc.status_pb2 import Status
 
 from gavel_server.bus.request import Cancellation, CommittedAnswer, Request
 from gavel_server.errors import ServiceError
@@ -33,7 +32,7 @@ class BatchAnswers:
     ) -> None:
         self._method = method
         self._on_error = on_error
-        self._answers: list[Record | Status | None] = [None] * count
+        self._answers: list[Record | bytes | None] = [None] * count
         self._missing = count
         self._respond = respond
         self._room_bytes = BATCH_ANSWER_BYTES_MAX
@@ -77,9 +76,9 @@ class BatchAnswers:
         if not self._missing:
             self._respond(batch_response([answer for answer in self._answers if answer is not None]))
 
-    def _answer(self, result: CommittedAnswer | Exception) -> Record | Status:
+    def _answer(self, result: CommittedAnswer | Exception) -> Record | bytes:
         if not isinstance(result, CommittedAnswer):
-            return refuse(self._method, result).status()
+            return refuse(self._method, result).encoded_status()
         record = record_of(result)
         self._room_bytes -= len(record.envelope)
         if self._room_bytes >= 0:
@@ -88,7 +87,7 @@ class BatchAnswers:
             f"the decisions of this batch have more than {BATCH_ANSWER_BYTES_MAX} bytes; "
             f"read this one, event {record.sequence_number}, with GetEvent"
         )
-        return refuse(self._method, ServiceError(_QUEUE_FULL, message)).status()
+        return refuse(self._method, ServiceError(_QUEUE_FULL, message)).encoded_status()
 
 
 class _Slot:

@@ -40,8 +40,10 @@ def test_stream_response() -> None:
     for record, envelope in decisions():
         expected = StreamProposalsResponse(request_id="r", decision=envelope)
         assert expected == StreamProposalsResponse.FromString(stream_response("r", record))
-    assert StreamProposalsResponse(request_id="r", error=STATUS) == StreamProposalsResponse.FromString(stream_response("r", STATUS))
-    assert StreamProposalsResponse(error=STATUS) == StreamProposalsResponse.FromString(stream_response("", STATUS))
+    assert StreamProposalsResponse(request_id="r", error=STATUS) == StreamProposalsResponse.FromString(
+        stream_response("r", STATUS.SerializeToString())
+    )
+    assert StreamProposalsResponse(error=STATUS) == StreamProposalsResponse.FromString(stream_response("", STATUS.SerializeToString()))
 
 
 def test_batch_response() -> None:
@@ -50,6 +52,6 @@ def test_batch_response() -> None:
     expected = BatchSubmitProposalsResponse(
         results=[*(ProposalResult(decision=envelope) for _, envelope in records), ProposalResult(error=STATUS)]
     )
-    response = batch_response([*(record for record, _ in records), STATUS])
+    response = batch_response([*(record for record, _ in records), STATUS.SerializeToString()])
     assert expected == BatchSubmitProposalsResponse.FromString(response)
     assert b"" == batch_response([])
