@@ -1,0 +1,68 @@
+"""Language models, in three layers; each keeps what the one below returns whole (constitution 003).
+
+*Provider*: one model behind one API (`openai_responses`, `chat_completions`, `anthropic_messages`). The official SDKs are used inside, and
+none of their types is visible. *Service* (`LLMService`): retries and failover over several providers, JSON output, and a diagnostic event
+for each call. *Agent* (`Agent`): turns of a model and its tools.
+"""
+
+from gavel_client.llm.errors import (
+    InvalidOutputError,
+    LLMError,
+    LLMFailedError,
+    LLMProviderError,
+    MissingPackageError,
+    UnknownProviderEvent,
+)
+from gavel_client.llm.models import (
+    LLMProviderMeta,
+    LLMResponse,
+    LLMSegment,
+    LLMStreamChunk,
+    LLMStreamError,
+    LLMStreamEvent,
+    LLMToolCall,
+    LLMUsage,
+)
+from gavel_client.llm.provider import LLMProvider, ModelProvider
+from gavel_client.llm.providers.anthropic_sdk import anthropic_messages
+from gavel_client.llm.providers.openai_sdk import chat_completions, openai_responses
+from gavel_client.llm.requests import (
+    AssistantMessage,
+    LLMMessage,
+    LLMRequest,
+    LLMSettings,
+    LLMTool,
+    SystemMessage,
+    ToolMessage,
+    UserMessage,
+)
+
+__all__ = [
+    "AssistantMessage",
+    "InvalidOutputError",
+    "LLMError",
+    "LLMFailedError",
+    "LLMMessage",
+    "LLMProvider",
+    "LLMProviderError",
+    "LLMProviderMeta",
+    "LLMRequest",
+    "LLMResponse",
+    "LLMSegment",
+    "LLMSettings",
+    "LLMStreamChunk",
+    "LLMStreamError",
+    "LLMStreamEvent",
+    "LLMTool",
+    "LLMToolCall",
+    "LLMUsage",
+    "MissingPackageError",
+    "ModelProvider",
+    "SystemMessage",
+    "ToolMessage",
+    "UnknownProviderEvent",
+    "UserMessage",
+    "anthropic_messages",
+    "chat_completions",
+    "openai_responses",
+]

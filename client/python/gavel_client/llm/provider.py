@@ -1,0 +1,218 @@
+"""The provider layer: one model of one provider, asked over its API, answering in the types of `models`.
+
+A provider is a *wire format*, which is pure (request to JSON, JSON to response, events to response), and a *transport*, which sends
+JSON through the official SDK. The two share no type but JSON. `ModelProvider` joins them: it measures, keeps the raw events, and turns
+every end of a stream that is not a complete response into an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeVar
+
+from gavel_client.llm.errors import LLMProviderError
+from gavel_client.llm.models import JsonObject, LLMProviderMeta, LLMResponse, LLMSegment, LLMStreamChunk, LLMStreamError, LLMStreamEvent
+from gavel_client.llm.requests import LLMRequest
+
+PROVIDER_TIMEOUT_MS_DEFAULT: Final = 120_000
+
+_Value = TypeVar("_Value")
+
+
+class LLMProvider(Protocol):
+    """One model of one provider. `name` and `model` identify it in the log; `settings` are what a request sends beside its messages."""
+
+    @property
+    def name(self) -> str:
+        """Name of the provider, e.g. "openai"."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The model that is asked for, as the provider spells it."""
+        ...
+
+    def settings(self, request: LLMRequest) -> JsonObject:
+        """Return the settings that the request sends, as JSON values in the provider's spelling, without messages and tools."""
+        ...
+
+    async def complete(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> LLMResponse:
+        """Return the model's answer. Raises LLMProviderError for a failure, UnknownProviderEvent for what the adapter does not know."""
+        ...
+
+    def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncIterator[LLMStreamEvent]:
+        """Yield the answer as it comes. The last event has the response that `complete` returns. Raises what `complete` raises."""
+        ...
+
+    async def close(self) -> None:
+        """Close the provider's connections."""
+        ...
+
+
+class Assembly(Protocol):
+    """Puts the events of one stream together."""
+
+    def feed(self, raw: JsonObject) -> list[LLMStreamEvent]:
+        """Take the next event of the provider; return those of the closed set that it means, none for mere progress."""
+        ...
+
+    def result(self) -> JsonObject | None:
+        """Return the provider's complete response, in the form in which it sends one in one piece; None while it is incomplete."""
+        ...
+
+
+class WireFormat(Protocol):
+    """The format of one API, without I/O."""
+
+    @property
+    def api(self) -> str:
+        """Name of the API, e.g. "messages"."""
+        ...
+
+    def body(self, request: LLMRequest, model: str) -> dict[str, Any]:
+        """Return the JSON of a request."""
+        ...
+
+    def response(self, raw: JsonObject, provider: str) -> LLMResponse:
+        """Return the response for the provider's JSON, without attempts and raw events."""
+        ...
+
+    def assembly(self, provider: str) -> Assembly:
+        """Return a new assembly for one stream."""
+        ...
+
+    def redact(self, raw: JsonObject) -> JsonObject:
+        """Return an event or a body without credentials and identifiers of users."""
+        ...
+
+
+class Transport(Protocol):
+    """Sends JSON through an SDK. Both methods raise LLMProviderError."""
+
+    async def post(self, body: Mapping[str, Any], timeout_s: float) -> JsonObject:
+        """Return the body of the answer."""
+        ...
+
+    def events(self, body: Mapping[str, Any], timeout_s: float) -> AsyncIterator[JsonObject]:
+        """Yield the events of a streamed answer."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class ModelProvider:
+    """An LLMProvider of a wire format and a transport. `options` are fields of the provider's own for every request."""
+
+    def __init__(self, name: str, model: str, wire: WireFormat, transport: Transport, options: JsonObject) -> None:
+        self._name = name
+        self._model = model
+        self._wire = wire
+        self._transport = transport
+        self._options = options
+
+    @property
+    def name(self) -> str:
+        """Name of the provider."""
+        return self._name
+
+    @property
+    def model(self) -> str:
+        """The model that is asked for."""
+        return self._model
+
+    def settings(self, request: LLMRequest) -> JsonObject:
+        """Return the settings that the request sends."""
+        content = ("model", "messages", "input", "system", "instructions", "tools")
+        return {name: value for name, value in self._body(request).items() if name not in content}
+
+    async def complete(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> LLMResponse:
+        """Return the model's answer."""
+        started_at = time.monotonic()
+        raw = await self._within(self._transport.post(self._body(request), timeout_ms / 1000), timeout_ms, started_at)
+        return self._response(raw, [self._wire.redact(raw)], started_at)
+
+    async def stream(self, request: LLMRequest, *, timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT) -> AsyncIterator[LLMStreamEvent]:
+        """Yield the answer as it comes. `timeout_ms` covers the whole stream."""
+        started_at = time.monotonic()
+        assembly = self._wire.assembly(self._name)
+        raw_events: list[JsonObject] = []
+        transport_events = self._transport.events(self._body(request), timeout_ms / 1000)
+        try:
+            while True:
+                try:
+                    raw = await self._within(transport_events.__anext__(), timeout_ms, started_at)
+                except StopAsyncIteration:
+                    break
+                redacted = self._wire.redact(raw)
+                raw_events.append(redacted)
+                with _format_errors(self._name, redacted):
+                    events = assembly.feed(raw)
+                for event in events:
+                    yield dataclasses.replace(event, raw_event=redacted)
+            final = assembly.result()
+            if final is None:
+                raise LLMProviderError(self._name, "incomplete_stream", f"the stream ended after {len(raw_events)} events")
+            response = self._response(final, raw_events, started_at)
+        except LLMProviderError as error:
+            yield error_event(error)
+            raise
+        finally:
+            await _close(transport_events)
+        yield LLMStreamEvent(
+            "response.completed",
+            LLMStreamChunk(response=response),
+            response.segments,
+            response.provider_meta,
+            raw_events[-1],
+        )
+
+    async def close(self) -> None:
+        """Close the provider's connections."""
+        await self._transport.close()
+
+    def _body(self, request: LLMRequest) -> dict[str, Any]:
+        return self._wire.body(request, self._model) | dict(self._options)
+
+    async def _within(self, call: Awaitable[_Value], timeout_ms: int, started_at: float) -> _Value:
+        try:
+            return await asyncio.wait_for(call, max(0.0, started_at + timeout_ms / 1000 - time.monotonic()))
+        except asyncio.TimeoutError:
+            raise LLMProviderError(self._name, "timeout", f"no complete answer within {timeout_ms} ms") from None
+
+    def _response(self, raw: JsonObject, raw_events: list[JsonObject], started_at: float) -> LLMResponse:
+        with _format_errors(self._name, raw_events[-1]):
+            response = self._wire.response(raw, self._name)
+        latency_ms = (time.monotonic() - started_at) * 1000
+        return dataclasses.replace(
+            response,
+            provider_meta=(LLMProviderMeta(self._name, self._model, latency_ms, {"api": self._wire.api}),),
+            raw_events=tuple(raw_events),
+        )
+
+
+def error_event(error: LLMProviderError, provider_meta: tuple[LLMProviderMeta, ...] = ()) -> LLMStreamEvent:
+    """Return the event with which a stream reports its failure."""
+    chunk = LLMStreamChunk(error=LLMStreamError(error.code, error.message))
+    return LLMStreamEvent("response.error", chunk, (LLMSegment("error", error.message, {"code": error.code}),), provider_meta, error.raw)
+
+
+@contextmanager
+def _format_errors(provider: str, raw: JsonObject) -> Iterator[None]:
+    """Turn errors of reading JSON of an unexpected shape into a failure of the provider."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        message = f"its answer lacks what its format requires ({type(error).__name__}: {error})"
+        raise LLMProviderError(provider, "malformed", message, raw=raw) from error
+
+
+async def _close(events: AsyncIterator[JsonObject]) -> None:
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        await close()
