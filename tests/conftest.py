@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import runpy
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from importlib.machinery import ExtensionFileLoader
@@ -35,6 +36,10 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector work, on what the tests make."""
     gc.enable()
     gc.freeze()
+
+
+# Servers and commands that tests start inherit ignored signals, such as that of nohup.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_sessionstart() -> None:

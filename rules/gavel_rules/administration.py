@@ -95,6 +95,7 @@ def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Faul
         command.event_id,
         "RuleSetDeployed",
         f"rule-set/{policy_id}",
+        traceparent=command.traceparent,
         rule_set_deployed=RuleSetDeployed(
             policy_id=policy_id,
             version=version,
@@ -140,7 +141,10 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         principal=recorder.caller,
         reason=command.reason,
     )
-    event = recorder.record_system_fact(command.event_id, "RuleSetActivated", f"rule-set/{policy_id}", rule_set_activated=activated)
+    subject = f"rule-set/{policy_id}"
+    event = recorder.record_system_fact(
+        command.event_id, "RuleSetActivated", subject, traceparent=command.traceparent, rule_set_activated=activated
+    )
     return RuleSetPosition(policy_id, version, deployed.digest, event.sequence_number)
 
 
@@ -159,7 +163,10 @@ def deactivate(recorder: Recorder, command: DeactivateRuleSet) -> RuleSetPositio
     deactivated = RuleSetDeactivated(policy_id=policy_id, version=current.version, principal=recorder.caller, reason=command.reason)
     if command.shadow:
         deactivated.mode = fact_pb2.ACTIVATION_MODE_SHADOW
-    event = recorder.record_system_fact(command.event_id, "RuleSetDeactivated", f"rule-set/{policy_id}", rule_set_deactivated=deactivated)
+    subject = f"rule-set/{policy_id}"
+    event = recorder.record_system_fact(
+        command.event_id, "RuleSetDeactivated", subject, traceparent=command.traceparent, rule_set_deactivated=deactivated
+    )
     return RuleSetPosition(policy_id, current.version, current.rule_set.digest, event.sequence_number)
 
 
@@ -193,7 +200,10 @@ def deploy_grants(recorder: Recorder, command: DeployGrants) -> GrantsPosition |
         principal=recorder.caller,
         reason=command.reason,
     )
-    event = recorder.record_system_fact(command.event_id, "GrantsDeployed", f"bus/{state.bus}", grants_deployed=deployed)
+    subject = f"bus/{state.bus}"
+    event = recorder.record_system_fact(
+        command.event_id, "GrantsDeployed", subject, traceparent=command.traceparent, grants_deployed=deployed
+    )
     return GrantsPosition(grants.name, grants.version, grants.digest, event.sequence_number)
 
 

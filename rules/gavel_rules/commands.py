@@ -122,6 +122,7 @@ class DeployRuleSet:
     rule_set: CompiledRuleSet
     document: str
     reason: str = ""
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class ActivateRuleSet:
     expected_active_version: int | None
     shadow: bool = False
     reason: str = ""
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -145,6 +147,7 @@ class DeactivateRuleSet:
     expected_active_version: int | None
     shadow: bool = False
     reason: str = ""
+    traceparent: str = ""
 
 
 @dataclass(slots=True)
@@ -156,6 +159,7 @@ class DeployGrants:
     document: str
     reason: str
     expected_version: int | None = None
+    traceparent: str = ""
 
 
 @dataclass(slots=True)

@@ -118,9 +118,15 @@ class Recorder:
         self._append(RecordedEvent(envelope, number, "agent_diagnostic", event_id, trace_id, subject))
         return envelope
 
-    def record_system_fact(self, event_id: str, name: str, subject: str, producer: Producer | None = None, **system: Any) -> Envelope:
-        """Record a fact about Gavel. `producer` is the system of the bus's semantics, unless the caller gives it."""
+    def record_system_fact(
+        self, event_id: str, name: str, subject: str, producer: Producer | None = None, traceparent: str = "", **system: Any
+    ) -> Envelope:
+        """Record a fact about Gavel. `producer` is the system of the bus's semantics, unless the caller gives it.
+
+        `traceparent` is the trace context of the call, "" if there is none.
+        """
         envelope = Envelope(
+            traceparent=traceparent,
             event_id=event_id,
             event_name=name,
             trace_id=event_id,

@@ -309,15 +309,23 @@ def program(directory: Path, name: str, version_line: str, otherwise: str = "exi
     path.chmod(0o755)
 
 
-def test_first_suitable_program_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """redis-server takes precedence over valkey-server, unless it is too old."""
+def test_newest_program_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest program is used, on PATH or in the package; of one version, redis-server on PATH."""
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}/bin")
     program(programs, "valkey-server", "Valkey server v=8.0.1 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64")
-    program(programs, "redis-server", "Redis server v=7.2.4 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64")
-    assert (str(programs / "redis-server"), (7, 2)) == find_redis((6, 2), tmp_path)
-    program(programs, "redis-server", "Redis server v=5.0.14 sha=00000000:0 malloc=jemalloc-5.1.0 bits=64")
-    assert (str(programs / "valkey-server"), (8, 0)) == find_redis((6, 2), tmp_path)
+    for version, name, expected in (
+        ("7.2.4", "valkey-server", (8, 0)),
+        ("8.0.0", "redis-server", (8, 0)),
+        ("8.2.1", "redis-server", (8, 2)),
+        ("5.0.14", "valkey-server", (8, 0)),
+    ):
+        program(programs, "redis-server", f"Redis server v={version} sha=00000000:0 malloc=jemalloc-5.3.0 bits=64")
+        assert (str(programs / name), expected) == find_redis((6, 2), tmp_path)
+    program(programs, "valkey-server", "Valkey server v=6.0.1 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64")
+    packaged = find_redis((6, 2), tmp_path)
+    assert (6, 2) == packaged.version
+    assert programs not in Path(packaged.path).parents
 
 
 def test_no_suitable_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

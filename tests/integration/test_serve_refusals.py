@@ -96,7 +96,7 @@ def test_stop_during_the_start(tmp_path: Path, number: signal.Signals) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     redis = programs / "redis-server"
-    redis.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Redis server v=6.2.14' && exit\necho $$ > redis.pid\nexec sleep 600\n")
+    redis.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Redis server v=99.0.0' && exit\necho $$ > redis.pid\nexec sleep 600\n")
     redis.chmod(0o755)
     data = tmp_path / "data"
     command = [sys.executable, "-m", "gavel_server.cli", "serve", "--listen", "127.0.0.1:0", "--data", str(data)]

@@ -129,6 +129,7 @@ def _execution_command(recorded: Envelope, sent: Envelope, state: State) -> Comm
 def _system_command(recorded: Envelope, compile_document: Callable[[str], CompiledRuleSet]) -> Command | None:
     """Return the command that recorded a system fact."""
     fact = recorded.fact
+    trace = recorded.traceparent
     match fact.WhichOneof("system"):
         case "bus_opened":
             opened = fact.bus_opened
@@ -140,16 +141,18 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
             return AcceptClock(recorded.event_id, milliseconds(accepted.clock), accepted.accepted_by, accepted.reason)
         case "rule_set_deployed":
             deployed = fact.rule_set_deployed
-            return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document, deployed.reason)
+            return DeployRuleSet(recorded.event_id, compile_document(deployed.document), deployed.document, deployed.reason, trace)
         case "rule_set_activated":
             activated = fact.rule_set_activated
-            return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, _is_shadow(activated), activated.reason)
+            is_shadow = _is_shadow(activated)
+            return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, is_shadow, activated.reason, trace)
         case "rule_set_deactivated":
             deactivated = fact.rule_set_deactivated
-            return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, _is_shadow(deactivated), deactivated.reason)
+            is_shadow = _is_shadow(deactivated)
+            return DeactivateRuleSet(recorded.event_id, deactivated.policy_id, None, is_shadow, deactivated.reason, trace)
         case "grants_deployed":
             grants = fact.grants_deployed
-            return DeployGrants(recorded.event_id, compile_grants(grants.document), grants.document, grants.reason)
+            return DeployGrants(recorded.event_id, compile_grants(grants.document), grants.document, grants.reason, None, trace)
         case "tool_contract_registered" | "tool_provider_registered" | "tool_bound" | "tool_unbound" as kind:
             return ChangeTools(_verdict(recorded, Fact(**{kind: getattr(fact, kind)})))
         case "review_resolved":

@@ -152,5 +152,5 @@ class Quotas:
             error_pb2.ERROR_REASON_QUOTA_EXCEEDED,
             f"the caller has used up its quota {quota} of {limit}; try again later",
             retry_after_ms=retry_after_ms,
-            quota=(caller, f"{quota} is limited to {limit}"),
+            quota=(caller if account.principal.is_anonymous else account.principal.name, f"{quota} is limited to {limit}"),
         )

@@ -78,16 +78,19 @@ class AdministrationServicer:
             ),
             admin=self._access.is_admin(principal),
         )
-        state = State(request.bus or BUS_DEFAULT)
+        state, incarnation = State(request.bus or BUS_DEFAULT), ""
         if self._access.may_open(request.bus or BUS_DEFAULT, principal):
             try:
-                state = (await self._buses.existing(request.bus)).replica.state
+                replica = (await self._buses.existing(request.bus)).replica
+                state, incarnation = replica.state, replica.incarnation
             except ServiceError as error:
                 if error.reason != error_pb2.ERROR_REASON_BUS_NOT_FOUND:
                     raise
         response.rights.extend(sorted(self._access.rights(principal, state)))
-        if state.grants_in_force is not None and (response.rights or response.admin):
-            response.grants_digest = state.grants_in_force.deployed.digest
+        if response.rights or response.admin:
+            response.bus_incarnation = incarnation
+            if state.grants_in_force is not None:
+                response.grants_digest = state.grants_in_force.deployed.digest
         return response
 
     async def ValidateGrants(self, request: ValidateGrantsRequest, context: CallContext) -> ValidateGrantsResponse:
@@ -109,7 +112,7 @@ class AdministrationServicer:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             raise ServiceError(error_pb2.ERROR_REASON_INVALID_GRANTS, f"{found[0][0]}: {found[0][1]}{more}", found)
         expected = request.expected_version if request.HasField("expected_version") else None
-        command = DeployGrants(new_event_id(), grants, request.document, request.reason, expected)
+        command = DeployGrants(new_event_id(), grants, request.document, request.reason, expected, context.traceparent)
         sequencer = await self._buses.open(request.bus, context.bus_incarnation)
         answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
         if not isinstance(answer, GrantsPosition):

@@ -199,4 +199,5 @@ def _place(item: PendingDecision | PendingReview) -> tuple[int]:
 
 def _throttled(throttled: Throttled) -> ThrottledCaller:
     since_ms = int(throttled.since_seconds * 1000)
-    return ThrottledCaller(caller=throttled.caller, quota=throttled.quota, refused=throttled.refused, since_ms=since_ms)
+    caller = throttled.caller if throttled.principal.is_anonymous else throttled.principal.name
+    return ThrottledCaller(caller=caller, quota=throttled.quota, refused=throttled.refused, since_ms=since_ms)

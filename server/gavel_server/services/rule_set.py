@@ -72,7 +72,7 @@ class RuleSetServicer:
         if violations:
             raise invalid(violations)
         rule_set = await self._compiler.compile(request.document, context.caller)
-        command = DeployRuleSet(new_event_id(), rule_set, request.document, request.reason)
+        command = DeployRuleSet(new_event_id(), rule_set, request.document, request.reason, context.traceparent)
         deployed = await _execute(await self._buses.open(request.bus, context.bus_incarnation), command, context)
         return DeployRuleSetResponse(
             policy_id=deployed.policy_id, version=deployed.version, digest=deployed.digest, sequence_number=deployed.sequence_number
@@ -88,7 +88,9 @@ class RuleSetServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
-        command = ActivateRuleSet(new_event_id(), request.policy_id, request.version, _expected_version(request), shadow, request.reason)
+        command = ActivateRuleSet(
+            new_event_id(), request.policy_id, request.version, _expected_version(request), shadow, request.reason, context.traceparent
+        )
         deployed = (await sequencer.settled()).rule_sets.get((request.policy_id, request.version))
         if deployed is not None:
             # Compiled here, the version need not be compiled when the event is applied.
@@ -104,7 +106,9 @@ class RuleSetServicer:
             raise invalid(violations)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         shadow = request.mode == fact_pb2.ACTIVATION_MODE_SHADOW
-        command = DeactivateRuleSet(new_event_id(), request.policy_id, _expected_version(request), shadow, request.reason)
+        command = DeactivateRuleSet(
+            new_event_id(), request.policy_id, _expected_version(request), shadow, request.reason, context.traceparent
+        )
         return DeactivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context)).sequence_number)
 
     async def GetRuleSet(self, request: GetRuleSetRequest, context: CallContext) -> GetRuleSetResponse:

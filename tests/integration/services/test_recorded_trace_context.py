@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from gavel.v1 import execution_pb2, fact_pb2, replay_service_pb2
+from gavel.v1.administration_service_pb2 import DeployGrantsRequest
 from gavel.v1.arbitration_service_pb2 import (
     BatchSubmitProposalsRequest,
     ResolveReviewRequest,
@@ -17,12 +18,14 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import BatchPublishEventsRequest, ListEventsRequest, PublishEventRequest
 from gavel.v1.execution_service_pb2 import BeginExecutionRequest, RenewExecutionRequest, ReportExecutionRequest
 from gavel.v1.replay_service_pb2 import VerifyReplayRequest
+from gavel.v1.rule_set_service_pb2 import ActivateRuleSetRequest, DeactivateRuleSetRequest, DeployRuleSetRequest
 from gavel_rules.events.fingerprint import fingerprint
 from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.log import Record
 
-from tests.integration.services.world import EXECUTOR, World, fact, proposal, report, some_uuid
+from tests.integration.services.world import EXECUTOR, RULE_SET, World, fact, proposal, report, some_uuid
 
+GRANTS = "gavel: v1\nname: main\nversion: 1\ngrants:\n  - {to: [ada], may: [grant, read]}\n"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
@@ -78,6 +81,18 @@ async def test_every_event_that_a_caller_sends_has_the_context_of_its_call(world
     assert [response.request_id async for response in stream] == ["1"]
     names = ["FactRecorded", "FactRecorded", "ProposalSubmitted", "ExecutionStarted", "ExecutionRenewed", "ExecutionFailed"]
     names += ["ProposalSubmitted", "ReviewResolved", "RevocationRequested", "ProposalSubmitted"]
+    assert [(name, traceparent(number)) for number, name in enumerate(names, 1)] == await recorded(world)
+    assert await is_proved(world)
+
+
+async def test_changes_of_rule_sets_and_grants_have_the_context_of_their_call(world: World) -> None:
+    """Deployments, activations and deactivations carry their caller's context, and the log is proved."""
+    deployed = await world.rule_sets.DeployRuleSet(DeployRuleSetRequest(document=RULE_SET), metadata=metadata(1))
+    named: dict[str, Any] = {"policy_id": deployed.policy_id, "mode": fact_pb2.ACTIVATION_MODE_ACTIVE}
+    await world.rule_sets.ActivateRuleSet(ActivateRuleSetRequest(**named, version=deployed.version), metadata=metadata(2))
+    await world.rule_sets.DeactivateRuleSet(DeactivateRuleSetRequest(**named), metadata=metadata(3))
+    await world.administration.DeployGrants(DeployGrantsRequest(document=GRANTS), metadata=metadata(4))
+    names = ["RuleSetDeployed", "RuleSetActivated", "RuleSetDeactivated", "GrantsDeployed"]
     assert [(name, traceparent(number)) for number, name in enumerate(names, 1)] == await recorded(world)
     assert await is_proved(world)
 

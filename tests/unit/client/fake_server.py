@@ -25,6 +25,7 @@ from gavel.v1 import (
     rule_set_service_pb2,
     tool_service_pb2,
 )
+from gavel.v1.administration_service_pb2 import WhoAmIResponse
 from gavel.v1.common_pb2 import PRODUCER_TYPE_ARBITRATOR, Producer
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED, Decision, RetryPolicy
 from gavel.v1.diagnostic_pb2 import AgentDiagnostic
@@ -44,7 +45,6 @@ from gavel.v1.execution_service_pb2 import (
 from gavel.v1.projection_service_pb2 import (
     PENDING_PHASE_APPROVED,
     PENDING_PHASE_EXECUTING,
-    GetStatusResponse,
     ListPendingDecisionsRequest,
     ListPendingDecisionsResponse,
     PendingDecision,
@@ -158,7 +158,7 @@ class FakeServer:
             metadata = list(context.invocation_metadata() or ())
             if INCARNATION_QUESTION[0] in metadata:
                 self.incarnation_questions += 1
-                return GetStatusResponse(bus_incarnation=self.bus_incarnation)
+                return WhoAmIResponse(bus_incarnation=self.bus_incarnation)
             self.incarnations.append("".join(str(value) for key, value in metadata if key == BUS_INCARNATION_KEY))
             self.requests[method.name].append(request)
             answer = await self._answer(method.name, request)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
+from gavel.v1.administration_service_pb2 import WhoAmIRequest
 from gavel.v1.arbitration_service_pb2 import (
     DECISION_PHASE_DECIDED,
     DecisionPhase,
@@ -24,7 +25,6 @@ from gavel.v1.arbitration_service_pb2 import (
 )
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.projection_service_pb2 import GetStatusRequest
 from gavel.v1.work_service_pb2 import ConsumeRequest, ConsumeResponse
 from gavel.v1.work_service_pb2_grpc import WorkServiceStub
 
@@ -128,11 +128,11 @@ class GavelClient(AsyncMethods, Connection[grpc.aio.Channel]):
 
     async def _learn_incarnation(self, bus: str) -> None:
         """Ask once for the incarnation of a bus."""
-        rpc = self._status_rpc(bus)
+        rpc = self._incarnation_rpc(bus)
         if rpc is None:
             return
         try:
-            answer = await rpc(GetStatusRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
+            answer = await rpc(WhoAmIRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
             self._keep_incarnation(bus, answer)
         except grpc.RpcError as error:
             self._keep_incarnation(bus, error)

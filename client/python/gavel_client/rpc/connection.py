@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import grpc
-from gavel.v1.projection_service_pb2 import GetStatusResponse
-from gavel.v1.projection_service_pb2_grpc import ProjectionServiceStub
+from gavel.v1.administration_service_pb2 import WhoAmIResponse
+from gavel.v1.administration_service_pb2_grpc import AdministrationServiceStub
 
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.rpc.calls import StreamCall, UnaryCall
@@ -106,16 +106,19 @@ class Connection(ABC, Generic[Channel]):
         """Return the metadata of the call that asks for the incarnation of a bus."""
         return (*self._own_metadata(), *INCARNATION_QUESTION)
 
-    def _status_rpc(self, bus: str) -> Any:
-        """Return the method that tells the incarnation of a bus, or None if it is known or a call asks for it already."""
+    def _incarnation_rpc(self, bus: str) -> Any:
+        """Return the method that tells the incarnation of a bus, or None if it is known or a call asks for it already.
+
+        WhoAmI needs no right: a caller that may only write is not refused.
+        """
         if bus in self._incarnations or self.closed:
             return None
         self._incarnations[bus] = ""
-        return self._stub(ProjectionServiceStub).GetStatus
+        return self._stub(AdministrationServiceStub).WhoAmI
 
-    def _keep_incarnation(self, bus: str, answer: GetStatusResponse | grpc.RpcError) -> None:
+    def _keep_incarnation(self, bus: str, answer: WhoAmIResponse | grpc.RpcError) -> None:
         """Keep what the server told about the incarnation of a bus. After a transient error the next call asks again."""
-        if isinstance(answer, GetStatusResponse):
+        if isinstance(answer, WhoAmIResponse):
             self._incarnations[bus] = answer.bus_incarnation
         elif answer.code() in _TRANSIENT:
             del self._incarnations[bus]

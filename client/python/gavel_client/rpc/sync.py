@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
+from gavel.v1.administration_service_pb2 import WhoAmIRequest
 from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_DECIDED, DecisionPhase, StreamProposalsResponse, WaitDecisionResponse
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.projection_service_pb2 import GetStatusRequest
 
 from gavel_client.rpc import calls
 from gavel_client.rpc.backoff import RetryBudget
@@ -99,11 +99,11 @@ class SyncGavelClient(SyncMethods, Connection[grpc.Channel]):
 
     def _learn_incarnation(self, bus: str) -> None:
         """Ask once for the incarnation of a bus."""
-        rpc = self._status_rpc(bus)
+        rpc = self._incarnation_rpc(bus)
         if rpc is None:
             return
         try:
-            answer = rpc(GetStatusRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
+            answer = rpc(WhoAmIRequest(bus=bus), timeout=INCARNATION_TIMEOUT_SECONDS, metadata=self._question_metadata())
             self._keep_incarnation(bus, answer)
         except grpc.RpcError as error:
             self._keep_incarnation(bus, error)

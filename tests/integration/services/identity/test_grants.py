@@ -157,7 +157,9 @@ async def test_who_am_i(granted: World) -> None:
         list(agent.rights),
         agent.admin,
     )
-    assert [] == list((await granted.administration.WhoAmI(WhoAmIRequest(), metadata=by(STRANGER))).rights)
+    assert agent.bus_incarnation == (await granted.buses.existing("")).replica.incarnation
+    stranger = await granted.administration.WhoAmI(WhoAmIRequest(), metadata=by(STRANGER))
+    assert ([], "") == (list(stranger.rights), stranger.bus_incarnation)
     assert (await granted.administration.WhoAmI(WhoAmIRequest(), metadata=by(ADMIN))).admin
 
 

@@ -84,6 +84,16 @@ def test_refusal_says_what_and_when() -> None:
     assert 251 == retry.retry_delay.ToMilliseconds()
 
 
+def test_refusal_names_the_principal() -> None:
+    """The error tells an authenticated caller its name, not the key under which it is counted."""
+    alice = Principal("alice", "jwt", "https://issuer.example", ())
+    quotas = Quotas(QuotaLimits(calls_per_second=1), Clock().read)
+    quotas.charge(address_of(caller_of("192.0.2.1:1", alice)), 1, alice)
+    with pytest.raises(ServiceError) as caught:
+        quotas.charge(address_of(caller_of("192.0.2.1:1", alice)), 1, alice)
+    assert ("alice", "calls_per_second is limited to 1") == caught.value.quota
+
+
 def test_open_streams_are_counted() -> None:
     """A caller has at most so many streams open, and so many subscriptions among them; an ended one makes room."""
     quotas = Quotas(QuotaLimits(streams=2, subscriptions=1), Clock().read)

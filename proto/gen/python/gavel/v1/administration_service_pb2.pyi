@@ -53,10 +53,13 @@ class WhoAmIResponse(_message.Message):
     RIGHTS_FIELD_NUMBER: _builtins.int
     GRANTS_DIGEST_FIELD_NUMBER: _builtins.int
     ADMIN_FIELD_NUMBER: _builtins.int
+    BUS_INCARNATION_FIELD_NUMBER: _builtins.int
     grants_digest: _builtins.str
     """Digest of the grants in force. Empty: the bus has none."""
     admin: _builtins.bool
     """Whether the server's settings make the caller an administrator, who may deploy the first grants."""
+    bus_incarnation: _builtins.str
+    """Incarnation of the bus: the event_id of its first event. Empty for a caller without rights, and if the bus does not exist."""
     @_builtins.property
     def principal(self) -> _identity_pb2.Principal:
         """The caller."""
@@ -72,10 +75,11 @@ class WhoAmIResponse(_message.Message):
         rights: _abc.Iterable[_builtins.str] | None = ...,
         grants_digest: _builtins.str = ...,
         admin: _builtins.bool = ...,
+        bus_incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "grants_digest", b"grants_digest", "principal", b"principal", "rights", b"rights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin", b"admin", "bus_incarnation", b"bus_incarnation", "grants_digest", b"grants_digest", "principal", b"principal", "rights", b"rights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,7 +162,7 @@ class DeployGrantsRequest(_message.Message):
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     document: _builtins.str
-    """The document in YAML or JSON, at most 1 MiB less the size of its envelope."""
+    """The document in YAML or JSON. The event holds it and its canonical form, which may take 1 MiB together, less the rest of the event."""
     reason: _builtins.str
     """The reason, recorded in the log, at most 64 KiB."""
     expected_version: _builtins.int
