@@ -12,15 +12,18 @@ from gavel.v1 import common_pb2, error_pb2
 from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.identity_pb2 import Attestation
+from gavel.v1.tool_pb2 import ToolCall
 
 from gavel_rules.commands import EventAnswer, Fault
 from gavel_rules.derivation import derive, is_derived
 from gavel_rules.events.timestamps import milliseconds, set_timestamp
 from gavel_rules.identity.attestation import participants
+from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.limits import CLOCK_AHEAD_MS_MAX, READINGS_PER_RESULT_MAX, SOURCES_PER_KEY_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.recorder import Recorder, ahead_fault
 from gavel_rules.state.records import ToolEvidence
 from gavel_rules.state.state import State
+from gavel_rules.values import struct_to_dict
 
 _DERIVED_FIELDS: Final = (
     "event_id",
@@ -47,6 +50,8 @@ def publish(recorder: Recorder, envelope: Envelope) -> EventAnswer | Fault:
                 fault = _sources_fault(recorder.state, envelope.subject, envelope.fact.key, TRUST_TIER_1_SYSTEM_FACT, envelope.producer.id)
             case "observation":
                 fault = _complete_observation(recorder, envelope) or _readings_fault(recorder.state, envelope)
+            case "tool_call" if envelope.tool_call.decision_id and recorder.state.semantics.has_tools:
+                fault = _attempt_fault(recorder, envelope.tool_call)
             case "tool_result":
                 fault = _result_fault(recorder, envelope.trace_id)
     if fault is not None:
@@ -73,6 +78,18 @@ def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
             error_pb2.ERROR_REASON_DERIVATION_MISMATCH,
             f"the fact is not what execution {execution.event_id} derives; these fields differ: {', '.join(differing)}",
         )
+    return None
+
+
+def _attempt_fault(recorder: Recorder, call: ToolCall) -> Fault | None:
+    """Return a fault unless a tool call that carries out a decision belongs to the attempt that runs, with the decision's params."""
+    live = recorder.state.decisions.get(call.decision_id)
+    if live is None or not live.is_running or live.attempt != call.attempt or recorder.now_ms >= live.lease_until_ms:
+        message = f"attempt {call.attempt} of decision {call.decision_id} does not run under its lease; stop acting on it"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    if call.arguments_hash != compute_digest(to_canonical_json(struct_to_dict(live.decision.decision.params))):
+        message = f"the arguments are not the params of decision {call.decision_id}; call the tool with exactly these"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
     return None
 
 

@@ -132,6 +132,10 @@ def _check_tool_call(envelope: Envelope, found: Violations) -> None:
     _check_tool(call, path, found)
     _check_hashes(path, found, arguments_hash=call.arguments_hash)
     _check_schema_hash(f"{path}.request_schema_hash", call.request_schema_hash, found)
+    if call.decision_id and not is_uuid(call.decision_id):
+        found.append((f"{path}.decision_id", "is not a UUID in canonical form"))
+    if bool(call.decision_id) != bool(call.attempt) or call.attempt < 0:
+        found.append((f"{path}.attempt", "is required with decision_id, and only then: the number of the attempt, from 1"))
     _check_texts(call, path, found)
 
 
@@ -141,7 +145,7 @@ def _check_tool_result(envelope: Envelope, found: Violations) -> None:
     _check_tool(result, path, found)
     if not result.is_error and not result.content_hash:
         found.append((f"{path}.content_hash", "is required unless is_error"))
-    _check_hashes(path, found, content_hash=result.content_hash)
+    _check_hashes(path, found, content_hash=result.content_hash, evidence_hash=result.evidence_hash)
     _check_schema_hash(f"{path}.response_schema_hash", result.response_schema_hash, found)
     if result.reproducible:
         for field, value in (("query_ref", result.query_ref), ("snapshot_ref", result.snapshot_ref)):

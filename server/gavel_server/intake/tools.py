@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import jsonschema_rs
@@ -11,7 +12,14 @@ from gavel.v1.fact_pb2 import Fact
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider, ToolUnbound
 from gavel_rules.commands import ChangeTools
 from gavel_rules.events.ids import uuid_problem
-from gavel_rules.limits import TOOL_ALIASES_MAX, TOOL_CONTRACT_BYTES_MAX, TOOL_CONTRACTS_MAX, TOOL_EFFECTS_MAX, VERSION_LENGTH_MAX
+from gavel_rules.limits import (
+    TOOL_ALIASES_MAX,
+    TOOL_CONTRACT_BYTES_MAX,
+    TOOL_CONTRACTS_MAX,
+    TOOL_EFFECTS_MAX,
+    TOOL_REDACTIONS_MAX,
+    VERSION_LENGTH_MAX,
+)
 from gavel_rules.text import clipped
 from gavel_rules.tools.contracts import schema_hash
 from gavel_rules.values import struct_problems, struct_to_dict, text_problem
@@ -24,6 +32,8 @@ from gavel_server.intake.formats import NAME
 Violations = list[tuple[str, str]]
 _NOT_A_NAME: Final = "is not 1 to 128 printable ASCII characters without spaces"
 _PROBLEM_LENGTH_MAX: Final = 256
+# RFC 6901: "~" stands before 0 or 1 only.
+_REDACTION: Final = re.compile(r"/(?:arguments|result)(?:/(?:[^/~]|~[01])*)*\Z")
 
 
 def contract_registration(contract: ToolContract, event_id: str) -> ChangeTools:
@@ -37,6 +47,7 @@ def contract_registration(contract: ToolContract, event_id: str) -> ChangeTools:
     _check_names(contract.side_effects, TOOL_EFFECTS_MAX, "contract.side_effects", found)
     if contract.default_provider:
         _check_name(contract.default_provider, "contract.default_provider", found)
+    _check_redactions(contract.redactions, found)
     if contract.ByteSize() > TOOL_CONTRACT_BYTES_MAX:
         found.append(("contract", f"is larger than {TOOL_CONTRACT_BYTES_MAX} bytes"))
     else:
@@ -116,6 +127,17 @@ def _check_names(names: Iterable[str], count_max: int, path: str, found: Violati
         _check_name(name, f"{path}[{index}]", found)
     if len(set(listed)) < len(listed):
         found.append((path, "names something twice"))
+
+
+def _check_redactions(pointers: Sequence[str], found: Violations) -> None:
+    if len(pointers) > TOOL_REDACTIONS_MAX:
+        found.append(("contract.redactions", f"has more than {TOOL_REDACTIONS_MAX} items"))
+        return
+    for index, pointer in enumerate(pointers):
+        if not _REDACTION.match(pointer):
+            found.append((f"contract.redactions[{index}]", 'is not a JSON Pointer under /arguments or /result, e.g. "/result/token"'))
+        elif problem := text_problem(pointer):
+            found.append((f"contract.redactions[{index}]", problem))
 
 
 def _check_schema(schema: Struct, path: str, found: Violations) -> None:

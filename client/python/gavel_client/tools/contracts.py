@@ -32,7 +32,7 @@ def _contract(
 
 
 def shipped_contracts() -> list[ToolContract]:
-    """Return the contracts of fs.read_text, fs.write_text, fs.patch_text, command.run and shell.exec."""
+    """Return the contracts of fs.read_text, fs.write_text, fs.patch_text and command.run."""
     return [
         _contract(
             "fs.read_text",
@@ -70,5 +70,31 @@ def shipped_contracts() -> list[ToolContract]:
                 "oneOf": [{"required": ["find", "replace"]}, {"required": ["old", "new"]}],
             },
             _object(["path", "replacements"], path=_TEXT, replacements=_COUNT),
+        ),
+        _contract(
+            "command.run",
+            ["bash"],
+            ["process"],
+            "workspace-command",
+            _object(
+                ["commandId"],
+                commandId={
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 128,
+                    "description": "Name of an allowed command, e.g. git.status.",
+                },
+                argv={"type": "array", "maxItems": 256, "items": _TEXT},
+                cwd={"type": "string", "description": "A directory, /workspace or under it."},
+                timeoutMs={"type": "integer", "minimum": 1, "maximum": 600_000},
+            ),
+            _object(
+                ["exitCode", "stdout", "stderr", "truncated", "timeoutHit"],
+                exitCode={"type": "integer"},
+                stdout=_TEXT,
+                stderr=_TEXT,
+                truncated={"type": "boolean"},
+                timeoutHit={"type": "boolean"},
+            ),
         ),
     ]

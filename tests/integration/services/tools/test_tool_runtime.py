@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -12,10 +13,20 @@ import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import TOOL_PAIR_STATE_PAIRED
 from gavel.v1.tool_pb2 import ToolContract, ToolProvider
-from gavel_client import GavelClient, content_hash
+from gavel_client import GavelClient, GavelError, content_hash
 from gavel_client.evidence import EvidenceStore
-from gavel_client.tools import ToolContext, ToolHook, ToolInvocation, ToolRuntime, errors
-from gavel_client.tools.provider import FunctionProvider
+from gavel_client.tools import (
+    FunctionProvider,
+    ToolContext,
+    ToolData,
+    ToolError,
+    ToolFailure,
+    ToolHook,
+    ToolInvocation,
+    ToolRuntime,
+    errors,
+    records,
+)
 from gavel_client.values import to_struct
 
 from tests.integration.services.world import World
@@ -125,3 +136,163 @@ async def test_failures_leave_both_events(
     assert (False, None, code, code) == (outcome.ok, outcome.data, outcome.error.code, result.tool_result.error_code)
     assert code == json.loads(store.get(result.tool_result.evidence_hash))["code"]
     assert "four" not in result.tool_result.error_message
+
+
+async def test_a_tool_that_takes_too_long_is_stopped(client: GavelClient, store: EvidenceStore) -> None:
+    """At its timeout a tool is cancelled, and the call ends as E_TIMEOUT."""
+    stopped = asyncio.Event()
+
+    async def wait(_: ToolInvocation) -> ToolData:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+        return ToolData({})
+
+    runtime = await runtime_of(client, store, wait)
+    outcome = await runtime.invoke("num.double", {"n": 4}, context(timeout_ms=50))
+    _, result = await recorded(client)
+    assert (errors.TIMEOUT, True) == (result.tool_result.error_code, stopped.is_set())
+    assert not outcome.ok
+
+
+async def test_a_cancelled_call_stops_the_tool_and_is_recorded(client: GavelClient, store: EvidenceStore) -> None:
+    """A caller that is cancelled while the tool runs stops it; the result says so, and the caller is cancelled."""
+    began, stopped = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: ToolInvocation) -> ToolData:
+        began.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+        return ToolData({})
+
+    runtime = await runtime_of(client, store, wait)
+    calling = asyncio.create_task(runtime.invoke("num.double", {"n": 4}, context()))
+    await began.wait()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    _, result = await recorded(client)
+    assert (errors.TIMEOUT, True) == (result.tool_result.error_code, stopped.is_set())
+
+
+class Patch(ToolHook):
+    """A hook that patches arguments and data."""
+
+    def __init__(self, arguments: dict[str, Any] | None = None, data: dict[str, Any] | None = None) -> None:
+        self.arguments = arguments
+        self.data = data
+        self.results: list[ToolData | ToolFailure] = []
+
+    async def before_call(self, invocation: ToolInvocation) -> dict[str, Any] | None:
+        """Return the patch of the arguments."""
+        return self.arguments
+
+    async def after_result(self, invocation: ToolInvocation, result: ToolData | ToolFailure) -> dict[str, Any] | None:
+        """Note the result, and return the patch of the data."""
+        self.results.append(result)
+        return self.data
+
+
+async def test_hooks_patch_arguments_and_data(client: GavelClient, store: EvidenceStore) -> None:
+    """The provider gets patched arguments, the caller patched data, and the log has the hashes of both."""
+    runtime = await runtime_of(client, store, double, Patch(arguments={"n": 5}), Patch(data={"n": 0}))
+    outcome = await runtime.invoke("num.double", {"n": 4}, context())
+    call, result = await recorded(client)
+    assert {"n": 0} == outcome.data
+    assert (content_hash({"n": 5}), content_hash({"n": 0})) == (call.tool_call.arguments_hash, result.tool_result.content_hash)
+
+
+async def test_a_hook_cannot_make_a_failure_a_success(client: GavelClient, store: EvidenceStore) -> None:
+    """A hook that returns data for a failure changes nothing, and sees no success in place of the failure."""
+
+    def fail(_: ToolInvocation) -> ToolData:
+        raise ToolError(errors.CONFLICT, "taken", {"by": "another"})
+
+    hook = Patch(data={"n": 8})
+    outcome = await (await runtime_of(client, store, fail, hook)).invoke("num.double", {"n": 4}, context())
+    _, result = await recorded(client)
+    assert ToolFailure(errors.CONFLICT, "taken", {"by": "another"}) == outcome.error == hook.results[0]
+    assert (True, errors.CONFLICT) == (result.tool_result.is_error, result.tool_result.error_code)
+
+
+@pytest.mark.parametrize(("hook", "code"), [(Patch(arguments={"m": 1}), errors.ARGS), (Patch(data={"m": 1}), errors.TOOL)])
+async def test_patches_obey_the_contract(client: GavelClient, store: EvidenceStore, hook: Patch, code: str) -> None:
+    """A patch that does not match the contract fails the call."""
+    outcome = await (await runtime_of(client, store, double, hook)).invoke("num.double", {"n": 4}, context())
+    assert outcome.error is not None
+    assert code == outcome.error.code
+
+
+async def test_a_hook_that_raises_fails_the_call(client: GavelClient, store: EvidenceStore) -> None:
+    """An exception of a hook before the call keeps the tool from running; its text is not recorded."""
+
+    class Broken(ToolHook):
+        async def before_call(self, invocation: ToolInvocation) -> dict[str, Any] | None:
+            raise RuntimeError("the secret")
+
+    called: list[ToolInvocation] = []
+    outcome = await (await runtime_of(client, store, called.append, Broken())).invoke("num.double", {"n": 4}, context())
+    _, result = await recorded(client)
+    assert (errors.TOOL, []) == (result.tool_result.error_code, called)
+    assert "secret" not in f"{outcome.error}{result}"
+
+
+async def test_redactions_reach_neither_log_nor_evidence(client: GavelClient, store: EvidenceStore) -> None:
+    """Declared secrets are removed before anything is hashed or kept; the caller gets the whole result."""
+
+    def sign_in(_: ToolInvocation) -> dict[str, object]:
+        return {"n": 1, "token": "s3cret", "users": [{"key": "k1"}, {"key": "k2"}]}
+
+    runtime = await runtime_of(
+        client, store, sign_in, redactions=["/arguments/n", "/result/token", "/result/users/*/key", "/result/none/0"]
+    )
+    outcome = await runtime.invoke("num.double", {"n": 4}, context())
+    call, result = await recorded(client)
+    kept = {"n": 1, "token": "[redacted]", "users": [{"key": "[redacted]"}, {"key": "[redacted]"}]}
+    assert sign_in(None) == outcome.data  # type: ignore[arg-type]  # it reads no arguments
+    assert kept == json.loads(store.get(result.tool_result.evidence_hash))
+    assert [content_hash(kept)] * 2 == [result.tool_result.content_hash, result.tool_result.evidence_hash]
+    assert content_hash({"n": "[redacted]"}) == call.tool_call.arguments_hash
+
+
+async def test_no_result_without_its_evidence(client: GavelClient, tmp_path: Path) -> None:
+    """A result whose evidence cannot be kept is not given out, and the log says so."""
+    (tmp_path / "evidence").write_text("not a directory")
+    runtime = await runtime_of(client, EvidenceStore(str(tmp_path / "evidence")), double)
+    outcome = await runtime.invoke("num.double", {"n": 4}, context())
+    _, result = await recorded(client)
+    assert (None, errors.TOOL, "") == (outcome.data, result.tool_result.error_code, result.tool_result.evidence_uri)
+
+
+async def test_aliases_can_be_switched_off(client: GavelClient, store: EvidenceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With GAVEL_TOOL_ALIASES=false an alias is an unknown name, and the canonical name is not; other values are refused."""
+    monkeypatch.setenv("GAVEL_TOOL_ALIASES", "false")
+    runtime = await runtime_of(client, store, double)
+    with pytest.raises(GavelError) as failure:
+        await runtime.invoke("double", {"n": 4}, context())
+    assert "TOOL_NOT_FOUND" == failure.value.reason
+    assert (await runtime.invoke("num.double", {"n": 4}, context())).ok
+    monkeypatch.setenv("GAVEL_TOOL_ALIASES", "off")
+    with pytest.raises(ValueError, match="set it to true or false"):
+        await runtime_of(client, store, double)
+
+
+async def test_a_server_that_is_away_means_no_effect(
+    world: World, client: GavelClient, store: EvidenceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool is not called unless its TOOL_CALL is in the log."""
+    monkeypatch.setattr(records, "WRITE_TIMEOUT_MS", 500)
+    called: list[ToolInvocation] = []
+
+    class Away(ToolHook):
+        async def before_call(self, invocation: ToolInvocation) -> dict[str, Any] | None:
+            await world.buses.stop()
+            return None
+
+    runtime = await runtime_of(client, store, called.append, Away())
+    with pytest.raises(GavelError):
+        await runtime.invoke("num.double", {"n": 4}, context())
+    assert [] == called

@@ -102,9 +102,20 @@ class Jail:
                 raise
 
     @contextmanager
+    def directory(self, path: str) -> Iterator[int]:
+        """Yield the open directory at a path, which may be the root itself. Raises ToolError."""
+        with self._opened(_components(path) if path != ROOT else [], path) as directory:
+            yield directory
+
+    @contextmanager
     def _directory_of(self, path: str) -> Iterator[tuple[int, str]]:
         """Yield the open directory of a path, and the last component."""
         *components, name = _components(path)
+        with self._opened(components, path) as directory:
+            yield directory, name
+
+    @contextmanager
+    def _opened(self, components: list[str], path: str) -> Iterator[int]:
         directory = os.dup(self._root)
         try:
             with _explained(path):
@@ -114,7 +125,7 @@ class Jail:
                     directory = inner
                     if os.fstat(directory).st_dev != self._device:
                         raise ToolError(PERMISSION, f"{path} lies on another file system")
-            yield directory, name
+            yield directory
         finally:
             os.close(directory)
 
