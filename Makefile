@@ -143,9 +143,10 @@ $(PROTOC_STAMP): proto/requirements.txt | $(STAMP)
 	touch $(PROTOC_STAMP)
 
 proto: $(STAMP) $(PROTOC_STAMP)
-	rm -rf $(GENERATED)/gavel && mkdir -p $(GENERATED)/gavel/v1
+	rm -rf $(GENERATED)/gavel && mkdir -p $(GENERATED)/gavel/v1 $(GENERATED)/gavel/internal/v1
 	touch $(GENERATED)/gavel/__init__.py $(GENERATED)/gavel/py.typed $(GENERATED)/gavel/v1/__init__.py
-	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto
+	touch $(GENERATED)/gavel/internal/__init__.py $(GENERATED)/gavel/internal/v1/__init__.py
+	$(PROTOC) --python_out=$(GENERATED) --mypy_out=quiet:$(GENERATED) proto/gavel/v1/*.proto proto/gavel/internal/v1/*.proto
 	$(PROTOC) --grpc_python_out=$(GENERATED) --mypy_grpc_out=quiet:$(GENERATED) proto/gavel/v1/*_service.proto
 
 # Generates the methods of the Python clients from client/python/gavel_client/rpc/calls.py.

@@ -50,6 +50,7 @@ COMPILED: Final = {
         "language/engines/*",
         "replay/*",
         "state/*",
+        "state/snapshot/*",
     ),
     "server/gavel_server": (
         "bus/*",

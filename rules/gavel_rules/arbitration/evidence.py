@@ -32,7 +32,6 @@ SOURCE_NOT_ACCEPTED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SOURCE_NOT_ACCE
 SUPERSEDED: Final = decision_pb2.FACT_REQUIREMENT_STATE_SUPERSEDED
 WRONG_TYPE: Final = decision_pb2.FACT_REQUIREMENT_STATE_WRONG_TYPE
 
-_NO_CANDIDATES: Final[dict[str, tuple[Candidate, ...]]] = {}
 
 # The state of a requirement, by the number of filters that its best candidate passes.
 _STATE_BY_FILTERS: Final = (MISSING, WRONG_TYPE, TIER_TOO_LOW, STALE)
@@ -100,7 +99,7 @@ def select_evidence(
     declarations = action.facts
     if proposal.required_facts:
         declarations = tuple(_with_required_facts(declarations, actions, proposal.required_facts, limit_ms))
-    own_candidates = state.evidence.get(own_subject, _NO_CANDIDATES)
+    own_candidates = state.evidence_of(own_subject)
     selections: list[EvidenceSelection] = []
     facts: dict[str, object] = {}
     worst_trust = 0
@@ -119,7 +118,7 @@ def select_evidence(
             if name is None:
                 unnamed += (declaration,)
                 continue
-            subject, candidates = name, state.evidence.get(name, _NO_CANDIDATES)
+            subject, candidates = name, state.evidence_of(name)
         max_age_ms = declaration.max_age_ms if declaration.max_age_ms < limit_ms else limit_ms
         selection = _select(candidates.get(declaration.key, ()), declaration, subject, max_age_ms, now_ms)
         selections.append(selection)
@@ -175,7 +174,7 @@ def known_facts(state: State, action: CompiledAction, evidence: Evidence) -> Kno
             if template.reads_params or not all(need in values or need in absent for need in template.dependencies):
                 continue
         current = selection.candidate.value if selection.candidate is not None else None
-        for candidate in state.evidence.get(selection.subject, _NO_CANDIDATES).get(declaration.key, ()):
+        for candidate in state.evidence_of(selection.subject).get(declaration.key, ()):
             value = candidate.value
             if _is_acceptable(candidate, declaration) and (type(value) is not type(current) or value != current):
                 break

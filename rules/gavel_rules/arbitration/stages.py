@@ -224,7 +224,7 @@ def check_projection_version(context: Context) -> bool:
     cited_numbers = {citation.sequence_number for citation in context.citations}
     for selection in context.selections:
         declaration = selection.declaration
-        for candidate in state.evidence.get(selection.subject, {}).get(declaration.key, ()):
+        for candidate in state.evidence_of(selection.subject).get(declaration.key, ()):
             if (
                 candidate.sequence_number > version
                 and candidate.sequence_number not in cited_numbers

@@ -13,9 +13,10 @@ class StoredEvent:
 
     __slots__ = ("_content", "_message")
 
-    def __init__(self, message: Envelope) -> None:
+    def __init__(self, message: Envelope | None, content: bytes = b"") -> None:
+        """`content` is the event's bytes in the log; without `message` the event is packed."""
         self._message: Envelope | None = message
-        self._content = b""
+        self._content = content
 
     def pack(self, content: bytes) -> None:
         """Replace the message by its serialized bytes."""

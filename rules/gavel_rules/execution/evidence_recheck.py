@@ -81,5 +81,5 @@ def check_evidence(state: State, live: LiveDecision, now_ms: int) -> EvidenceCha
 
 def _is_latest(state: State, pinned: set[tuple[str, str, str, str]], policy_id: str, key: str, subject: str) -> bool:
     """Return whether the version that a rule set pinned is still the latest of its source: then it is only stale."""
-    candidates = state.evidence.get(subject, {}).get(key, ())
+    candidates = state.evidence_of(subject).get(key, ())
     return any((policy_id, key, subject, candidate.event_id) in pinned for candidate in candidates)

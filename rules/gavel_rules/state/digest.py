@@ -20,6 +20,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from google.protobuf.message import Message
 
 from gavel_rules.events.stored_event import StoredEvent
+from gavel_rules.state.packed_evidence import unpack_evidence
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import ToolRegistry
 
@@ -66,7 +67,10 @@ def digest_parts(store: Store) -> Iterator[str]:
         ),
         "active": _table(store.active_rule_sets, lambda active: _text((*active[:3], active.rule_set.digest))),
         "shadows": _table(store.shadows, lambda shadow: _text((*shadow[:3], shadow.rule_set.digest, *shadow[4:]))),
-        "evidence": _table(store.evidence, lambda keys: _table(keys, _candidates)),
+        "evidence": _table(
+            {**store.packed_evidence, **store.evidence} if store.packed_evidence else store.evidence,
+            lambda keys: _table(unpack_evidence(keys) if isinstance(keys, bytes) else keys, _candidates),
+        ),
         "open_proposals": _table(store.open_proposals, lambda event: _text(_plain_message(event.envelope))),
         "contests": _table(store.contests, _text),
         "waiting_of_subject": _table(store.open_proposals_by_subject, _text),

@@ -39,7 +39,6 @@ from gavel_rules.state.transitions.apply import apply_event
 from gavel_rules.state.transitions.traces import has_lapsed
 
 _NO_RESULTS: Final[Mapping[str, ToolEvidence]] = {}
-_NO_KEYS: Final[Mapping[str, tuple[Candidate, ...]]] = {}
 
 
 class State:
@@ -54,7 +53,6 @@ class State:
         self.active_rule_sets: Final = store.active_rule_sets
         self.shadows: Final = store.shadows
         self.grants_versions: Final = store.grants_versions
-        self.evidence: Final = store.evidence
         self.open_proposals: Final = store.open_proposals
         self.open_proposals_by_subject: Final = store.open_proposals_by_subject
         self.open_proposals_by_trace: Final = store.open_proposals_by_trace
@@ -220,10 +218,14 @@ class State:
         return not any(
             candidate.sequence_number > closed.sequence_number
             for key, fact_subject in closed.rests_on
-            for candidate in self.evidence.get(fact_subject, {}).get(key, ())
+            for candidate in self.store.evidence_of(fact_subject).get(key, ())
         )
 
     # Evidence
+
+    def evidence_of(self, subject: str) -> Mapping[str, tuple[Candidate, ...]]:
+        """Return the candidates for each fact key of a subject."""
+        return self.store.evidence_of(subject)
 
     def tool_evidence(self, trace_id: str, event_id: str, now_ms: int) -> ToolEvidence | None:
         """Return a tool result of a trace, unless the trace has lapsed."""
@@ -248,7 +250,7 @@ class State:
 
     def has_room_for_source(self, subject: str, key: str, trust_tier: int, source: str) -> bool:
         """Return whether a source may state a key of a subject at a tier: it has before, or there is room for another source."""
-        candidates = self.evidence.get(subject, _NO_KEYS).get(key, ())
+        candidates = self.store.evidence_of(subject).get(key, ())
         if len(candidates) < SOURCES_PER_KEY_MAX:
             return True
         sources = [candidate.source for candidate in candidates if candidate.trust_tier == trust_tier]

@@ -18,10 +18,10 @@ from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
 from gavel_rules.state.keys import action_key
+from gavel_rules.state.packed_evidence import KeyCandidates, unpack_evidence
 from gavel_rules.state.records import (
     ActionShadow,
     ActiveRuleSet,
-    Candidate,
     ClockAcceptance,
     ClosedAction,
     DeployedGrants,
@@ -37,6 +37,8 @@ from gavel_rules.state.records import (
 )
 from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.state.undo_log import ABSENT, UndoLog
+
+_NO_EVIDENCE: Final[KeyCandidates] = {}
 
 
 class Store:
@@ -68,8 +70,9 @@ class Store:
 
         self.tools: Final = ToolRegistry()
 
-        # Evidence by subject, then fact key.
-        self.evidence: dict[str, dict[str, tuple[Candidate, ...]]] = {}
+        # Evidence by subject, then fact key; by subject, evidence of a snapshot that nothing has read yet. Read both by `evidence_of`.
+        self.evidence: dict[str, KeyCandidates] = {}
+        self.packed_evidence: Final[dict[str, bytes]] = {}
 
         # Proposals that wait for a contest, by event_id; contests by `action_key` of the conflict key.
         self.open_proposals: dict[str, RecordedEvent] = {}
@@ -107,6 +110,17 @@ class Store:
         self.timers: Final[SortedList] = SortedList()
         self.trace_lapses: Final[SortedList] = SortedList()  # (last_event_ms, trace_id)
         self.decision_ends: Final[SortedList] = SortedList()  # (ended_at_ms, decision_id)
+
+    def evidence_of(self, subject: str) -> KeyCandidates:
+        """Return the evidence about a subject, by fact key. It is unpacked for good, which changes no state and needs no undoing."""
+        keys = self.evidence.get(subject)
+        if keys is not None:
+            return keys
+        packed = self.packed_evidence.pop(subject, None) if self.packed_evidence else None
+        if packed is None:
+            return _NO_EVIDENCE
+        keys = self.evidence[subject] = unpack_evidence(packed)
+        return keys
 
     def put(self, table: dict[Any, Any], key: object, value: object) -> None:
         """Set a key of a table."""

@@ -85,7 +85,7 @@ class ProjectionServicer:
         page = page_of(request.page_size, request.page_token, query, (int, str, int), PAGE_SIZE_MAX)
         after = START if page.after is None else Place(int(page.after[0]), str(page.after[1]), int(page.after[2]))
         await sequencer.wait_for(request.min_sequence_number, WAIT_MS_MAX)
-        is_wide = len(sequencer.replica.state.evidence.get(request.subject, ())) > NARROW_KEYS_MAX
+        is_wide = len(sequencer.replica.state.evidence_of(request.subject)) > NARROW_KEYS_MAX
         async with self._wide_subjects.occupy(context.address) if is_wide else nullcontext():
             return await _projection(sequencer, request.subject, page, after, context.caller)
 

@@ -147,7 +147,7 @@ def test_rule_set_of_the_decision_derives() -> None:
     core.activate(with_derivations(derivation('"new"', version=4), version=2))
     report = core.report(attempt, SUCCESS)
     assert "old" == facts_of(core, report)["order.refunded"]
-    (candidate,) = core.state.evidence["order/1"]["order.refunded"]
+    (candidate,) = core.state.evidence_of("order/1")["order.refunded"]
     assert ("refunded", 3) == (candidate.derivation_rule_id, candidate.derivation_rule_version)
 
 

@@ -59,7 +59,7 @@ def subject_items(state: State, subject: str, items_max: int, after: Place = STA
 def _subject_items(state: State, subject: str, items_max: int, after: Place) -> Iterator[SubjectItem]:
     section, key, number = after
     if section == EVIDENCE:
-        of_key = state.evidence.get(subject, {})
+        of_key = state.evidence_of(subject)
         # A subject may have many keys: those of this page are found without sorting all.
         for name in nsmallest(items_max + 1, (name for name in of_key if name >= key)):
             newest_first = sorted(of_key[name], key=lambda candidate: (-candidate.stated_at_ms, -candidate.sequence_number))

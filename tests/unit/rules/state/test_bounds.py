@@ -201,10 +201,10 @@ def test_the_sources_of_a_key_are_bounded(tier: int) -> None:
 
     for number in range(SOURCES_PER_KEY_MAX):
         assert isinstance(core.run(statement(f"source-{number}")), EventAnswer)
-    candidates = core.state.evidence[SUBJECT]["order.score"]
+    candidates = core.state.evidence_of(SUBJECT)["order.score"]
     fault = core.fault(statement("one-more"))
     assert (error_pb2.ERROR_REASON_WRONG_STATE, True) == (fault.reason, "order.score of order/1" in fault.message)
-    assert candidates == core.state.evidence[SUBJECT]["order.score"]
+    assert candidates == core.state.evidence_of(SUBJECT)["order.score"]
     assert isinstance(core.run(statement("source-0")), EventAnswer)
     for other in {1, 2, 3} - {tier}:
         assert isinstance(core.run(statement("one-more", other)), EventAnswer)

@@ -40,8 +40,8 @@ def test_large_tables_and_values_have_small_parts() -> None:
     value = {f"n{number}": [number, {"b": 1, "a": "é"}] for number in range(VALUE_PARTS_MAX)}
     texts = []
     for ordered in (keys, keys[::-1]):
-        state.evidence["order/1"] = {key: (candidate(1.5),) for key in ordered}
-        state.evidence["order/1"]["key.large"] = (candidate(value),)
+        state.store.evidence["order/1"] = {key: (candidate(1.5),) for key in ordered}
+        state.store.evidence["order/1"]["key.large"] = (candidate(value),)
         state.tool_calls["trace"] = {key: 1 for key in ordered if key in keys[:10]}
         parts = list(digest_parts(state.store))
         texts.append("".join(parts))

@@ -205,7 +205,7 @@ async def test_upgrade_by_another_server(servers: Servers) -> None:
     fact = servers.fact().envelope
     await _write(servers, fact)
     await asyncio.sleep(1)
-    assert ["order/1"] == list((await sequencer.settled()).evidence)
+    assert ["order/1"] == list((await sequencer.settled()).store.evidence)
     assert "ARBITER_VERSION_NOT_IMPLEMENTED" == reason(await execute(sequencer, servers.fact()))
 
 

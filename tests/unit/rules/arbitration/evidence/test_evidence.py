@@ -75,7 +75,7 @@ def test_a_late_arrival_does_not_displace_a_later_claim_of_its_source() -> None:
     core.fact("k.value", "old", occurred_at_ms=START_MS - 2_000)
     assert current.event_id == selected_event(decide(core))
     late_claim = core.fact("k.value", "newer", occurred_at_ms=START_MS - 1_000)
-    assert [late_claim.event_id] == [candidate.event_id for candidate in core.state.evidence[SUBJECT]["k.value"]]
+    assert [late_claim.event_id] == [candidate.event_id for candidate in core.state.evidence_of(SUBJECT)["k.value"]]
 
 
 def test_best_tier_wins_at_any_age() -> None:

@@ -1,0 +1,319 @@
+"""A state from the parts of a StateSnapshot: the inverse of `encoding`.
+
+What the encoding leaves out is computed again: compiled rule sets and grants, the actions that they govern, and sorted lists derived from
+other tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gavel.internal.v1 import state_snapshot_pb2 as snapshot
+from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_rules.events.arbiter_versions import semantics_of
+from gavel_rules.events.recorded_event import read_event
+from gavel_rules.events.stored_event import StoredEvent
+from gavel_rules.identity.grants import compile_grants
+from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
+from gavel_rules.state.records import (
+    ActiveRuleSet,
+    ClockAcceptance,
+    ClosedAction,
+    DeployedGrants,
+    DeployedRuleSet,
+    EndedDecision,
+    GrantsInForce,
+    Holder,
+    LiveDecision,
+    OpenContest,
+    Refusals,
+    Rejections,
+    Review,
+    ShadowRuleSet,
+    ToolEvidence,
+)
+from gavel_rules.state.state import State
+from gavel_rules.state.store import Store
+from gavel_rules.state.tools import BoundTool, RegisteredContract, RegisteredProvider
+
+
+class StateDecoder:
+    """Builds a state. Give it every part in order, then `finish`."""
+
+    def __init__(self, bus: str) -> None:
+        self._state: Final = State(bus)
+        self._binds_anonymous: dict[int, bool] = {}  # by version of the grants in force
+
+    def add(self, part: StateSnapshot) -> None:
+        """Take the rows of a part."""
+        store = self._state.store
+        for field, value in part.ListFields():
+            add = _TABLES.get(field.name)
+            if add is not None:
+                for row in value:
+                    add(store, row)
+                continue
+            match field.name:
+                case "sequence_number":
+                    store.head = value
+                case "arbiter_version":
+                    store.arbiter_version = value
+                    store.semantics = semantics_of(value)
+                case "recorded_at_ms":
+                    store.recorded_at_ms = value
+                case "cross_check":
+                    store.cross_check.CopyFrom(value)
+                case "idempotency_window_ms":
+                    store.idempotency_window_ms = value
+                case "clock_acceptance":
+                    store.clock_acceptance = ClockAcceptance(value.recorded_at_ms, value.clock_ms)
+                case "grants_in_force":
+                    self._binds_anonymous[value.version] = value.binds_anonymous
+
+    def finish(self) -> State:
+        """Return the state. Raises DocumentError if a rule set or the grants do not compile in this build."""
+        store = self._state.store
+        for version, binds_anonymous in self._binds_anonymous.items():
+            deployed = store.grants_versions[version]
+            store.grants_in_force = GrantsInForce(deployed, compile_grants(deployed.canonical_json), binds_anonymous)
+        active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
+        store.active_actions.update(actions_by_type(active.values()))
+        store.shadows_by_action.update(shadows_by_type(active, store.shadows))
+        store.trace_lapses.update((last_event_ms, trace_id) for trace_id, last_event_ms in store.traces.items())
+        store.decision_ends.update((ended.ended_at_ms, decision_id) for decision_id, ended in store.ended_decisions.items())
+        store.refused_by_producer.update(store.refused_traces.values())
+        store.refused_counts.update(Counter(producer for producer, _, _ in store.refused_traces.values()))
+        return self._state
+
+
+def _add_rule_set(store: Store, row: snapshot.DeployedRuleSet) -> None:
+    store.rule_sets[row.policy_id, row.version] = DeployedRuleSet(
+        row.digest, tuple(row.action_types), row.document, row.canonical_json, row.sequence_number, row.recorded_at_ms
+    )
+
+
+def _add_active_rule_set(store: Store, row: snapshot.ActiveRuleSet) -> None:
+    rule_set = store.rule_sets[row.policy_id, row.version].rule_set
+    store.active_rule_sets[row.policy_id] = ActiveRuleSet(row.version, row.sequence_number, row.previous_version, rule_set)
+
+
+def _add_shadow(store: Store, row: snapshot.ShadowRuleSet) -> None:
+    rule_set = store.rule_sets[row.policy_id, row.version].rule_set
+    store.shadows[row.policy_id] = ShadowRuleSet(
+        row.version, row.sequence_number, row.previous_version, rule_set, row.decisions, row.differences
+    )
+
+
+def _add_grants_version(store: Store, row: snapshot.DeployedGrants) -> None:
+    store.grants_versions[row.version] = DeployedGrants(
+        row.name,
+        row.version,
+        row.digest,
+        row.document,
+        row.canonical_json,
+        row.sequence_number,
+        row.recorded_at_ms,
+        row.principal,
+        row.method,
+    )
+
+
+def _add_contract(store: Store, row: snapshot.RegisteredContract) -> None:
+    store.tools.contracts[row.contract.name] = RegisteredContract(row.contract, row.sequence_number)
+
+
+def _add_provider(store: Store, row: snapshot.RegisteredProvider) -> None:
+    store.tools.providers[row.provider.provider_id] = RegisteredProvider(row.provider, row.sequence_number)
+
+
+def _add_binding(store: Store, row: snapshot.BoundTool) -> None:
+    store.tools.bindings[row.session_id, row.tool_name] = BoundTool(row.provider_id, row.sequence_number)
+
+
+def _add_evidence(store: Store, row: snapshot.SubjectEvidence) -> None:
+    store.packed_evidence[row.subject] = row.evidence
+
+
+def _add_open_proposal(store: Store, content: bytes) -> None:
+    event = read_event(Envelope.FromString(content))
+    event.pack(content)
+    store.open_proposals[event.event_id] = event
+
+
+def _add_contest(store: Store, row: snapshot.OpenContest) -> None:
+    store.contests[row.name] = OpenContest(
+        row.name,
+        row.action_type,
+        row.conflict_key,
+        row.sequence_number,
+        row.opened_at_ms,
+        row.closes_at_ms,
+        tuple(row.candidates),
+        row.size_bytes,
+    )
+
+
+def _add_decision(store: Store, row: snapshot.LiveDecision) -> None:
+    store.decisions[row.decision_id] = _live_decision(row)
+
+
+def _add_ended_decision(store: Store, row: snapshot.EndedDecision) -> None:
+    store.ended_decisions[row.decision.decision_id] = EndedDecision(_live_decision(row.decision), row.ended_at_ms)
+
+
+def _add_review(store: Store, row: snapshot.Review) -> None:
+    store.reviews[row.decision_id] = Review(
+        row.decision_id,
+        row.sequence_number,
+        Envelope.FromString(row.decision),
+        row.approved_decision_id,
+        Envelope.FromString(row.proposal),
+        tuple([Envelope.FromString(vote) for vote in row.votes]),
+        row.is_escalated,
+    )
+
+
+def _live_decision(row: snapshot.LiveDecision) -> LiveDecision:
+    return LiveDecision(
+        row.decision_id,
+        row.sequence_number,
+        _stored(row.decision),
+        _stored(row.proposal),
+        row.conflict_key,
+        row.phase,
+        row.last_sequence_number,
+        row.timer_due_ms,
+        row.attempt,
+        row.starts,
+        row.is_running,
+        row.execution_id,
+        row.executor_type,  # type: ignore[arg-type]  # an int of the closed enum
+        row.executor_id,
+        row.executor_version,
+        tuple([_holder(holder) for holder in row.holders]),
+        tuple(row.unreported_attempts),
+        row.lease_until_ms,
+        row.status,
+        row.status_event_id,
+        row.status_sequence_number,
+        tuple([(fact.event_id, Envelope.FromString(fact.execution)) for fact in row.awaited_facts]),
+        row.review,
+        Envelope.FromString(row.grant) if row.grant else None,
+        tuple(row.grant_ids),
+        row.is_revoked,
+        row.compensation,
+    )
+
+
+def _holder(row: snapshot.Holder) -> Holder:
+    return (row.producer_type, row.producer_id, *row.caller)
+
+
+def _stored(content: bytes) -> StoredEvent:
+    return StoredEvent(None, content)
+
+
+def _add_refused_trace(store: Store, row: snapshot.RefusedTrace) -> None:
+    store.refused_traces[row.trace_id] = (row.producer, row.sequence_number, row.trace_id)
+
+
+def _add_refusals(store: Store, row: snapshot.TraceRefusals) -> None:
+    store.refusals[row.trace_id] = {
+        one.producer: Refusals(
+            Rejections(one.counts.evidence, one.counts.policy, one.counts.conflict), one.fingerprint, one.sequence_number
+        )
+        for one in row.refusals
+    }
+
+
+def _add_closed_actions(store: Store, row: snapshot.TraceClosedActions) -> None:
+    store.closed_actions[row.trace_id] = {
+        one.action: ClosedAction(_stored(one.decision), one.decision_id, one.sequence_number, one.by_person) for one in row.actions
+    }
+
+
+def _add_tool_results(store: Store, row: snapshot.TraceToolResults) -> None:
+    store.tool_results[row.trace_id] = {
+        one.event_id: ToolEvidence(
+            one.execution_id,
+            one.tool_name,
+            one.content_hash,
+            one.is_error,
+            one.recorded_at_ms,
+            one.sequence_number,
+            tuple(one.recorders),
+            one.is_from_tool_runtime,
+        )
+        for one in row.results
+    }
+
+
+def _add_timer(store: Store, row: snapshot.Timer) -> None:
+    store.timers.add((row.due_ms, row.sequence_number, row.name))
+
+
+def _text(table: Callable[[Store], dict[str, str]]) -> Callable[[Store, Any], None]:
+    def add(store: Store, row: Any) -> None:
+        table(store)[row.key] = row.value
+
+    return add
+
+
+def _text_table(table: Callable[[Store], dict[str, dict[str, Any]]]) -> Callable[[Store, Any], None]:
+    def add(store: Store, row: Any) -> None:
+        table(store)[row.key] = {one.key: one.value for one in row.rows}
+
+    return add
+
+
+def _list(table: Callable[[Store], dict[str, tuple[str, ...]]]) -> Callable[[Store, Any], None]:
+    def add(store: Store, row: Any) -> None:
+        table(store)[row.key] = tuple(row.values)
+
+    return add
+
+
+def _add_trace(store: Store, row: snapshot.Number) -> None:
+    store.traces[row.key] = row.value
+
+
+def _add_tool_calls(store: Store, row: snapshot.NumberTable) -> None:
+    store.tool_calls[row.key] = {one.key: one.value for one in row.rows}
+
+
+# What adds a row of each table.
+_TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
+    "rule_sets": _add_rule_set,
+    "active_rule_sets": _add_active_rule_set,
+    "shadows": _add_shadow,
+    "grants_versions": _add_grants_version,
+    "tool_contracts": _add_contract,
+    "tool_aliases": _text(lambda store: store.tools.aliases),
+    "tool_providers": _add_provider,
+    "tool_bindings": _add_binding,
+    "evidence": _add_evidence,
+    "open_proposals": _add_open_proposal,
+    "open_proposals_by_subject": _list(lambda store: store.open_proposals_by_subject),
+    "open_proposals_by_trace": _text_table(lambda store: store.open_proposals_by_trace),
+    "contests": _add_contest,
+    "decisions": _add_decision,
+    "decisions_by_subject": _list(lambda store: store.decisions_by_subject),
+    "conflict_keys": _text(lambda store: store.conflict_keys),
+    "grants": _text(lambda store: store.grants),
+    "ended_decisions": _add_ended_decision,
+    "reviews": _add_review,
+    "traces": _add_trace,
+    "refused_traces": _add_refused_trace,
+    "refusals": _add_refusals,
+    "trace_reviews": _text_table(lambda store: store.trace_reviews),
+    "closed_actions": _add_closed_actions,
+    "tool_calls": _add_tool_calls,
+    "tool_results": _add_tool_results,
+    "readings": _text_table(lambda store: store.readings),
+    "contradictions": _text(lambda store: store.contradictions),
+    "timers": _add_timer,
+}

@@ -1,0 +1,63 @@
+"""States through snapshots, and states compared table by table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
+from gavel_rules.events.recorded_event import RecordedEvent
+from gavel_rules.events.stored_event import StoredEvent
+from gavel_rules.identity.grants import CompiledGrants
+from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.state.packed_evidence import unpack_evidence
+from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, Refusals
+from gavel_rules.state.snapshot.decoding import StateDecoder
+from gavel_rules.state.snapshot.encoding import encode_position, encode_tables
+from gavel_rules.state.state import State
+from gavel_rules.state.store import Store
+from gavel_rules.state.tools import ToolRegistry
+from google.protobuf.message import Message
+from sortedcontainers import SortedList
+
+# Attributes of a store that are not tables of the bus: the undo log, and evidence in its other form.
+_LEFT_OUT = {"undo_log", "evidence", "packed_evidence", "semantics"}
+
+
+def restore(state: State) -> State:
+    """Return the state that a snapshot of a state gives."""
+    decoder = StateDecoder(state.bus)
+    for part in (encode_position(state.store, bytes(32), "first"), *encode_tables(state.store)):
+        decoder.add(StateSnapshot.FromString(part))
+    return decoder.finish()
+
+
+def tables(state: State) -> dict[str, Any]:
+    """Return every table of a state as plain values, derived ones included."""
+    store = state.store
+    names = [name for name in dir(store) if not name.startswith("_") and name not in _LEFT_OUT and not callable(getattr(store, name))]
+    plain = {name: _plain(getattr(store, name)) for name in names if not hasattr(Store, name) or not callable(getattr(Store, name))}
+    evidence = {subject: unpack_evidence(packed) for subject, packed in store.packed_evidence.items()}
+    return {**plain, "evidence": _plain({**evidence, **store.evidence}), "semantics": store.semantics.arbiter_version}
+
+
+def _plain(value: Any) -> Any:  # one line for each kind of record
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case RecordedEvent():
+            return [value.sequence_number, value.payload, value.event_id, value.trace_id, value.subject, value.stored.content]
+        case StoredEvent():
+            return value.content
+        case CompiledRuleSet() | CompiledAction() | CompiledGrants():
+            return value.digest
+        case Candidate() | ClosedAction() | Refusals():
+            return value.plain()
+        case LiveDecision():
+            return _plain(value.values())
+        case ToolRegistry():
+            return _plain([value.contracts, value.aliases, value.providers, value.bindings])
+        case Message():
+            return value.SerializeToString(deterministic=True)
+        case tuple() | list() | SortedList():
+            return [_plain(item) for item in value]
+    return value
