@@ -107,6 +107,8 @@ INTERPRETED: Final = {
         "bus/batch/pending_append",
         "bus/checkpoint",
         "bus/registry",
+        "bus/snapshot_writer",
+        "bus/snapshots",
         "bus/idempotency/repeated_requests",
         "bus/watcher",
         # Only if something is measured.

@@ -23,11 +23,14 @@ from gavel_server.bus.batch.observation import BatchObserver
 from gavel_server.bus.checkpoint import Checkpoint, CheckpointError
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
+from gavel_server.bus.snapshot_writer import write_forever
+from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.watcher import BusWatcher
 from gavel_server.config import Settings, is_local
 from gavel_server.errors import GavelServerError, ServiceError
 from gavel_server.fairness.quotas import Quotas
 from gavel_server.front.programs import select_program
+from gavel_server.history.snapshot_files import SnapshotFiles
 from gavel_server.identity.identity import Identity, IdentityError
 from gavel_server.listening import EndpointSecurity, Listening, listen
 from gavel_server.log import LogError
@@ -206,6 +209,7 @@ async def _serve_on(
             supervisor.start("gRPC listener", listener.watch_forever, problem=lambda: listener.problem),
             supervisor.start("idle buses", buses.close_idle_forever),
             supervisor.start("work queues", partial(trim_forever, buses.all)),
+            supervisor.start("snapshots", partial(write_forever, buses.all)),
             supervisor.start("refused calls", access.refusals.record_forever),
             supervisor.start("free memory", return_free_pages_forever),
         ]
@@ -308,6 +312,7 @@ async def open_sequencer(
         watch=watch,
         observer=BatchObserver(bus) if is_observed else None,
         requires_attestation=settings.authentication == "required",
+        snapshots=BusSnapshots(SnapshotFiles(settings.data, bus), settings.snapshot_every),
     )
     try:
         await _check_durability(log, settings)

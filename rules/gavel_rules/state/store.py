@@ -116,10 +116,11 @@ class Store:
         keys = self.evidence.get(subject)
         if keys is not None:
             return keys
-        packed = self.packed_evidence.pop(subject, None) if self.packed_evidence else None
+        packed = self.packed_evidence.get(subject) if self.packed_evidence else None
         if packed is None:
             return _NO_EVIDENCE
         keys = self.evidence[subject] = unpack_evidence(packed)
+        del self.packed_evidence[subject]
         return keys
 
     def put(self, table: dict[Any, Any], key: object, value: object) -> None:

@@ -28,6 +28,7 @@ from gavel_server.bus.answers.contest_waiters import ContestWaiters
 from gavel_server.bus.batch.decision import DecidedBatch
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.recent_events import RecentEvents
+from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.trace_owners import TraceOwners, TraceParty
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import ServiceError
@@ -66,8 +67,11 @@ class Replica:
         monotonic: Callable[[], float] = time.monotonic,
         *,
         requires_attestation: bool = False,
+        snapshots: BusSnapshots | None = None,
     ) -> None:
-        """`requires_attestation`: events must name their caller, so nothing is written to a bus whose semantics do not."""
+        """`snapshots`: where the bus starts from; None: from the start of its log.
+
+        `requires_attestation`: events must name their caller, so nothing is written to a bus whose semantics do not."""
         self._monotonic = monotonic
         self._requires_attestation = requires_attestation
         self.bus = log.bus
@@ -87,6 +91,8 @@ class Replica:
         self.closing = False
         self.has_diverged = False
         self.checkpoint = checkpoint
+        self.snapshots: Final = snapshots
+        self._is_reading = False
         self.on_execution: Callable[[], None] | None = None
         # Called with the names of work queues that have got entries, and once with none when the bus closes.
         self.work_listeners: set[Callable[[Collection[str]], None]] = set()
@@ -118,7 +124,7 @@ class Replica:
     # Following the log
 
     async def load(self) -> None:
-        """Read the log from its start, and compare it with the checkpoint. Raises LogError."""
+        """Read the log from the newest snapshot or from its start, and compare it with the checkpoint. Raises LogError."""
         head = await self.log.head()
         checkpoint = self.checkpoint
         acknowledged = checkpoint.load(self.bus) if checkpoint is not None else None
@@ -130,9 +136,18 @@ class Replica:
         elif acknowledged is None and checkpoint is not None and head.sequence_number > 1:  # 1: opened, with nothing to lose
             note = "no checkpoint of this bus: a loss of acknowledged events cannot be detected"
             _LOG.warning("checkpoint.none", bus=self.bus, head=head.sequence_number, note=note)
+        await self._restore(head)
         await self._read_on(head)
         self._note_checkpoint()
         await self.observe_clock()
+
+    async def _restore(self, head: Head) -> None:
+        """Start from a snapshot instead of an empty state, if there is one that the log confirms."""
+        if self.snapshots is None or self.head.sequence_number:
+            return
+        restored = await self.snapshots.restore(self.log, head)
+        if restored is not None:
+            self.state, self.head, self.incarnation, self.trace_owners = restored
 
     async def refresh(self) -> None:
         """Apply what other servers have appended. The state must hold nothing uncommitted. Raises LogError."""
@@ -186,6 +201,14 @@ class Replica:
         return record is not None and record.chain_hash == head.chain_hash
 
     async def _read_on(self, head: Head) -> None:
+        self._is_reading = True
+        try:
+            await self._apply_up_to(head)
+        finally:
+            self._is_reading = False
+        self._check_arbiter_version()
+
+    async def _apply_up_to(self, head: Head) -> None:
         precompiler = Precompiler()
         time_slice = TimeSlice(SLICE_EVENTS, self._monotonic)
         loop = asyncio.get_running_loop()
@@ -203,7 +226,6 @@ class Replica:
             if loop.time() >= next_report:
                 next_report = loop.time() + PROGRESS_INTERVAL_SECONDS
                 _LOG.info("log.reading", bus=self.bus, sequence_number=self.head.sequence_number, head=head.sequence_number)
-        self._check_arbiter_version()
 
     def _apply(self, record: Record) -> None:
         chain_hash = chain(self.head.chain_hash, record.envelope)
@@ -234,6 +256,18 @@ class Replica:
         queue = _QUEUE_OF_CATEGORY.get(envelope.event_category)
         if self.work_listeners and queue is not None:
             self._notify_work((queue,))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the state is that of the log at the end of a commit, and may be written as a snapshot."""
+        return not (
+            self._is_reading or self.has_diverged or self.state.has_uncommitted_changes or not is_implemented(self.state.arbiter_version)
+        )
+
+    def write_last_snapshot(self) -> None:
+        """Write a snapshot of a bus that has stopped."""
+        if self.snapshots is not None and self.is_settled:
+            self.snapshots.write_last(self.state, self.head, self.incarnation, self.trace_owners)
 
     @property
     def lacks_attestation(self) -> bool:

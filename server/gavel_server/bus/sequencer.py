@@ -36,6 +36,7 @@ from gavel_server.bus.recent_events import RecentEvents
 from gavel_server.bus.references import ReferenceResolution
 from gavel_server.bus.replica import Replica
 from gavel_server.bus.request import Callback, Cancellation, CommittedAnswer, Request, answer_all
+from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.bus.watcher import BusWatcher
 from gavel_server.errors import Bug, ServiceError
 from gavel_server.fairness.callers import INTERNAL
@@ -81,15 +82,16 @@ class Sequencer:
         monotonic: Callable[[], float] = time.monotonic,
         observer: BatchObserver | None = None,
         requires_attestation: bool = False,
+        snapshots: BusSnapshots | None = None,
     ) -> None:
         """`cross_check` and `idempotency_window_ms` are those of a new bus. `watch` serves several buses; default: one of its own.
 
         `monotonic` (seconds) paces the deciding; no outcome depends on it. `observer` measures the batches; None: nothing is measured.
-        `requires_attestation`: see Replica.
+        `requires_attestation`, `snapshots`: see Replica.
         """
         self.bus = log.bus
         self.log = log
-        self.replica = Replica(log, clock, checkpoint, monotonic, requires_attestation=requires_attestation)
+        self.replica = Replica(log, clock, checkpoint, monotonic, requires_attestation=requires_attestation, snapshots=snapshots)
         self._watch = watch or BusWatcher()
         self._monotonic = monotonic
         self._observer: Final = observer
@@ -144,6 +146,7 @@ class Sequencer:
         self.replica.contest_waiters.dismiss_all(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down")
         await self.replica.answers.stop()
         await self.replica.save_checkpoint()
+        await asyncio.to_thread(self.replica.write_last_snapshot)
         self._wake_readers()
 
     @property

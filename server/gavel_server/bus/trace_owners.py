@@ -11,14 +11,16 @@ first, so no producer makes others lose theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Final, cast
 
+from gavel.internal.v1 import state_snapshot_pb2
+from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot, TraceOwner
 from gavel.v1 import error_pb2
 from gavel_rules.identity.access import may_join
 from gavel_rules.identity.grants import CompiledGrants
-from gavel_rules.identity.principal import Principal
+from gavel_rules.identity.principal import Method, Principal
 from gavel_rules.limits import TRACE_LAPSE_MS
 
 from gavel_server.errors import ServiceError
@@ -26,6 +28,8 @@ from gavel_server.errors import ServiceError
 TRACES_MAX: Final = 50_000
 # How many traces are forgotten at once.
 FORGOTTEN_AT_ONCE: Final = 1_000
+# Rows of one part of a snapshot.
+PART_ROWS: Final = 512
 
 
 # A producer's type and id, and the caller that named it; "" for callers without authentication.
@@ -36,6 +40,8 @@ class TraceParty:
     """Who takes part in a trace: a producer, and the principal that called."""
 
     def __init__(self, producer_type: int, producer_id: str, principal: Principal) -> None:
+        self.producer_type: Final = producer_type
+        self.producer_id: Final = producer_id
         self.principal: Final = principal
         caller = "" if principal.is_anonymous else f"{principal.method}:{principal.issuer}:{principal.name}"
         self.key: Final[PartyKey] = (producer_type, producer_id, caller)
@@ -85,6 +91,40 @@ class TraceOwners:
         """Return whom a trace belongs to; None if nobody is known to own it. The clock is read only if the trace is known."""
         owned = self._owned.get(trace_id)
         return owned.owner.party if owned is not None and now_ms() - owned.last_proposal_ms <= TRACE_LAPSE_MS else None
+
+    def parts(self) -> Iterator[StateSnapshot]:
+        """Yield the owners as parts of a snapshot, each with its traces in the order in which they were opened."""
+        rows = (self._row(trace_id) for owner in self._owners.values() for trace_id in owner.traces)
+        while chunk := list(islice(rows, PART_ROWS)):
+            yield StateSnapshot(trace_owners=chunk)
+
+    def add_rows(self, rows: Iterable[TraceOwner]) -> None:
+        """Add owners from a snapshot, in its order."""
+        for row in rows:
+            caller = row.principal
+            principal = Principal(
+                caller.name, cast("Method", caller.method), caller.issuer, tuple(caller.groups), tuple(caller.actors), caller.credential_id
+            )
+            self.note(row.trace_id, TraceParty(row.producer_type, row.producer_id, principal), row.last_proposal_ms)
+
+    def _row(self, trace_id: str) -> TraceOwner:
+        owned = self._owned[trace_id]
+        party = owned.owner.party
+        caller = party.principal
+        return TraceOwner(
+            trace_id=trace_id,
+            last_proposal_ms=owned.last_proposal_ms,
+            producer_type=party.producer_type,
+            producer_id=party.producer_id,
+            principal=state_snapshot_pb2.Principal(
+                name=caller.name,
+                method=caller.method,
+                issuer=caller.issuer,
+                groups=caller.groups,
+                actors=caller.actors,
+                credential_id=caller.credential_id,
+            ),
+        )
 
     def _forget_oldest(self) -> None:
         largest = max(self._owners.values(), key=lambda owner: len(owner.traces))

@@ -161,6 +161,11 @@ class ProjectionServicer:
                 if task.bus in ("", sequencer.bus)
             ],
         )
+        newest = sequencer.replica.snapshots.newest if sequencer.replica.snapshots is not None else None
+        if newest is not None:
+            response.newest_snapshot.sequence_number = newest.sequence_number
+            response.newest_snapshot.size_bytes = newest.size_bytes
+            set_timestamp(response.newest_snapshot.written_at, newest.written_at_ms)
         if state.recorded_at_ms:
             set_timestamp(response.head_recorded_at, state.recorded_at_ms)
         return response

@@ -13,6 +13,7 @@ from gavel_rules.commands import ActivateRuleSet, Command, DeployRuleSet, EventA
 from gavel_server.bus.checkpoint import Checkpoint
 from gavel_server.bus.request import CommittedAnswer
 from gavel_server.bus.sequencer import Sequencer
+from gavel_server.bus.snapshots import BusSnapshots
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit
 from gavel_server.log import Entry, EventLog, Head, Record
@@ -91,6 +92,7 @@ class Servers:
         log: EventLog | None = None,
         monotonic: Callable[[], float] | None = None,
         requires_attestation: bool = False,
+        snapshots: BusSnapshots | None = None,
     ) -> tuple[Sequencer, CountingLog]:
         """Start a server. Its wall clock is `skew_ms` ahead."""
         counting = CountingLog(log or self.log)
@@ -103,6 +105,7 @@ class Servers:
             checkpoint=checkpoint,
             monotonic=monotonic or asyncio.get_running_loop().time,
             requires_attestation=requires_attestation,
+            snapshots=snapshots,
         )
         await sequencer.start()
         return sequencer, counting

@@ -74,6 +74,10 @@ class StateDecoder:
                 case "grants_in_force":
                     self._binds_anonymous[value.version] = value.binds_anonymous
 
+    def deployed(self, policy_id: str, version: int) -> DeployedRuleSet:
+        """Return a deployed rule set, for a caller that compiles it before the part in which it is active. Raises KeyError."""
+        return self._state.store.rule_sets[policy_id, version]
+
     def finish(self) -> State:
         """Return the state. Raises DocumentError if a rule set or the grants do not compile in this build."""
         store = self._state.store

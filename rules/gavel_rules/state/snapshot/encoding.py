@@ -185,11 +185,12 @@ def _text_tables(table: Mapping[str, Mapping[str, str]]) -> Iterator[snapshot.Te
 
 
 def _evidence(store: Store) -> Iterator[snapshot.SubjectEvidence]:
-    """Yield the evidence by subject. What is still packed stays packed."""
+    """Yield the evidence by subject. What is still packed stays packed; a reader in another thread may unpack it meanwhile."""
     packed = store.packed_evidence
-    for subject in sorted([*store.evidence, *packed]):
-        keys = store.evidence.get(subject)
-        content = packed[subject] if keys is None else pack_evidence(keys)
+    for subject in sorted({*packed, *store.evidence}):
+        content = packed.get(subject)
+        if content is None:
+            content = pack_evidence(store.evidence[subject])
         yield snapshot.SubjectEvidence(subject=subject, evidence=content)
 
 

@@ -832,6 +832,7 @@ class GetStatusResponse(_message.Message):
     BACKGROUND_TASKS_FIELD_NUMBER: _builtins.int
     BUS_INCARNATION_FIELD_NUMBER: _builtins.int
     THROTTLED_CALLERS_FIELD_NUMBER: _builtins.int
+    NEWEST_SNAPSHOT_FIELD_NUMBER: _builtins.int
     head_sequence_number: _builtins.int
     """The last committed sequence number."""
     head_chain_hash: _builtins.bytes
@@ -888,6 +889,10 @@ class GetStatusResponse(_message.Message):
         that have a right on this bus.
         """
 
+    @_builtins.property
+    def newest_snapshot(self) -> Global___NewestSnapshot:
+        """The newest snapshot of the bus from which this server would start again. Unset: none."""
+
     def __init__(
         self,
         *,
@@ -909,14 +914,47 @@ class GetStatusResponse(_message.Message):
         background_tasks: _abc.Iterable[Global___BackgroundTask] | None = ...,
         bus_incarnation: _builtins.str = ...,
         throttled_callers: _abc.Iterable[Global___ThrottledCaller] | None = ...,
+        newest_snapshot: Global___NewestSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cross_check", b"cross_check", "head_recorded_at", b"head_recorded_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cross_check", b"cross_check", "head_recorded_at", b"head_recorded_at", "newest_snapshot", b"newest_snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "background_tasks", b"background_tasks", "bus_incarnation", b"bus_incarnation", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "shadow_rule_sets", b"shadow_rule_sets", "throttled_callers", b"throttled_callers", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "background_tasks", b"background_tasks", "bus_incarnation", b"bus_incarnation", "consumers", b"consumers", "cross_check", b"cross_check", "durability_warnings", b"durability_warnings", "durable", b"durable", "head_chain_hash", b"head_chain_hash", "head_recorded_at", b"head_recorded_at", "head_sequence_number", b"head_sequence_number", "newest_snapshot", b"newest_snapshot", "projection_digest", b"projection_digest", "queued_commands", b"queued_commands", "server_version", b"server_version", "shadow_rule_sets", b"shadow_rule_sets", "throttled_callers", b"throttled_callers", "unwritable_reason", b"unwritable_reason", "writable", b"writable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class NewestSnapshot(_message.Message):
+    """NewestSnapshot is a file with the whole state of a bus after one event, in the data directory of a server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    WRITTEN_AT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    sequence_number: _builtins.int
+    """Sequence number of that event."""
+    size_bytes: _builtins.int
+    """Size of the file."""
+    @_builtins.property
+    def written_at(self) -> _timestamp_pb2.Timestamp:
+        """When the file was written."""
+
+    def __init__(
+        self,
+        *,
+        sequence_number: _builtins.int = ...,
+        written_at: _timestamp_pb2.Timestamp | None = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["written_at", b"written_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence_number", b"sequence_number", "size_bytes", b"size_bytes", "written_at", b"written_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewestSnapshot: _TypeAlias = NewestSnapshot  # noqa: Y015
 
 @_typing.final
 class ThrottledCaller(_message.Message):

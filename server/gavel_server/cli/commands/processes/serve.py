@@ -42,6 +42,10 @@ def serve(
             metavar="FILE", help="The file that notes the last acknowledged event. Default: checkpoint.json in the data directory."
         ),
     ] = None,
+    snapshot_every: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Write a snapshot of a bus after every N events, and on a clean stop. 0: never. Default: 100,000."),
+    ] = None,
     front: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +140,7 @@ def serve(
         "accept_volatile": accept_volatile,
         "ack": ack,
         "checkpoint": checkpoint,
+        "snapshot_every": snapshot_every,
         "front": "none" if no_front else front,
         "fdr": fdr,
         "metrics": metrics,
@@ -158,6 +163,8 @@ def serve(
     }
     # gRPC would write a line for each failed TLS handshake, past the limits of this server's log.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # gRPC would stop its threads before every fork and start them in the child, which has closed their descriptors (process/fork.py).
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     from gavel_server import bootstrap
     from gavel_server import config as settings_of_server
     from gavel_server.cli.rendering import output

@@ -46,6 +46,16 @@ def _background_rows(response: GetStatusResponse) -> list[tuple[str, str]]:
     return [("" if number else "background tasks", row) for number, row in enumerate(rows)]
 
 
+def _snapshot(response: GetStatusResponse) -> str:
+    """Return the newest snapshot in words."""
+    from gavel_server.cli.rendering.events import format_time
+
+    newest = response.newest_snapshot
+    if not response.HasField("newest_snapshot"):
+        return "none"
+    return f"of event {newest.sequence_number}, written {format_time(newest.written_at)}, {newest.size_bytes:,} bytes"
+
+
 def _print_status(bus: str, response: GetStatusResponse) -> None:
     from gavel.v1.fact_pb2 import CrossCheckMode
 
@@ -64,6 +74,7 @@ def _print_status(bus: str, response: GetStatusResponse) -> None:
         *(("", warning) for warning in response.durability_warnings),
         ("writable", "yes" if response.writable else f"no: {response.unwritable_reason}"),
         ("queued commands", str(response.queued_commands)),
+        ("snapshot", _snapshot(response)),
         *_background_rows(response),
     ]
     if response.projection_digest:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.support.citations import references_for
 from tests.support.driver import BUS, Core, copy_command
 from tests.support.plays import STEPS, Step, play
-from tests.support.snapshots import restore, tables
+from tests.support.state.snapshots import restore, tables
 from tests.support.story import play_story
 from tests.unit.rules.tools.test_registry import binding, contract, provider, run
 

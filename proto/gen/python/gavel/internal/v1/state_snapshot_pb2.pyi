@@ -1558,19 +1558,22 @@ class Principal(_message.Message):
     ISSUER_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     ACTORS_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     method: _builtins.str
     """How it was authenticated."""
     issuer: _builtins.str
     """Who vouched for it."""
+    credential_id: _builtins.str
+    """Identifies its credential, which is not stored."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its groups."""
 
     @_builtins.property
     def actors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those on whose behalf it acts."""
+        """Those who act for it, nearest first."""
 
     def __init__(
         self,
@@ -1580,10 +1583,11 @@ class Principal(_message.Message):
         issuer: _builtins.str = ...,
         groups: _abc.Iterable[_builtins.str] | None = ...,
         actors: _abc.Iterable[_builtins.str] | None = ...,
+        credential_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "groups", b"groups", "issuer", b"issuer", "method", b"method", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "credential_id", b"credential_id", "groups", b"groups", "issuer", b"issuer", "method", b"method", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

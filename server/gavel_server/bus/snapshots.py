@@ -1,0 +1,185 @@
+"""The snapshots of a bus of this server: it starts from one, and writes new ones beside its work.
+
+A snapshot is taken of the state between two batches and written by a forked child, so that decisions wait only for the fork. It may be used
+only if the log has the same chain hash at its number; what is wrong with one that may not is logged, and the next older one is tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import structlog
+from gavel_rules.state.snapshot.decoding import StateDecoder
+from gavel_rules.state.state import State
+
+from gavel_server.bus.trace_owners import TraceOwners
+from gavel_server.compile.compiler import ensure_compiled
+from gavel_server.history.snapshot_files import DECODING_ERRORS, SnapshotContent, SnapshotError, SnapshotFiles
+from gavel_server.log import EventLog, Head
+from gavel_server.process import metrics
+from gavel_server.process.fork import EXIT_FAILED, fork
+from gavel_server.process.time_slice import TimeSlice
+
+# Fewer events are read faster than a snapshot of them would save.
+EVENTS_MIN: Final = 1_000
+# After a snapshot, the next one waits for as many times its duration: writing takes at most that part of a processor.
+PAUSE_FACTOR: Final = 10
+# The pause after a failure, such as a full disk.
+RETRY_SECONDS: Final = 60.0
+# A child that takes longer hangs.
+WRITE_SECONDS_MAX: Final = 600.0
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class RestoredBus(NamedTuple):
+    """A state from a snapshot, with what the server knew beside it."""
+
+    state: State
+    head: Head
+    incarnation: str
+    trace_owners: TraceOwners
+
+
+class NewestSnapshot(NamedTuple):
+    """The newest snapshot that can be used."""
+
+    sequence_number: int
+    size_bytes: int
+    written_at_ms: int
+
+
+class BusSnapshots:
+    """The snapshots of one bus. `every`: write one after as many events; 0: write none."""
+
+    def __init__(self, files: SnapshotFiles, every: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.files: Final = files
+        self.every: Final = every
+        self.newest: NewestSnapshot | None = None
+        self._monotonic = monotonic
+        self._last_number = 0
+        self._not_before = 0.0
+        self._child = 0
+
+    async def restore(self, log: EventLog, head: Head) -> RestoredBus | None:
+        """Return the bus from the newest snapshot that the log confirms, up to `head`; None: there is none. Raises LogError."""
+        for number in self.files.numbers():
+            try:
+                restored = await self._restore(log, head, number)
+            except SnapshotError as error:
+                _LOG.warning("snapshot.refused", bus=self.files.bus, sequence_number=number, problem=str(error))
+                continue
+            self._last_number = number
+            self._note_newest(number)
+            _LOG.info("snapshot.read", bus=self.files.bus, sequence_number=number, head=head.sequence_number)
+            return restored
+        return None
+
+    async def _restore(self, log: EventLog, head: Head, number: int) -> RestoredBus:
+        position = self.files.read_position(number)
+        if number > head.sequence_number:
+            raise SnapshotError(f"the log ends at event {head.sequence_number}")
+        record = (await log.read_many([number])).get(number)
+        if record is None:
+            raise SnapshotError(f"the log does not hold event {number}")
+        if record.chain_hash != position.chain_hash:
+            raise SnapshotError(f"the log has another event {number}: the snapshot is of another log")
+        await asyncio.to_thread(self.files.check, number)
+        decoder = StateDecoder(log.bus)
+        trace_owners = TraceOwners()
+        time_slice = TimeSlice(1, self._monotonic)
+        try:
+            for part in self.files.read_parts(number):
+                used = [(one.policy_id, one.version) for one in part.active_rule_sets]
+                used += [(one.policy_id, one.version) for one in part.shadows]
+                for policy_id, version in used:
+                    await ensure_compiled(decoder.deployed(policy_id, version))
+                decoder.add(part)
+                trace_owners.add_rows(part.trace_owners)
+                await time_slice.spend(0)
+            state = decoder.finish()
+        except DECODING_ERRORS as error:
+            raise SnapshotError(f"this build cannot restore it: {error!r}") from error
+        return RestoredBus(state, Head(number, position.chain_hash), position.incarnation, trace_owners)
+
+    # Writing
+
+    def is_due(self, head: Head) -> bool:
+        """Return whether a snapshot should be written now."""
+        return (
+            self.every > 0
+            and head.sequence_number - self._last_number >= self.every
+            and not self._child
+            and self._monotonic() >= self._not_before
+        )
+
+    async def write_in_child(self, state: State, head: Head, incarnation: str, trace_owners: TraceOwners) -> None:
+        """Write a snapshot of the state as it is now, which must hold nothing uncommitted. Failures are logged."""
+        content = SnapshotContent(state, head, incarnation, trace_owners.parts())
+        began = self._monotonic()
+        try:
+            self._child = fork(lambda: self._write(content))
+        except OSError as error:
+            self._end(head, began, error.errno or EXIT_FAILED)
+            return
+        pause_seconds = self._monotonic() - began
+        metrics.SNAPSHOT_PAUSE.labels(self.files.bus).set(pause_seconds)
+        ended = asyncio.ensure_future(asyncio.to_thread(os.waitpid, self._child, 0))
+        try:
+            await asyncio.wait([ended], timeout=WRITE_SECONDS_MAX)
+        finally:
+            # The child hangs, or the server stops and writes a newer snapshot itself.
+            if not ended.done():
+                os.kill(self._child, signal.SIGKILL)
+            _, status = await ended
+            self._child = 0
+        self._end(head, began, os.waitstatus_to_exitcode(status), pause_ms=round(pause_seconds * 1000, 1))
+
+    def write_last(self, state: State, head: Head, incarnation: str, trace_owners: TraceOwners) -> None:
+        """Write a snapshot on a clean stop, unless only a few events are new. The state does not change any more."""
+        if not self.every or head.sequence_number - self._last_number < min(self.every, EVENTS_MIN):
+            return
+        began = self._monotonic()
+        status = 0
+        try:
+            self._write(SnapshotContent(state, head, incarnation, trace_owners.parts()))
+        except OSError as error:
+            status = error.errno or EXIT_FAILED
+        self._end(head, began, status)
+
+    def _write(self, content: SnapshotContent) -> None:
+        self.files.write(content)
+        self.files.prune()
+
+    def _end(self, head: Head, began: float, status: int, **measured: float) -> None:
+        """Note the end of an attempt. `status` is 0, an errno, EXIT_FAILED, or the negative number of the signal that ended the child."""
+        seconds = self._monotonic() - began
+        self._not_before = self._monotonic() + max(PAUSE_FACTOR * seconds, RETRY_SECONDS if status else 0)
+        if status:
+            problem = os.strerror(status) if 0 < status < EXIT_FAILED else f"the child that writes it ended with status {status}"
+            _LOG.error("snapshot.not_written", bus=self.files.bus, sequence_number=head.sequence_number, problem=problem)
+            return
+        self._last_number = head.sequence_number
+        self._note_newest(head.sequence_number)
+        size_bytes = self.newest.size_bytes if self.newest is not None else 0
+        _LOG.info(
+            "snapshot.written",
+            bus=self.files.bus,
+            sequence_number=head.sequence_number,
+            size_bytes=size_bytes,
+            seconds=round(seconds, 3),
+            **measured,
+        )
+
+    def _note_newest(self, number: int) -> None:
+        try:
+            status = self.files.path(number).stat()
+        except OSError:
+            return  # somebody has removed it
+        self.newest = NewestSnapshot(number, status.st_size, int(status.st_mtime * 1000))
+        metrics.SNAPSHOT_NUMBER.labels(self.files.bus).set(number)

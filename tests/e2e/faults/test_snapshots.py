@@ -1,0 +1,67 @@
+"""Snapshots under real kills: a server that is killed at any moment starts from a whole snapshot, with the state that the log gives."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from gavel_client import GavelError
+
+from tests.e2e.runs import run_gavel
+from tests.e2e.world import Server, open_bus, poll, proposal, publish_status, run_servers, wait_for_same_head
+
+KILLS = 3
+EVERY = 20
+
+
+async def test_kills_leave_whole_snapshots(redis_url: str, bus: str, tmp_path: Path) -> None:
+    """After kills under load, some of them during the writing of a snapshot, each start reads a snapshot, and the state is that of a server
+    that reads the whole log. Nothing half is left, and the log is proved.
+    """
+    server = Server(tmp_path / "first", redis_url=redis_url, options=["--no-front", "--snapshot-every", str(EVERY)])
+    plain = Server(tmp_path / "second", redis_url=redis_url, options=["--no-front", "--snapshot-every", "0"])
+    directory = server.data / "snapshots" / bus
+    randomness = random.Random(bus)
+    with run_servers(server, plain):
+        async with plain.client(bus) as client:
+            await open_bus(client)
+            for round_number in range(KILLS):
+                before = {path.name for path in directory.glob("*.snapshot")}
+                async with server.client(bus, tries_max=1) as killed:
+                    working = asyncio.create_task(_work(killed, f"parcel/{round_number}"))
+
+                    async def grown(before: set[str] = before) -> bool | None:
+                        return {path.name for path in directory.glob("*.snapshot")} != before or None
+
+                    await poll(grown)
+                    await asyncio.sleep(randomness.random() / 10)
+                    server.kill()
+                    await asyncio.wait([working])
+                log_bytes = len(server.log())
+                server.start()
+                async with server.client(bus) as again:
+                    statuses = await wait_for_same_head([client, again])
+                assert statuses[0].projection_digest == statuses[1].projection_digest
+                assert not statuses[0].HasField("newest_snapshot")
+                assert statuses[1].newest_snapshot.sequence_number > 0
+                assert f"snapshot.read                  bus={bus}" in server.log()[log_bytes:]
+            async with server.client(bus) as last:
+                head = (await last.get_status()).head_sequence_number
+        assert 0 == server.terminate()
+    assert "snapshot.refused" not in server.log()
+    assert [] == list(directory.glob("*.new"))
+    assert f"{head:019}.snapshot" in {path.name for path in directory.iterdir()}
+    replayed = run_gavel(["replay", "--redis", redis_url, "--bus", bus], {})
+    assert 0 == replayed.returncode, replayed
+
+
+async def _work(client: object, subject: str) -> None:
+    """Publish and propose until the server is gone."""
+    for number in range(100_000):
+        try:
+            facts = await publish_status(client, [f"{subject}-{number}-{part}" for part in range(5)])  # type: ignore[arg-type]
+            for fact in facts.values():
+                await client.submit_proposal(proposal(fact))  # type: ignore[attr-defined]
+        except GavelError:
+            return
