@@ -264,10 +264,10 @@ class Replica:
             self._is_reading or self.has_diverged or self.state.has_uncommitted_changes or not is_implemented(self.state.arbiter_version)
         )
 
-    def write_last_snapshot(self) -> None:
-        """Write a snapshot of a bus that has stopped."""
+    async def write_last_snapshot(self) -> None:
+        """Write a snapshot of a bus that has stopped, in a thread: others may have work left."""
         if self.snapshots is not None and self.is_settled:
-            self.snapshots.write_last(self.state, self.head, self.incarnation, self.trace_owners)
+            await asyncio.to_thread(self.snapshots.write_last, self.state, self.head, self.incarnation, self.trace_owners)
 
     @property
     def lacks_attestation(self) -> bool:

@@ -146,7 +146,7 @@ class Sequencer:
         self.replica.contest_waiters.dismiss_all(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down")
         await self.replica.answers.stop()
         await self.replica.save_checkpoint()
-        await asyncio.to_thread(self.replica.write_last_snapshot)
+        await self.replica.write_last_snapshot()
         self._wake_readers()
 
     @property
