@@ -24,7 +24,7 @@ _STDERR: Final = 2
 _NICENESS: Final = 10
 
 
-def fork(work: Callable[[], None]) -> int:
+def fork(work: Callable[[], object]) -> int:
     """Do `work` in a child; return its process id. Its exit status is 0, the errno of an OSError, or EXIT_FAILED."""
     with warnings.catch_warnings():
         # Python 3.12 warns of forks beside threads; what the child may do is written above.

@@ -14,7 +14,6 @@ from gavel_rules.events.proposal_view import ProposalView
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.bus.snapshot_writer import write_if_due
 from gavel_server.bus.snapshots import BusSnapshots
-from gavel_server.history import snapshot_files
 from gavel_server.history.snapshot_files import SnapshotFiles
 from structlog.testing import capture_logs
 
@@ -55,7 +54,7 @@ async def run_first(servers: Servers, data: Path) -> None:
     await sequencer.stop()
 
 
-async def reads_of_start(servers: Servers, data: Path) -> tuple[int, list[tuple[str, str]]]:
+async def reads_of_start(servers: Servers, data: Path) -> tuple[int, list[tuple[int, str]]]:
     """Start and stop a server; return the snapshot that it started from (0: none), and those that it refused with the problem.
 
     Its state must be the one that the log gives.
@@ -165,7 +164,7 @@ async def test_a_failure_to_write_is_logged(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch, capture_logs() as lines:
-        patch.setattr(snapshot_files.os, "fsync", refuse)
+        patch.setattr(os, "fsync", refuse)
         await write_if_due(sequencer)
     assert [("snapshot.not_written", "No space left on device")] == [(line["event"], line["problem"]) for line in lines]
     assert None is snapshots.newest

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel_rules.codec.fields import length_prefixed
-from gavel_server.history import snapshot_files
 from gavel_server.history.snapshot_files import SNAPSHOTS_MAX, SnapshotContent, SnapshotError, SnapshotFiles, surplus
 from gavel_server.log import Head
 from gavel_server.process.fork import fork
@@ -132,7 +131,7 @@ def test_a_write_that_is_killed_leaves_nothing_half(files: SnapshotFiles) -> Non
                     os.kill(os.getpid(), signal.SIGKILL)
 
     newer = Killed(STATE, Head(number + 1, b"\7" * 32), "first")
-    _, status = os.waitpid(fork(lambda: files.write(newer) and None), 0)
+    _, status = os.waitpid(fork(lambda: files.write(newer)), 0)
     assert -signal.SIGKILL == os.waitstatus_to_exitcode(status)
     assert [number] == files.numbers()
     assert 2 == len(list(files.directory.iterdir()))
@@ -147,10 +146,10 @@ def test_a_full_disk_leaves_the_older_snapshots(files: SnapshotFiles, monkeypatc
     def refuse(_: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(snapshot_files.os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="No space left"):
         files.write(content())
-    _, status = os.waitpid(fork(lambda: files.write(content()) and None), 0)
+    _, status = os.waitpid(fork(lambda: files.write(content())), 0)
     assert 28 == os.waitstatus_to_exitcode(status)
     files.read(HEAD.sequence_number)
 
