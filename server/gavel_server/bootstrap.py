@@ -52,6 +52,7 @@ from gavel_server.process.telemetry.settings import TelemetryError, read_exports
 from gavel_server.reactors import Reactors
 from gavel_server.rpc.callback_methods import Method
 from gavel_server.rpc.identity.access import AccessControl
+from gavel_server.rpc.identity.closed_grants import ClosedGrants
 from gavel_server.rpc.interceptor import HandlerRegistry, Interceptor
 from gavel_server.rpc.listener import Listener
 from gavel_server.rpc.reflection import Reflection
@@ -194,7 +195,7 @@ async def _serve_on(
         authentication=security.of_calls(),
     )
     security.on_refused = interceptor.note_unauthenticated
-    access = AccessControl(buses, settings.admins)
+    access = AccessControl(buses, settings.admins, closed_grants=ClosedGrants(redis_logs.grants_number, redis_logs.envelope))
     methods = register_services(listener, interceptor, buses, supervisor, access)
     states = _register_libraries(listener, interceptor, buses, access, is_required=security.identity.authenticator is not None)
     async with _listening(settings, listener, security, methods, supervisor) as listening:

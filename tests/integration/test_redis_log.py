@@ -160,9 +160,8 @@ async def test_keys_byte_for_byte(log: RedisLog, client: Any, bus: str) -> None:
     assert rows == await client.xrange(prefix + b"log")
     assert rows[1:2] == await client.xrange(prefix + b"work:decisions")
     assert rows[2:3] == await client.xrange(prefix + b"work:executions")
-    assert {b"sequence_number": b"3", b"chain_hash": hashes[2], b"count": b"3", b"format_version": b"1"} == await client.hgetall(
-        prefix + b"head"
-    )
+    head = {b"sequence_number": b"3", b"chain_hash": hashes[2], b"count": b"3", b"format_version": b"1", b"grants": b"0"}
+    assert head == await client.hgetall(prefix + b"head")
     assert {b"id-1": b"1:2", b"id-2": b"2", b"id-3": b"3"} == await client.hgetall(prefix + b"ids:20000")
     assert 8 * DAY_MS < await client.pttl(prefix + b"ids:20000") <= 9 * DAY_MS
     assert -1 == await client.pttl(prefix + b"log")

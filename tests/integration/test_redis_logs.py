@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
-from gavel_server.log import LogUnavailableError, empty_head
+from gavel_server.log import Entry, LogUnavailableError, empty_head
 from gavel_server.log.protocol import LogVolatileError
 from gavel_server.log.redis.embedded import EmbeddedRedis
 from gavel_server.log.redis.log import RedisLog
@@ -55,6 +55,29 @@ async def test_bus_exists_from_its_first_event(redis_url: str, bus: str, logs: R
     await log.append(empty_head(bus), entries_after(empty_head(bus), 1), NOW_MS, [])
     await log.close()
     assert await logs.exists(bus)
+
+
+async def test_number_of_the_grants(redis_url: str, bus: str, logs: RedisLogs) -> None:
+    """The store tells the number of the last event with grants, and the event; nothing of a log that does not exist or does not tell it."""
+    assert await logs.grants_number(bus) is None
+    assert await logs.envelope(bus, 1) is None
+    log = await RedisLog.connect(redis_url, bus)
+    first = entries_after(empty_head(bus), 2)
+    await log.append(empty_head(bus), first, NOW_MS, [])
+    assert 0 == await logs.grants_number(bus)
+    plain = entries_after(head_of(first), 4)
+    entries = [
+        Entry(one.sequence_number, one.envelope, one.chain_hash, one.event_id, "", deploys_grants=one.sequence_number in (4, 5))
+        for one in plain
+    ]
+    await log.append(head_of(first), entries, NOW_MS, [])
+    await log.append(head_of(entries), entries_after(head_of(entries), 1), NOW_MS, [])
+    await log.close()
+    assert 5 == await logs.grants_number(bus)
+    assert entries[2].envelope == await logs.envelope(bus, 5)
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        await client.hdel(f"gavel:{{{bus}}}:head", "grants")
+    assert await logs.grants_number(bus) is None
 
 
 async def test_existence_is_unknown_without_redis() -> None:

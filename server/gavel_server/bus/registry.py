@@ -13,7 +13,6 @@ from typing import Final
 import structlog
 from gavel.v1 import error_pb2
 from gavel_rules.identity.principal import Principal
-from gavel_rules.state.records import GrantsInForce
 
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError, invalid
@@ -68,8 +67,6 @@ class BusRegistry:
         self._unopened: dict[str, Sequencer] = {}
         self._opening: dict[str, asyncio.Task[Sequencer]] = {}
         self._idle_rounds: dict[str, int] = {}
-        # Grants of buses that were closed here, as they were then.
-        self._grants_when_closed: dict[str, GrantsInForce | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -87,10 +84,6 @@ class BusRegistry:
     def peek(self, name: str) -> Sequencer | None:
         """Return what `find_open` returns, without counting as a call that keeps the bus open."""
         return self._sequencers.get(name or BUS_DEFAULT)
-
-    def grants_when_closed(self, name: str) -> GrantsInForce | None:
-        """Return the grants that a bus had when this process closed it; None: it had none, or was never open here."""
-        return self._grants_when_closed.get(name)
 
     def check_name(self, name: str) -> None:
         """Raise ServiceError if the name is not the name of a bus ("" is the default), or the server is stopping."""
@@ -211,7 +204,6 @@ class BusRegistry:
             if idle_rounds >= IDLE_ROUNDS_MAX and name != BUS_DEFAULT:
                 del self._idle_rounds[name]
                 _LOG.info("bus.closed", bus=name, note="idle; the next call opens it again")
-                self._grants_when_closed[name] = sequencer.replica.state.grants_in_force
                 self._start(self._close(self._sequencers.pop(name)))
 
     async def stop(self) -> None:

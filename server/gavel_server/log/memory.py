@@ -37,6 +37,7 @@ class MemoryLog:
         self._window_ms = idempotency_window_ms
         self._records: list[Record] = []
         self._head = empty_head(bus)
+        self.grants_number = 0  # of the event with the grants in force; 0: none
         self._ids_of_day: defaultdict[int, dict[str, IdEntry]] = defaultdict(dict)
 
     async def head(self) -> Head:
@@ -56,6 +57,7 @@ class MemoryLog:
             raise EventIdTakenError(taken)
         self._records.extend(Record(entry.sequence_number, entry.envelope, entry.chain_hash) for entry in entries)
         self.work.add(entries)
+        self.grants_number = max([self.grants_number, *(entry.sequence_number for entry in entries if entry.deploys_grants)])
         ids = self._ids_of_day[recorded_at_ms // DAY_MS]
         ids.update((entry.event_id, IdEntry(entry.sequence_number, entry.decision_sequence_number)) for entry in entries)
         self._head = Head(entries[-1].sequence_number, entries[-1].chain_hash)

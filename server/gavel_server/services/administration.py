@@ -79,7 +79,7 @@ class AdministrationServicer:
             admin=self._access.is_admin(principal),
         )
         state, incarnation = State(request.bus or BUS_DEFAULT), ""
-        if self._access.may_open(request.bus or BUS_DEFAULT, principal):
+        if await self._access.may_open(request.bus or BUS_DEFAULT, principal):
             try:
                 replica = (await self._buses.existing(request.bus)).replica
                 state, incarnation = replica.state, replica.incarnation
@@ -160,7 +160,7 @@ class AdministrationServicer:
         for name in await self._buses.names():
             if name <= after:
                 continue
-            if not self._access.may_open(name, context.principal):
+            if not await self._access.may_open(name, context.principal):
                 continue
             if len(buses) == page.size:
                 return ListBusesResponse(buses=buses, next_page_token=page.token((buses[-1].name,)))

@@ -43,6 +43,7 @@ from gavel_server.log.memory import MemoryLog
 from gavel_server.process.clock import GuardedClock
 from gavel_server.rpc.identity.access import AccessControl
 from gavel_server.rpc.identity.access_refusals import AccessRefusals
+from gavel_server.rpc.identity.closed_grants import ClosedGrants
 from gavel_server.rpc.interceptor import Interceptor
 from gavel_server.services.registration import register_services
 from google.protobuf.struct_pb2 import Struct
@@ -181,10 +182,12 @@ async def running_world(
     interceptor: Interceptor | None = None,
     admins: Sequence[str] = (),
     names: BusNames | None = None,
+    *,
+    tells_grants: bool = True,
 ) -> AsyncIterator[World]:
     """Serve on a free port of the loopback interface; stop with the block. `interceptor` may identify callers.
 
-    `names` lists the buses of the log store; default: those that are open.
+    `names` lists the buses of the log store; default: those that are open. `tells_grants`: a log tells its grants without being opened.
     """
     clock = clock or Clock()
 
@@ -204,10 +207,20 @@ async def running_world(
         await sequencer.start(opens=interceptor is None or name == BUS_DEFAULT)
         return sequencer
 
+    async def grants_number(name: str) -> int | None:
+        log = await open_log(name, clock)
+        is_known = tells_grants and isinstance(log, MemoryLog) and (await log.head()).sequence_number > 0
+        return log.grants_number if is_known and isinstance(log, MemoryLog) else None
+
+    async def envelope(name: str, sequence_number: int) -> bytes | None:
+        records = await (await open_log(name, clock)).read_many([sequence_number])
+        return records[sequence_number].envelope if records else None
+
     buses = BusRegistry(open_bus, exists, names=names)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
     refusals = AccessRefusals(buses, monotonic=lambda: clock.now_ms / 1000)
-    register_services(server, interceptor or Interceptor(), buses, access=AccessControl(buses, admins, refusals))
+    access = AccessControl(buses, admins, refusals, ClosedGrants(grants_number, envelope))
+    register_services(server, interceptor or Interceptor(), buses, access=access)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -77,6 +77,7 @@ class BatchDecision:
     def __init__(self, state: State, recent_events: RecentEvents, expected_head: Head, now_ms: int, dated_ms: int) -> None:
         self.mark = state.mark()
         self._state = state
+        self._bus_subject = f"bus/{state.bus}"
         self._recent_events = recent_events
         self._expected_head = expected_head
         self._now_ms = now_ms
@@ -196,6 +197,7 @@ class BatchDecision:
             chain_hash = chain(chain_hash, content)
             payload = event.payload
             work: Work = ""
+            deploys_grants = False
             if payload == "decision":
                 if previous_payload in _DECIDABLE:
                     entries[-1].decision_sequence_number = event.sequence_number
@@ -213,7 +215,9 @@ class BatchDecision:
             elif payload in _CITABLE:
                 self._recent_events.add_citable(envelope)
                 self._state.on_undo(partial(self._recent_events.remove_citable, event.sequence_number))
-            entries.append(Entry(event.sequence_number, content, chain_hash, event.event_id, work))
+                if event.subject == self._bus_subject and envelope.fact.HasField("grants_deployed"):
+                    deploys_grants = True
+            entries.append(Entry(event.sequence_number, content, chain_hash, event.event_id, work, deploys_grants=deploys_grants))
             self._envelopes.append(envelope)
             self._trace_ids.append(event.trace_id)
             previous_payload = payload

@@ -7,7 +7,7 @@
 -- KEYS  1 log  2 head  3 work:decisions  4 work:executions  5 work:requests  6 ids of the batch's day
 --       7… ids of the earlier days of the idempotency window, only if there are ids to check
 -- ARGV  1 expected sequence number  2 expected chain hash  3 fence  4 genesis hash  5 format version
---       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, - for none  8 count of ids to check
+--       6 seconds to keep ids  7 one letter per entry: d, x or r for its work queue, g for grants, - for none  8 count of ids to check
 --       9 the chain hashes of all entries, one after the other
 --       10 and 11 the earliest and the latest time of Redis at which the batch may be written, in milliseconds
 --       12 entries that work:requests keeps: nobody has to consume them, and no end of a decision removes them
@@ -20,7 +20,7 @@ local FIXED_ARGUMENTS = 12
 local HASH_BYTES = 32
 -- Far below the 8000 values that Lua can unpack at once.
 local CHUNK = 2000
-local DECISIONS, EXECUTIONS, REQUESTS = byte('d'), byte('x'), byte('r')
+local DECISIONS, EXECUTIONS, REQUESTS, GRANTS = byte('d'), byte('x'), byte('r'), byte('g')
 
 local log_key, head_key, ids_key = KEYS[1], KEYS[2], KEYS[6]
 local number, flags, hashes = tonumber(ARGV[1]), ARGV[7], ARGV[9]
@@ -77,6 +77,8 @@ local function enqueue(queue, id, envelope, hash)
 end
 
 local hash
+-- The number of the event with the grants in force, 0 for none. Logs that were begun without this field lack it until their next grants.
+local grants = head_number == '0' and 0 or nil
 for index = 1, entries do
   local id = string.format('%d-0', number + index)
   local envelope = ARGV[FIXED_ARGUMENTS + index]
@@ -90,6 +92,8 @@ for index = 1, entries do
   elseif flag == REQUESTS then
     enqueue(KEYS[5], id, envelope, hash)
     call('XTRIM', KEYS[5], 'MAXLEN', '~', ARGV[12])
+  elseif flag == GRANTS then
+    grants = number + index
   end
 end
 
@@ -99,4 +103,5 @@ end
 call('EXPIRE', ids_key, ARGV[6])
 call('HSET', head_key, 'sequence_number', string.format('%d', number + entries), 'chain_hash', hash,
   'count', string.format('%d', count + entries), 'format_version', ARGV[5])
+if grants then call('HSET', head_key, 'grants', string.format('%d', grants)) end
 return rebuilt

@@ -90,6 +90,25 @@ class RedisLogs:
                 return True
         return False
 
+    async def grants_number(self, bus: str) -> int | None:
+        """Return the number of the event with the grants in force, without opening the log; 0: there are none.
+
+        None: there is no such log, or its head does not tell. Raises LogUnavailableError.
+        """
+        reads = self._connections.reads
+        (reply,) = await reads.read(("HGET", head_key(bus), "grants"))
+        if isinstance(reply, Exception):
+            raise LogUnavailableError(f"Redis at {reads.address} refuses: {reason(reply)}")
+        return int(reply) if reply is not None and re.fullmatch(rb"\d{1,18}", reply) else None
+
+    async def envelope(self, bus: str, sequence_number: int) -> bytes | None:
+        """Return one event of a log, without opening the log; None: the log does not hold it. Raises LogUnavailableError."""
+        reads = self._connections.reads
+        (reply,) = await reads.read(("XRANGE", log_key(bus), f"{sequence_number}-0", f"{sequence_number}-0"))
+        if isinstance(reply, Exception):
+            raise LogUnavailableError(f"Redis at {reads.address} refuses: {reason(reply)}")
+        return dict(zip(reply[0][1][::2], reply[0][1][1::2], strict=True)).get(b"e") if reply else None
+
     async def names(self) -> list[str]:
         """Return the names of the buses that have a log. Reads the names of all keys. Raises LogUnavailableError."""
         reads = self._connections.reads

@@ -4,7 +4,8 @@ The table of rights is `gavel_rules.identity.rights`. A bus's own grants decide.
 What a call records is checked once more by the core, where the event gets its place in the log. Without authentication nothing is
 checked here.
 
-A bus that does not exist is not opened by a call of an authenticated caller: CreateBus does that.
+A bus that does not exist is not opened by a call of an authenticated caller: CreateBus does that. A bus that is not open in this process
+is opened only for callers that have the right.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from gavel.v1 import error_pb2
-from gavel_rules.identity.grants import GROUP_PREFIX
+from gavel_rules.identity.grants import GROUP_PREFIX, CompiledGrants
 from gavel_rules.identity.principal import SERVER, Principal
 from gavel_rules.identity.rights import RIGHT_OF_RPC, RIGHTS, RPCS_WITHOUT_RIGHT, Right
 from gavel_rules.state.state import State
@@ -21,7 +22,9 @@ from gavel_rules.state.state import State
 from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import ServiceError
+from gavel_server.log import LogError
 from gavel_server.rpc.identity.access_refusals import CREATE_BUS, AccessRefusals
+from gavel_server.rpc.identity.closed_grants import ClosedGrants, KnownGrants
 
 _ALL_RIGHTS: Final = frozenset(RIGHTS)
 
@@ -32,9 +35,17 @@ class AccessControl:
     `refusals` counts the calls that are refused.
     """
 
-    def __init__(self, buses: BusRegistry, admins: Sequence[str] = (), refusals: AccessRefusals | None = None) -> None:
+    def __init__(
+        self,
+        buses: BusRegistry,
+        admins: Sequence[str] = (),
+        refusals: AccessRefusals | None = None,
+        closed_grants: ClosedGrants | None = None,
+    ) -> None:
+        """`closed_grants` reads the grants of buses that are not open in this process; None: they are opened for it."""
         self._buses: Final = buses
         self._admins: Final = frozenset(admins)
+        self._closed_grants: Final = closed_grants
         self.refusals: Final = AccessRefusals(buses) if refusals is None else refusals
 
     def is_bound(self, rpc: str, principal: Principal) -> bool:
@@ -65,40 +76,55 @@ class AccessControl:
         is_own = (viewer.name, viewer.method, viewer.issuer) == (other.name, other.method, other.issuer)
         return is_own or bool(in_force.grants.rights_of(other, state.bus))
 
-    def may_open(self, bus: str, principal: Principal) -> bool:
+    async def may_open(self, bus: str, principal: Principal) -> bool:
         """Return whether a bus is opened in this process, or kept open, to tell a caller about the bus and its own rights there.
 
-        Opening takes memory, and time for a long log. Callers without rights do not cause it: without rights on this bus, as far as this
-        server knows its grants, else without rights on any open bus.
+        Callers without rights on the bus do not cause it. If the grants are not known without opening the bus, rights on any open bus are
+        enough. Raises ServiceError LOG_UNAVAILABLE.
         """
         if principal.is_anonymous or principal == SERVER or self.is_admin(principal):
             return True
         sequencer = self._buses.peek(bus)
         if sequencer is not None:
             return bool(self.rights(principal, sequencer.replica.state))
-        closed = self._buses.grants_when_closed(bus)
-        if closed is not None:
-            return bool(closed.grants.rights_of(principal, bus))
+        known = await self._known_grants(bus)
+        if known is not None:
+            return known.grants is not None and bool(known.grants.rights_of(principal, bus))
         return any(self.rights(principal, sequencer.replica.state) for sequencer in self._buses.all())
 
     def check_open(self, rpc: str, bus: str, principal: Principal, sequencer: Sequencer) -> ServiceError | None:
         """Return why a call is refused on a bus that is open, or None."""
+        state = sequencer.replica.state
+        in_force = state.grants_in_force
+        return self._denial(rpc, bus, principal, self.rights(principal, state), None if in_force is None else in_force.grants)
+
+    async def _known_grants(self, bus: str) -> KnownGrants | None:
+        """Return the grants of a bus that is not open in this process, or None if they are not known. Raises ServiceError."""
+        if self._closed_grants is None:
+            return None
+        try:
+            return await self._closed_grants.of(bus)
+        except LogError as error:
+            raise ServiceError(error_pb2.ERROR_REASON_LOG_UNAVAILABLE, str(error)) from error
+
+    def _denial(
+        self, rpc: str, bus: str, principal: Principal, rights: frozenset[Right], grants: CompiledGrants | None
+    ) -> ServiceError | None:
+        """Return why a call is refused to a caller with `rights` under the grants in force, or None."""
         right = RIGHT_OF_RPC.get(rpc)
         if right is None:  # an RPC that the table has forgotten is open to nobody
             return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, f"no right opens {rpc}")
-        state = sequencer.replica.state
-        if right in self.rights(principal, state):
+        if right in rights:
             return None
-        in_force = state.grants_in_force
-        if in_force is None:
+        if grants is None:
             why = "the bus has no grants, so only administrators of the server's settings may use it"
         else:
-            why = f"no grant of {in_force.deployed.name} version {in_force.deployed.version} gives it the right {right} there"
+            why = f"no grant of {grants.name} version {grants.version} gives it the right {right} there"
         return ServiceError(error_pb2.ERROR_REASON_RIGHT_LACKING, f"{principal.name!r} may not {right} on bus {bus}: {why}")
 
     def check_now(self, rpc: str, bus: str, principal: Principal) -> ServiceError | Awaitable[None] | None:
         """Return why a call is refused, None if it is allowed, or what to await if the bus is not open in this process. Hot path."""
-        sequencer = None if rpc == CREATE_BUS else self._buses.find_open(bus)
+        sequencer = None if rpc == CREATE_BUS else self._buses.peek(bus)
         if sequencer is not None:
             return self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
         return self.check(rpc, bus, principal)
@@ -109,8 +135,24 @@ class AccessControl:
         if rpc == CREATE_BUS:
             await self._check_creation(bus, principal)
             return
-        sequencer = await self._buses.existing(bus)
+        sequencer = self._buses.peek(bus)
+        if sequencer is None:
+            await self._check_closed(rpc, bus or BUS_DEFAULT, principal)
+            sequencer = await self._buses.existing(bus)
         error = self.check_open(rpc, bus or BUS_DEFAULT, principal, sequencer)
+        if error is not None:
+            raise error
+
+    async def _check_closed(self, rpc: str, bus: str, principal: Principal) -> None:
+        """Raise ServiceError if a call is refused on a bus that is not open in this process, as far as its grants are known."""
+        known = await self._known_grants(bus)
+        if known is None:
+            return
+        if known.grants is not None:
+            rights = known.grants.rights_of(principal, bus)
+        else:
+            rights = _ALL_RIGHTS if self.is_admin(principal) else frozenset()
+        error = self._denial(rpc, bus, principal, rights, known.grants)
         if error is not None:
             raise error
 

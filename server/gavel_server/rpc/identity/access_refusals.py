@@ -131,18 +131,17 @@ class AccessRefusals:
             return
         is_known = error.reason != _UNAUTHENTICATED
         bus = BUS_DEFAULT if not is_known or rpc == CREATE_BUS else bus or BUS_DEFAULT
-        with suppress(ServiceError):  # the bus was replaced
-            sequencer = self._buses.find_open(bus)
-            if sequencer is None or (is_known and principal.is_anonymous and sequencer.replica.state.grants_in_force is None):
-                return  # without authentication a refused call leaves no trace in the log
-            reason = reason_name(error.reason)
-            tally = self._tally(bus, _Key(principal.name if is_known else "", principal.method if is_known else "", reason))
-            now_ms = sequencer.now_ms()
-            if not tally.count:
-                tally.first_ms, tally.rpc = now_ms, rpc
-                tally.producer, tally.category = _claim(rpc, request if is_known else None)
-            tally.count += 1
-            tally.last_ms = max(now_ms, tally.first_ms)
+        sequencer = self._buses.peek(bus)
+        if sequencer is None or (is_known and principal.is_anonymous and sequencer.replica.state.grants_in_force is None):
+            return  # without authentication a refused call leaves no trace in the log
+        reason = reason_name(error.reason)
+        tally = self._tally(bus, _Key(principal.name if is_known else "", principal.method if is_known else "", reason))
+        now_ms = sequencer.now_ms()
+        if not tally.count:
+            tally.first_ms, tally.rpc = now_ms, rpc
+            tally.producer, tally.category = _claim(rpc, request if is_known else None)
+        tally.count += 1
+        tally.last_ms = max(now_ms, tally.first_ms)
 
     async def record_forever(self) -> None:
         """Record what is due, until cancelled."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+import grpc
 from gavel_rules.identity.principal import ANONYMOUS, Principal
 from gavel_server.identity.sessions import Session
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.interceptor import Interceptor
+from gavel_server.rpc.service_descriptors import SERVICES
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from grpc_status import rpc_status
 
+from tests.integration.services.world import World, refusal_of
 from tests.support.hashes import sha256_of
 
 _KEY: Final = "test-principal"
@@ -63,3 +69,44 @@ def by(principal: Principal) -> tuple[tuple[str, str], ...]:
         "credential_id": principal.credential_id,
     }
     return ((_KEY, json.dumps(fields)),)
+
+
+def rpcs() -> dict[str, MethodDescriptor]:
+    """Every RPC of the contract, by its name."""
+    return {f"{service.full_name}/{method.name}": method for service in SERVICES for method in service.methods}
+
+
+async def reason_of(world: World, name: str, method: MethodDescriptor, principal: Principal, bus: str = "") -> str:
+    """Return the reason with which a call without arguments is refused, "" if it is not."""
+    request: Any = GetMessageClass(method.input_type)()
+    if method.name == "CreateBus":
+        request.bus = "new"
+    elif bus:
+        named = request if "bus" in method.input_type.fields_by_name else request.open
+        named.bus = bus
+    data = request.SerializeToString()
+    shape = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+    call: Any = getattr(world.channel, shape)(f"/{name}")
+    try:
+        if method.client_streaming:
+            answers = call(iter([data]), metadata=by(principal), timeout=30)
+        else:
+            answers = call(data, metadata=by(principal), timeout=30)
+        if not method.server_streaming:
+            await answers
+            return ""
+        async for answer in answers:
+            return _reason_in(answer, method)
+    except grpc.aio.AioRpcError as error:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it reads the trailers, which this has
+        return "" if status is None else refusal_of(status, error.code()).reason
+    finally:
+        if method.server_streaming:
+            answers.cancel()
+    return ""
+
+
+def _reason_in(answer: bytes, method: MethodDescriptor) -> str:
+    """Return the reason in a response of a stream whose requests are answered one by one."""
+    response: Any = GetMessageClass(method.output_type).FromString(answer)
+    return refusal_of(response.error).reason if "error" in response.DESCRIPTOR.fields_by_name and response.HasField("error") else ""

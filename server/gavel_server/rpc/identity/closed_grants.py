@@ -1,0 +1,61 @@
+"""The grants of a bus that is not open in this process, which the log store tells without opening the bus.
+
+Opening a bus takes memory, and time for a long log. A caller without rights on the bus must not cause it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.identity.grants import CompiledGrants, compile_grants
+
+# Buses whose grants are kept. Beyond that, those that nobody has asked for longest are read again.
+BUSES_MAX: Final = 256
+
+GrantsNumber = Callable[[str], Awaitable[int | None]]
+"""Returns the number of the event with a bus's grants in force; 0: there are none; None: unknown. Raises LogError."""
+ReadEnvelope = Callable[[str, int], Awaitable[bytes | None]]
+"""Returns an event of a bus by its number, None if it is absent. Raises LogError."""
+
+
+class KnownGrants(NamedTuple):
+    """The grants in force on a bus; None: the bus has none."""
+
+    grants: CompiledGrants | None
+
+
+class ClosedGrants:
+    """Reads the grants of closed buses from the log store."""
+
+    def __init__(self, grants_number: GrantsNumber, read_envelope: ReadEnvelope) -> None:
+        self._grants_number: Final = grants_number
+        self._read_envelope: Final = read_envelope
+        self._compiled: Final[OrderedDict[str, tuple[int, CompiledGrants]]] = OrderedDict()
+        # Large grants take a while to compile: one at a time, in a thread.
+        self._compiling: Final = asyncio.Lock()
+
+    async def of(self, bus: str) -> KnownGrants | None:
+        """Return the grants of a bus, as of now; None: they are not known without opening the bus. Raises LogError."""
+        number = await self._grants_number(bus)
+        if number is None:
+            return None
+        if number == 0:
+            return KnownGrants(None)
+        async with self._compiling:
+            known = self._compiled.get(bus)
+            if known is None or known[0] != number:
+                content = await self._read_envelope(bus, number)
+                if content is None:
+                    return None
+                text = Envelope.FromString(content).fact.grants_deployed.canonical_json
+                if not text:
+                    return None  # the log is damaged; opening it tells how
+                known = self._compiled[bus] = number, await asyncio.to_thread(compile_grants, text)
+                if len(self._compiled) > BUSES_MAX:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(bus)
+            return KnownGrants(known[1])
