@@ -127,10 +127,9 @@ async def _outcome(asked: ModelProvider, server: TranscriptServer, reply: Reply)
 @pytest.mark.parametrize("api", APIS.values())
 async def test_a_cut_within_a_character_is_an_error(api: str, server: TranscriptServer) -> None:
     """Half a character of UTF-8 at the end of a stream is a failure like any other cut."""
-    name = "research" if api == "responses" else "text"
-    cut = transcript(api, name, ".sse").read_bytes().index("✅".encode()) + 1
-    async with provider(server, api, name) as asked:
-        assert await _outcome(asked, server, Reply(name, cut=cut)) in ("malformed", "incomplete_stream")
+    cut = transcript(api, "text", ".sse").read_bytes().index("✅".encode()) + 1
+    async with provider(server, api, "text") as asked:
+        assert await _outcome(asked, server, Reply("text", cut=cut)) in ("malformed", "incomplete_stream")
 
 
 def _without_secrets(raw: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +264,7 @@ async def test_a_conversation_goes_on_with_any_provider(api: str, answered_by: s
         answer = await first.complete(CONVERSATION)
     outputs = [ToolMessage(call.call_id, call.name, "delivered") for call in answer.tool_calls]
     follow_up = dataclasses.replace(CONVERSATION, messages=[*CONVERSATION.messages, AssistantMessage(answer), *outputs])
-    async with provider(server, api, "text" if api != "responses" else "research") as asked:
+    async with provider(server, api, "text") as asked:
         await asked.complete(follow_up)
     body = server.requests[-1].body
     _validate(api, body)

@@ -5,6 +5,7 @@ none of their types is visible. *Service* (`LLMService`): retries and failover o
 for each call. *Agent* (`Agent`): turns of a model and its tools.
 """
 
+from gavel_client.llm.attempts import RetryPolicy
 from gavel_client.llm.errors import (
     InvalidOutputError,
     LLMError,
@@ -13,6 +14,7 @@ from gavel_client.llm.errors import (
     MissingPackageError,
     UnknownProviderEvent,
 )
+from gavel_client.llm.invocations import InvocationRecorder, LLMContext
 from gavel_client.llm.models import (
     LLMProviderMeta,
     LLMResponse,
@@ -36,12 +38,16 @@ from gavel_client.llm.requests import (
     ToolMessage,
     UserMessage,
 )
+from gavel_client.llm.service import LLMJson, LLMService
 
 __all__ = [
     "AssistantMessage",
     "InvalidOutputError",
+    "InvocationRecorder",
+    "LLMContext",
     "LLMError",
     "LLMFailedError",
+    "LLMJson",
     "LLMMessage",
     "LLMProvider",
     "LLMProviderError",
@@ -49,6 +55,7 @@ __all__ = [
     "LLMRequest",
     "LLMResponse",
     "LLMSegment",
+    "LLMService",
     "LLMSettings",
     "LLMStreamChunk",
     "LLMStreamError",
@@ -58,6 +65,7 @@ __all__ = [
     "LLMUsage",
     "MissingPackageError",
     "ModelProvider",
+    "RetryPolicy",
     "SystemMessage",
     "ToolMessage",
     "UnknownProviderEvent",

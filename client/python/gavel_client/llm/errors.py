@@ -85,11 +85,11 @@ class LLMFailedError(LLMError):
 
 
 class InvalidOutputError(LLMError):
-    """The model's text is not JSON of the schema. `response` is its last answer, `problems` say what is wrong."""
+    """The model's text is not JSON of the schema. `response` is its last answer, `problem` says what is wrong."""
 
-    def __init__(self, problems: tuple[str, ...], response: LLMResponse) -> None:
-        super().__init__("the model's output does not match the schema: " + "; ".join(problems))
-        self.problems: Final = problems
+    def __init__(self, problem: str, response: LLMResponse) -> None:
+        super().__init__(f"the model's output does not match the schema: {problem}")
+        self.problem: Final = problem
         self.response: Final = response
 
 

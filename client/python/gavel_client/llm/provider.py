@@ -164,13 +164,7 @@ class ModelProvider:
             raise
         finally:
             await _close(transport_events)
-        yield LLMStreamEvent(
-            "response.completed",
-            LLMStreamChunk(response=response),
-            response.segments,
-            response.provider_meta,
-            raw_events[-1],
-        )
+        yield completed_event(response)
 
     async def close(self) -> None:
         """Close the provider's connections."""
@@ -194,6 +188,12 @@ class ModelProvider:
             provider_meta=(LLMProviderMeta(self._name, self._model, latency_ms, {"api": self._wire.api}),),
             raw_events=tuple(raw_events),
         )
+
+
+def completed_event(response: LLMResponse) -> LLMStreamEvent:
+    """Return the last event of a stream that gave a complete response."""
+    chunk = LLMStreamChunk(response=response)
+    return LLMStreamEvent("response.completed", chunk, response.segments, response.provider_meta, response.raw_events[-1])
 
 
 def error_event(error: LLMProviderError, provider_meta: tuple[LLMProviderMeta, ...] = ()) -> LLMStreamEvent:

@@ -1,0 +1,162 @@
+"""The record of each call of a model: the diagnostic event LlmInvocationCommitted (constitution 000 §2, 003).
+
+The event names the models asked and answering, provider, settings, tokens, attempts and latency, and has hashes of prompt and output. It
+has no text. With an evidence store, prompt and output are kept there, and the event says where. An answer is handed to its caller only
+after its event is in the log.
+
+`prompt_hash` covers messages, tools and the schema of the output, without model, settings and the ids of calls, which providers choose:
+equal prompts have equal hashes with every provider. docs/hashing.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gavel.v1.common_pb2 import Producer, VersionBinding
+from gavel.v1.diagnostic_pb2 import LlmAttempt, LlmInvocation
+from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_client.envelopes import content_hash, diagnostic_envelope
+from gavel_client.evidence.store import EvidenceStore
+from gavel_client.llm.models import JsonObject, LLMProviderMeta, LLMResponse, LLMToolCall
+from gavel_client.llm.requests import AssistantMessage, LLMMessage, LLMRequest, SystemMessage, ToolMessage, UserMessage
+from gavel_client.rpc.client import GavelClient
+from gavel_client.values import to_struct
+
+KIND: Final = "LlmInvocationCommitted"
+# The entry in `extras` of a response that names its event.
+INVOCATION: Final = "gavel_invocation"
+ATTEMPTS_RECORDED_MAX: Final = 64
+
+
+@dataclass(frozen=True)
+class LLMContext:
+    """Where a call belongs: the subject and trace of its event, and the event that caused it."""
+
+    subject: str
+    trace_id: str = ""
+    causation_id: str = ""
+    version_binding: VersionBinding | None = None
+
+    @classmethod
+    def of(cls, event: Envelope) -> LLMContext:
+        """Return the context of a call that a recorded event caused."""
+        return cls(event.subject, event.trace_id, event.event_id)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One call with all its attempts; `response` is None if there is no complete answer."""
+
+    request: LLMRequest
+    settings: JsonObject
+    requested_model: str
+    provider_meta: Sequence[LLMProviderMeta]
+    duration_ms: int
+    response: LLMResponse | None
+
+
+class InvocationRecorder:
+    """Records calls in the name of an agent. `evidence` turns the capture of prompts and outputs on."""
+
+    def __init__(self, client: GavelClient, producer: Producer, *, evidence: EvidenceStore | None = None) -> None:
+        self._client = client
+        self._producer = producer
+        self._evidence = evidence
+
+    async def record(self, invocation: Invocation, context: LLMContext | None) -> Envelope:
+        """Record a call; return the event. Without a context the call is a trace of its own, on the subject `agent/ID`.
+
+        Raises GavelError if the event cannot be recorded, EvidenceError if the evidence cannot be kept.
+        """
+        context = context or LLMContext(f"agent/{self._producer.id}")
+        detail = _detail(invocation)
+        if self._evidence is not None:
+            detail.evidence_hash, detail.evidence_uri = await asyncio.to_thread(self._evidence.put, evidence_of(invocation))
+        envelope = diagnostic_envelope(
+            context.subject,
+            self._producer,
+            kind=KIND,
+            llm_invocation=detail,
+            trace_id=context.trace_id,
+            causation_id=context.causation_id,
+            version_binding=context.version_binding,
+        )
+        return (await self._client.publish_event(envelope)).envelope
+
+
+def prompt_json(request: LLMRequest) -> JsonObject:
+    """Return the prompt as JSON values, the same for every provider."""
+    prompt: dict[str, Any] = {"messages": [_message_json(message) for message in request.messages]}
+    if request.tools:
+        prompt["tools"] = [{"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in request.tools]
+    if request.output_schema is not None:
+        prompt["output_schema"] = request.output_schema
+    return prompt
+
+
+def output_json(response: LLMResponse) -> JsonObject:
+    """Return the output as JSON values: text and tool calls."""
+    return {"text": response.text, "tool_calls": _calls_json(response.tool_calls)}
+
+
+def evidence_of(invocation: Invocation) -> bytes:
+    """Return what is captured of a call: the canonical JSON of prompt and output."""
+    import rfc8785
+
+    output = None if invocation.response is None else output_json(invocation.response)
+    return rfc8785.dumps({"prompt": prompt_json(invocation.request), "output": output})
+
+
+def _detail(invocation: Invocation) -> LlmInvocation:
+    detail = LlmInvocation(
+        requested_model=invocation.requested_model,
+        prompt_hash=content_hash(prompt_json(invocation.request)),
+        duration_ms=invocation.duration_ms,
+        attempts=[_attempt(meta) for meta in invocation.provider_meta[-ATTEMPTS_RECORDED_MAX:]],
+    )
+    settings = {name: value for name, value in invocation.settings.items() if name != "temperature"}
+    detail.settings.CopyFrom(to_struct(settings, "settings"))
+    temperature = invocation.settings.get("temperature")
+    if temperature is not None:
+        detail.llm_temperature = float(temperature)
+    response = invocation.response
+    if response is not None:
+        detail.llm_model = response.model
+        detail.llm_provider = response.provider_meta[-1].provider_name
+        detail.response_id = response.id
+        detail.output_hash = content_hash(output_json(response))
+        if response.usage is not None:
+            detail.token_count = response.usage.total_tokens
+            detail.input_token_count = response.usage.input_tokens
+            detail.output_token_count = response.usage.output_tokens
+    return detail
+
+
+def _attempt(meta: LLMProviderMeta) -> LlmAttempt:
+    error = meta.extra.get("error")
+    return LlmAttempt(
+        llm_provider=meta.provider_name,
+        requested_model=meta.model,
+        error_code="" if error is None else error["code"].upper(),
+        duration_ms=int(meta.latency_ms or 0),
+    )
+
+
+def _message_json(message: LLMMessage) -> JsonObject:
+    match message:
+        case SystemMessage(text):
+            return {"role": "system", "text": text}
+        case UserMessage(text):
+            return {"role": "user", "text": text}
+        case AssistantMessage(response):
+            return {"role": "assistant", "text": response.text, "tool_calls": _calls_json(response.tool_calls)}
+        case ToolMessage(name=name, output=output, is_error=is_error):
+            return {"role": "tool", "name": name, "text": output, "is_error": is_error}
+
+
+def _calls_json(calls: Sequence[LLMToolCall]) -> list[JsonObject]:
+    return [{"name": call.name, "arguments": call.arguments} for call in calls]

@@ -1,0 +1,181 @@
+"""The service layer: one call of a model, with retries and failover over several providers, recorded in the log.
+
+    service = LLMService([openai_responses("gpt-5.2"), anthropic_messages("claude-opus-4-6")], recorder=InvocationRecorder(client, AGENT))
+    response = await service.complete(LLMRequest([UserMessage("…")]), context=LLMContext.of(complaint))
+
+It returns the provider's response whole. All attempts are in `provider_meta`, the event of the call is in `extras["gavel_invocation"]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from typing_extensions import Self
+
+from gavel_client.llm.attempts import Attempts, RetryPolicy
+from gavel_client.llm.errors import InvalidOutputError, LLMError, LLMFailedError, LLMProviderError
+from gavel_client.llm.invocations import INVOCATION, Invocation, InvocationRecorder, LLMContext
+from gavel_client.llm.models import LLMProviderMeta, LLMResponse, LLMStreamEvent
+from gavel_client.llm.provider import LLMProvider, completed_event, error_event
+from gavel_client.llm.requests import AssistantMessage, LLMRequest, UserMessage
+from gavel_client.tools.schemas import Schemas
+from gavel_client.values import to_struct
+
+OUTPUTS_MAX_DEFAULT: Final = 2
+
+
+@dataclass(frozen=True)
+class LLMJson:
+    """A decoded output that matches its schema, and the response that it came from."""
+
+    value: Any
+    response: LLMResponse
+
+
+class LLMService:
+    """Asks `providers` in order: the first one, and another only after it has failed.
+
+    With a `recorder` every call leaves the diagnostic LlmInvocationCommitted, also one that fails or that its caller leaves, and an answer
+    whose event cannot be recorded is not given out.
+    """
+
+    def __init__(
+        self, providers: Sequence[LLMProvider], *, recorder: InvocationRecorder | None = None, policy: RetryPolicy | None = None
+    ) -> None:
+        if not providers:
+            raise ValueError("a service needs at least one provider")
+        self._providers = tuple(providers)
+        self._recorder = recorder
+        self._policy = policy or RetryPolicy()
+
+    @cached_property
+    def _schemas(self) -> Schemas:
+        return Schemas()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections of the providers."""
+        for provider in self._providers:
+            await provider.close()
+
+    async def complete(self, request: LLMRequest, *, context: LLMContext | None = None) -> LLMResponse:
+        """Return the model's answer.
+
+        Raises LLMFailedError if no provider answered, UnknownProviderEvent for an answer that its adapter does not know, GavelError if the
+        call cannot be recorded.
+        """
+        attempts = Attempts(self._providers, self._policy)
+        try:
+            while True:
+                timeout_ms = attempts.begin()
+                try:
+                    response = await attempts.provider.complete(request, timeout_ms=timeout_ms)
+                    break
+                except LLMProviderError as error:
+                    await attempts.fail(error)
+        except (LLMError, asyncio.CancelledError) as error:
+            await self._record_failure(request, attempts, error, context)
+            raise
+        return await self._record(request, attempts, attempts.succeed(response), context)
+
+    async def stream(self, request: LLMRequest, *, context: LLMContext | None = None) -> AsyncIterator[LLMStreamEvent]:
+        """Yield the answer as it comes; the last event has the response that `complete` returns.
+
+        Another attempt follows a failure only before the first event: afterwards the caller has seen a part of the answer. Then the last
+        event is "response.error", and the iteration raises LLMFailedError. Raises what `complete` raises.
+        """
+        attempts = Attempts(self._providers, self._policy)
+        answer: LLMResponse | None = None
+        has_output = False
+        try:
+            while answer is None:
+                events = attempts.provider.stream(request, timeout_ms=attempts.begin())
+                try:
+                    async with aclosing(events):  # type: ignore[type-var]  # an asynchronous generator
+                        async for event in events:
+                            if event.chunk.response is not None:
+                                answer = event.chunk.response
+                            elif event.event_type != "response.error":  # its exception follows
+                                has_output = True
+                                yield event
+                except LLMProviderError as error:
+                    if not has_output:
+                        await attempts.fail(error)
+                        continue
+                    attempts.end(error)
+                    yield error_event(error, attempts.provider_meta)
+                    raise LLMFailedError(attempts.provider_meta) from error
+        except (LLMError, asyncio.CancelledError, GeneratorExit) as error:
+            await self._record_failure(request, attempts, error, context)
+            raise
+        yield completed_event(await self._record(request, attempts, attempts.succeed(answer), context))
+
+    async def complete_json(
+        self,
+        request: LLMRequest,
+        schema: Mapping[str, Any],
+        *,
+        context: LLMContext | None = None,
+        outputs_max: int = OUTPUTS_MAX_DEFAULT,
+    ) -> LLMJson:
+        """Return the model's answer decoded from JSON, if it matches `schema` (JSON Schema 2020-12), and the response.
+
+        An output that does not match is sent back with its problems, up to `outputs_max` outputs in all; each is a call of its own. The
+        attempts of all of them are in the response's `provider_meta`. Raises InvalidOutputError if the last one does not match either, and
+        what `complete` raises.
+        """
+        request = dataclasses.replace(request, output_schema=schema)
+        rejected: tuple[LLMProviderMeta, ...] = ()
+        for remaining in reversed(range(outputs_max)):
+            response = await self.complete(request, context=context)
+            response = dataclasses.replace(response, provider_meta=rejected + response.provider_meta)
+            value, problem = self._decode(response, schema)
+            if not problem:
+                return LLMJson(value, response)
+            if not remaining:
+                raise InvalidOutputError(problem, response)
+            *earlier, last = response.provider_meta
+            failure = {"code": "invalid_output", "message": problem}
+            rejected = (*earlier, dataclasses.replace(last, extra={**last.extra, "error": failure}))
+            advice = UserMessage(f"The output does not match the schema: {problem}. Answer with the corrected JSON alone.")
+            request = dataclasses.replace(request, messages=[*request.messages, AssistantMessage(response), advice])
+        raise ValueError(f"outputs_max is {outputs_max}; it must be positive")
+
+    def _decode(self, response: LLMResponse, schema: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return the decoded output and the problem with it; "" if there is none."""
+        if response.finish_reason != "stop":
+            return None, f"the answer ended by {response.finish_reason}"
+        try:
+            value = json.loads(response.text)
+        except ValueError as error:
+            return None, f"the output is not JSON: {error}"
+        return value, self._schemas.problem(to_struct(schema, "schema"), value, "output")
+
+    async def _record(self, request: LLMRequest, attempts: Attempts, response: LLMResponse, context: LLMContext | None) -> LLMResponse:
+        if self._recorder is None:
+            return response
+        event = await self._recorder.record(self._invocation(request, attempts, response), context)
+        entry = {"event_id": event.event_id, "sequence_number": event.sequence_number, "trace_id": event.trace_id}
+        return dataclasses.replace(response, extras={**response.extras, INVOCATION: entry})
+
+    async def _record_failure(self, request: LLMRequest, attempts: Attempts, error: BaseException, context: LLMContext | None) -> None:
+        attempts.abandon(error)
+        if self._recorder is not None:
+            # The caller may be leaving: the event is recorded all the same.
+            await asyncio.shield(self._recorder.record(self._invocation(request, attempts, None), context))
+
+    def _invocation(self, request: LLMRequest, attempts: Attempts, response: LLMResponse | None) -> Invocation:
+        provider = attempts.provider
+        return Invocation(request, provider.settings(request), provider.model, attempts.provider_meta, attempts.duration_ms, response)
