@@ -5,6 +5,9 @@ none of their types is visible. *Service* (`LLMService`): retries and failover o
 for each call. *Agent* (`Agent`): turns of a model and its tools.
 """
 
+from gavel_client.llm.agent import Agent
+from gavel_client.llm.agent_results import AgentResponse, AgentStoppedError, AgentTurn, ToolExecutionResult
+from gavel_client.llm.agent_tools import ActionTool, AgentRun, AgentTool, FinalAnswer, RuntimeTool, runtime_tool
 from gavel_client.llm.attempts import RetryPolicy
 from gavel_client.llm.errors import (
     InvalidOutputError,
@@ -41,7 +44,15 @@ from gavel_client.llm.requests import (
 from gavel_client.llm.service import LLMJson, LLMService
 
 __all__ = [
+    "ActionTool",
+    "Agent",
+    "AgentResponse",
+    "AgentRun",
+    "AgentStoppedError",
+    "AgentTool",
+    "AgentTurn",
     "AssistantMessage",
+    "FinalAnswer",
     "InvalidOutputError",
     "InvocationRecorder",
     "LLMContext",
@@ -66,11 +77,14 @@ __all__ = [
     "MissingPackageError",
     "ModelProvider",
     "RetryPolicy",
+    "RuntimeTool",
     "SystemMessage",
+    "ToolExecutionResult",
     "ToolMessage",
     "UnknownProviderEvent",
     "UserMessage",
     "anthropic_messages",
     "chat_completions",
     "openai_responses",
+    "runtime_tool",
 ]

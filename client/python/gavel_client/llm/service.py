@@ -55,6 +55,11 @@ class LLMService:
         self._recorder = recorder
         self._policy = policy or RetryPolicy()
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether every call leaves its event."""
+        return self._recorder is not None
+
     @cached_property
     def _schemas(self) -> Schemas:
         return Schemas()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +30,12 @@ from gavel_client.llm.invocations import output_json, prompt_json
 from gavel_client.rpc.backoff import Backoff
 from gavel_client.values import from_struct
 
-from tests.integration.services.world import AGENT, ORDERS, World
+from tests.integration.services.world import AGENT, ORDERS
 from tests.support.llm.transcripts import Reply, TranscriptServer, stream_frames
 
 PRIVATE = "the customer's diagnosis"
 QUESTION = LLMRequest([SystemMessage("Be brief."), UserMessage(PRIVATE)], settings=LLMSettings(temperature=0.25, max_output_tokens=500))
 OVERLOADED = Reply(status=529, body={"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})
-
-
-@pytest.fixture
-def models() -> Iterator[TranscriptServer]:
-    """A server of transcripts."""
-    with TranscriptServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(world: World) -> GavelClient:
-    """A client of the server."""
-    return GavelClient(world.channel)
 
 
 def service(client: GavelClient, models: TranscriptServer, model: str = "text", evidence: EvidenceStore | None = None) -> LLMService:
