@@ -20,6 +20,11 @@ def head_key(bus: str) -> str:
     return f"gavel:{{{bus}}}:head"
 
 
+def checkpoint_key(bus: str) -> str:
+    """Return the key of the newest published checkpoint, a signed note (docs/proofs.md)."""
+    return f"gavel:{{{bus}}}:checkpoint"
+
+
 def work_key(bus: str, queue: str) -> str:
     """Return the key of a work queue, e.g. "decisions": a stream whose entries have the ids and fields of the log's."""
     return f"gavel:{{{bus}}}:work:{queue}"

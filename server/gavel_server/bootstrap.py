@@ -196,7 +196,7 @@ async def _serve_on(
     )
     security.on_refused = interceptor.note_unauthenticated
     access = AccessControl(buses, settings.admins, closed_grants=ClosedGrants(redis_logs.grants_number, redis_logs.envelope))
-    methods = register_services(listener, interceptor, buses, supervisor, access)
+    methods = register_services(listener, interceptor, buses, supervisor, access, settings.data / "proofs")
     states = _register_libraries(listener, interceptor, buses, access, is_required=security.identity.authenticator is not None)
     async with _listening(settings, listener, security, methods, supervisor) as listening:
         if reactors is not None:

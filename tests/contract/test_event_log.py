@@ -308,6 +308,16 @@ async def test_clock_and_groups(log: EventLog) -> None:
     await log.ensure_groups()
 
 
+async def test_published_checkpoint(open_log: OpenLog, bus: str) -> None:
+    """The newest published checkpoint is returned byte for byte to every server, and is no event."""
+    one, other = await open_log(), await open_log()
+    assert await one.published_checkpoint() is None
+    for note in ("gavel/bus\n1\n", "gavel/bus\n2\n\n\u2014 name c2ln\n"):
+        await one.publish_checkpoint(note.encode())
+        assert note.encode() == await other.published_checkpoint()
+    assert empty_head(bus) == await one.head()
+
+
 async def test_the_head_settles_unknown_outcomes(open_log: OpenLog, bus: str) -> None:
     """Despite lost requests, lost replies, refusals and rivals, a writer that reads the head appends each batch exactly once."""
 

@@ -82,6 +82,14 @@ class Link:
         """See EventLog."""
         return await self._call(self._log.time_ms)
 
+    async def published_checkpoint(self) -> bytes | None:
+        """See EventLog."""
+        return await self._call(self._log.published_checkpoint)
+
+    async def publish_checkpoint(self, note: bytes) -> None:
+        """See EventLog."""
+        await self._call(lambda: self._log.publish_checkpoint(note))
+
     async def durability(self) -> list[str]:
         """See EventLog."""
         return await self._call(self._log.durability)

@@ -68,7 +68,11 @@ RPCS_OF_RIGHT: Final[Mapping[Right, tuple[str, ...]]] = {
     "activate": ("gavel.v1.RuleSetService/ActivateRuleSet", "gavel.v1.RuleSetService/DeactivateRuleSet"),
     "simulate": ("gavel.v1.RuleSetService/SimulateRuleSet",),
     "replay": ("gavel.v1.ReplayService/VerifyReplay",),
-    "prove": (),
+    "prove": (
+        "gavel.v1.ProofService/GetCheckpoint",
+        "gavel.v1.ProofService/GetInclusionProof",
+        "gavel.v1.ProofService/GetConsistencyProof",
+    ),
     "tools": (
         "gavel.v1.ToolService/RegisterContract",
         "gavel.v1.ToolService/RegisterProvider",
@@ -79,6 +83,7 @@ RPCS_OF_RIGHT: Final[Mapping[Right, tuple[str, ...]]] = {
     "operate": (
         "gavel.v1.AdministrationService/CreateBus",
         "gavel.v1.EventService/AcceptClock",
+        "gavel.v1.ProofService/PublishCheckpoint",
         "gavel.v1.WorkService/ListParked",
         "gavel.v1.WorkService/RetryParked",
         "gavel.v1.WorkService/DiscardParked",

@@ -33,6 +33,9 @@ from gavel_server.cli.commands.processes.demo import demo
 from gavel_server.cli.commands.processes.executor import executor
 from gavel_server.cli.commands.processes.fdr import fdr
 from gavel_server.cli.commands.processes.serve import serve
+from gavel_server.cli.commands.proofs.notary import notary
+from gavel_server.cli.commands.proofs.proof import proof
+from gavel_server.cli.commands.proofs.verify import verify
 from gavel_server.cli.commands.reads.log import log
 from gavel_server.cli.commands.reads.pending import pending
 from gavel_server.cli.commands.reads.projection import projection
@@ -118,11 +121,14 @@ app.command("projection")(projection)
 app.command("pending")(pending)
 app.command("trace")(trace)
 app.command("replay")(replay)
+app.command("proof")(proof)
+app.command("verify")(verify)
 app.command("executor")(executor)
 app.command("fdr")(fdr)
 app.command("redis-acl")(redis_acl)
 app.command("completion")(completion)
 app.add_typer(review, name="review")
+app.add_typer(notary, name="notary")
 app.add_typer(work, name="work")
 app.add_typer(log, name="log")
 app.add_typer(rules, name="rules")
@@ -194,6 +200,9 @@ def _select(group: typer.Typer, arguments: Sequence[str]) -> typer.Typer:
     selection = copy(group)
     selection.registered_commands = [_complete(command) for command in commands]
     selection.registered_groups = [_select_group(subgroup, following) for subgroup in groups]
+    if group.registered_callback is not None and group.registered_callback.callback is not None:
+        selection.registered_callback = copy(group.registered_callback)
+        selection.registered_callback.callback = with_server_options(group.registered_callback.callback)
     return selection
 
 

@@ -38,6 +38,7 @@ class MemoryLog:
         self._records: list[Record] = []
         self._head = empty_head(bus)
         self.grants_number = 0  # of the event with the grants in force; 0: none
+        self._checkpoint: bytes | None = None
         self._ids_of_day: defaultdict[int, dict[str, IdEntry]] = defaultdict(dict)
 
     async def head(self) -> Head:
@@ -92,6 +93,14 @@ class MemoryLog:
     async def time_ms(self) -> int:
         """See EventLog."""
         return self._clock()
+
+    async def published_checkpoint(self) -> bytes | None:
+        """See EventLog."""
+        return self._checkpoint
+
+    async def publish_checkpoint(self, note: bytes) -> None:
+        """See EventLog."""
+        self._checkpoint = note
 
     async def durability(self) -> list[str]:
         """A log in memory is never durable."""

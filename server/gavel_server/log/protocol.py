@@ -143,6 +143,12 @@ class EventLog(Protocol):
     async def time_ms(self) -> int:
         """Return the store's clock. Servers compare their own with it."""
 
+    async def published_checkpoint(self) -> bytes | None:
+        """Return the signed note of the newest checkpoint that was published, or None. It is not part of the log."""
+
+    async def publish_checkpoint(self, note: bytes) -> None:
+        """Replace the published checkpoint."""
+
     async def durability(self) -> list[str]:
         """Return the reasons why acknowledged events might be lost, a sentence each; [] if they survive kill -9 and power loss."""
 

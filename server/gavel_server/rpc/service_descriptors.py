@@ -10,6 +10,7 @@ from gavel.v1 import (
     event_service_pb2,
     execution_service_pb2,
     projection_service_pb2,
+    proof_service_pb2,
     replay_service_pb2,
     rule_set_service_pb2,
     tool_service_pb2,
@@ -27,9 +28,10 @@ RULE_SET: Final[ServiceDescriptor] = rule_set_service_pb2.DESCRIPTOR.services_by
 PROJECTION: Final[ServiceDescriptor] = projection_service_pb2.DESCRIPTOR.services_by_name["ProjectionService"]
 REPLAY: Final[ServiceDescriptor] = replay_service_pb2.DESCRIPTOR.services_by_name["ReplayService"]
 ADMINISTRATION: Final[ServiceDescriptor] = administration_service_pb2.DESCRIPTOR.services_by_name["AdministrationService"]
+PROOF: Final[ServiceDescriptor] = proof_service_pb2.DESCRIPTOR.services_by_name["ProofService"]
 TOOL: Final[ServiceDescriptor] = tool_service_pb2.DESCRIPTOR.services_by_name["ToolService"]
 WORK: Final[ServiceDescriptor] = work_service_pb2.DESCRIPTOR.services_by_name["WorkService"]
-SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, ADMINISTRATION, TOOL, WORK)
+SERVICES: Final = (ARBITRATION, EVENT, EXECUTION, RULE_SET, PROJECTION, REPLAY, ADMINISTRATION, TOOL, WORK, PROOF)
 
 HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTIONS: Final[tuple[Any, ...]] = (reflection.V1, reflection.V1ALPHA)

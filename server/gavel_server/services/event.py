@@ -47,12 +47,12 @@ from gavel_server.fairness.work_slots import scan_slots
 from gavel_server.intake.admission import admit
 from gavel_server.intake.human_commands import clock_acceptance
 from gavel_server.log import EventLog
-from gavel_server.log.protocol import DAY_MS
 from gavel_server.rpc.call_context import CallContext
 from gavel_server.rpc.encoded_response import EncodedResponse
 from gavel_server.rpc.errors import refuse
 from gavel_server.rpc.identity.access_refusals import AccessRefusals
 from gavel_server.services.batches.commands import AdmittedCommand, admit_all, check_batch, execute_all
+from gavel_server.services.reads.event_numbers import number_of
 from gavel_server.services.reads.log_reader import (
     FOLLOWED,
     FOUND,
@@ -141,7 +141,7 @@ class EventServicer:
         if key == "sequence_number" and request.sequence_number < 1:
             raise invalid([("sequence_number", "is not 1 or more")])
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
-        number = request.sequence_number if key == "sequence_number" else await _number_of(sequencer, request.event_id)
+        number = request.sequence_number if key == "sequence_number" else await number_of(sequencer, request.event_id)
         record = (await sequencer.log.read_many([number])).get(number)
         if record is None and number > sequencer.head.sequence_number:
             message = f"bus {sequencer.bus} has no event {number}; its last is {sequencer.head.sequence_number}"
@@ -283,19 +283,3 @@ async def _confirmed_head(sequencer: Sequencer) -> int:
     head = (await sequencer.log.head()).sequence_number
     await sequencer.confirm(head)
     return head
-
-
-async def _number_of(sequencer: Sequencer, event_id: str) -> int:
-    """Return the sequence number of an event. Raises ServiceError EVENT_NOT_FOUND."""
-    state = await sequencer.settled()
-    live = state.decisions.get(event_id) or state.reviews.get(event_id)
-    if live is not None:
-        return live.sequence_number
-    location = await sequencer.recent_events.find_location(event_id, sequencer.now_ms())
-    if location is None:
-        if sequencer.replica.has_diverged and sequencer.replica.write_block is not None:
-            # The event may be one of those that the log has lost.
-            raise sequencer.replica.write_block
-        message = f"bus {sequencer.bus} has no event {event_id}; it remembers ids for {state.idempotency_window_ms // DAY_MS} days"
-        raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
-    return location.sequence_number

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from gavel_client.supervision import Supervisor
 
 from gavel_server.bus.registry import BusRegistry
 from gavel_server.compile.compiler import Compiler
-from gavel_server.fairness.work_slots import replay_slots
+from gavel_server.fairness.work_slots import replay_slots, scan_slots
 from gavel_server.rpc import service_descriptors
 from gavel_server.rpc.callback_methods import Method
 from gavel_server.rpc.identity.access import AccessControl
@@ -18,6 +19,7 @@ from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
 from gavel_server.services.projection import ProjectionServicer
+from gavel_server.services.proof import ProofServicer
 from gavel_server.services.replay import ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
@@ -30,11 +32,12 @@ def register_services(
     buses: BusRegistry,
     supervisor: Supervisor | None = None,
     access: AccessControl | None = None,
+    proofs: Path | None = None,
 ) -> Mapping[str, Method]:
     """Serve all services on some buses. Return the methods of ArbitrationService by name, for the native front.
 
     `supervisor` runs the background tasks that GetStatus shows; default: none. `access` checks the rights of callers; default: there
-    are no administrators.
+    are no administrators. `proofs` is the directory of the trees of ProofService; None: a temporary one.
     """
     compiler = Compiler()
     access = access or AccessControl(buses)
@@ -51,4 +54,5 @@ def register_services(
     interceptor.register(server, service_descriptors.ADMINISTRATION, AdministrationServicer(buses, access))
     interceptor.register(server, service_descriptors.TOOL, ToolServicer(buses))
     interceptor.register(server, service_descriptors.WORK, WorkServicer(buses, access.refusals))
+    interceptor.register(server, service_descriptors.PROOF, ProofServicer(buses, scan_slots(), proofs))
     return methods

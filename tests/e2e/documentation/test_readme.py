@@ -123,6 +123,13 @@ def test_tutorial(tmp_path: Path) -> None:
     _assert_shown(page, script, tmp_path, address, installed=False)
 
 
+def test_proofs(tmp_path: Path) -> None:
+    """The session of the page on proofs, from nothing to a verified proof, runs to its end and prints what the page shows."""
+    page = ROOT / "docs/proofs.md"
+    script = "\n".join(_blocks(page, "sh")).replace("$PWD/.venv/bin:", "")
+    _assert_shown(page, script, tmp_path, _free_address(), installed=False)
+
+
 def _assert_shown(page: Path, script: str, directory: Path, address: str, *, installed: bool) -> None:
     """Run the script of a page; its output must have the lines that the page shows, in their order.
 

@@ -54,6 +54,18 @@ def build_go() -> Path:
     return programs
 
 
+def build_go_module(sources: Path) -> Path:
+    """Return the folder with the programs of a Go module that needs nothing of the contract; each is a folder of `sources`."""
+    folder = _copy_sources(sources.parent.name, sources=sources)
+    tool = str(ROOT / "server/front/tool")
+    available = _run([tool, "go", "mod", "download"], folder, {"REQUIRED": "1"})
+    if available.returncode:
+        _give_up("Go or its modules cannot be had", available)
+    _check(_run([tool, "go", "vet", "./..."], folder))
+    _check(_run([tool, "go", "build", "-o", f"{folder / 'bin'}/", "./..."], folder))
+    return folder / "bin"
+
+
 def build_typescript() -> list[str]:
     """Return the command of the TypeScript program."""
     _need("node", "Node.js")
@@ -86,14 +98,14 @@ def build_java() -> list[str]:
     return ["java", *_JAVA_OPTIONS, "-cp", path, "dev.gavel.status.Main"]
 
 
-def _copy_sources(language: str, keep: str = "") -> Path:
+def _copy_sources(language: str, keep: str = "", sources: Path | None = None) -> Path:
     """Return a folder with nothing but the sources of a language, and what `keep` names from the build before."""
     folder = BUILD / language
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if path.name != keep:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    shutil.copytree(SOURCES / language, folder, dirs_exist_ok=True)
+    shutil.copytree(sources or SOURCES / language, folder, dirs_exist_ok=True)
     return folder
 
 

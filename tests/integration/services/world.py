@@ -17,6 +17,7 @@ from gavel.v1 import (
     execution_service_pb2_grpc,
     fact_pb2,
     projection_service_pb2_grpc,
+    proof_service_pb2_grpc,
     replay_service_pb2_grpc,
     rule_set_service_pb2_grpc,
     tool_service_pb2_grpc,
@@ -119,6 +120,7 @@ class World:
         self.executions = execution_service_pb2_grpc.ExecutionServiceStub(channel)
         self.rule_sets = rule_set_service_pb2_grpc.RuleSetServiceStub(channel)
         self.projections = projection_service_pb2_grpc.ProjectionServiceStub(channel)
+        self.proofs = proof_service_pb2_grpc.ProofServiceStub(channel)
         self.replays = replay_service_pb2_grpc.ReplayServiceStub(channel)
         self.tools = tool_service_pb2_grpc.ToolServiceStub(channel)
 

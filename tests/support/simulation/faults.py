@@ -85,6 +85,14 @@ class FaultyLog:
         """See EventLog."""
         return await self._log.time_ms()
 
+    async def published_checkpoint(self) -> bytes | None:
+        """See EventLog."""
+        return await self._log.published_checkpoint()
+
+    async def publish_checkpoint(self, note: bytes) -> None:
+        """See EventLog."""
+        await self._log.publish_checkpoint(note)
+
     async def durability(self) -> list[str]:
         """See EventLog."""
         return await self._log.durability()

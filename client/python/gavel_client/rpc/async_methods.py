@@ -11,6 +11,7 @@ from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import execution_service_pb2 as executions
 from gavel.v1 import projection_service_pb2 as projections
+from gavel.v1 import proof_service_pb2 as proofs
 from gavel.v1 import replay_service_pb2 as replays
 from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1 import tool_service_pb2 as tools
@@ -23,7 +24,15 @@ from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel.v1.work_service_pb2 import WorkQueue
 
 from gavel_client.rpc import calls
-from gavel_client.rpc.calls import COMPILE_TIMEOUT_MS, READ_TIMEOUT_MS, WAIT_TIMEOUT_MS, WRITE_TIMEOUT_MS, StreamCall, UnaryCall
+from gavel_client.rpc.calls import (
+    COMPILE_TIMEOUT_MS,
+    PROOF_TIMEOUT_MS,
+    READ_TIMEOUT_MS,
+    WAIT_TIMEOUT_MS,
+    WRITE_TIMEOUT_MS,
+    StreamCall,
+    UnaryCall,
+)
 
 Response = TypeVar("Response")
 
@@ -398,6 +407,32 @@ class AsyncMethods(ABC):
                 timeout_ms=timeout_ms,
             )
         )
+
+    async def get_checkpoint(self, *, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> proofs.GetCheckpointResponse:
+        """Read the newest checkpoint that a notary has signed and published."""
+        return await self._call(calls.get_checkpoint(bus=bus, timeout_ms=timeout_ms))
+
+    async def get_inclusion_proof(
+        self, *, event_id: str = "", sequence_number: int = 0, tree_size: int = 0, bus: str = "", timeout_ms: int = PROOF_TIMEOUT_MS
+    ) -> proofs.GetInclusionProofResponse:
+        """Prove that an event, by its UUID or by its sequence number, is in the tree of a size; 0: of the head."""
+        return await self._call(
+            calls.get_inclusion_proof(
+                event_id=event_id, sequence_number=sequence_number, tree_size=tree_size, bus=bus, timeout_ms=timeout_ms
+            )
+        )
+
+    async def get_consistency_proof(
+        self, from_size: int, to_size: int = 0, *, bus: str = "", timeout_ms: int = PROOF_TIMEOUT_MS
+    ) -> proofs.GetConsistencyProofResponse:
+        """Prove that the tree of `to_size` events, 0: of the head, begins with the tree of `from_size` events."""
+        return await self._call(calls.get_consistency_proof(from_size, to_size, bus=bus, timeout_ms=timeout_ms))
+
+    async def publish_checkpoint(
+        self, checkpoint: str, *, bus: str = "", timeout_ms: int = PROOF_TIMEOUT_MS
+    ) -> proofs.PublishCheckpointResponse:
+        """Let the server return this signed checkpoint; it must be one of the server's log."""
+        return await self._call(calls.publish_checkpoint(checkpoint, bus=bus, timeout_ms=timeout_ms))
 
     async def register_contract(
         self, contract: ToolContract, *, event_id: str = "", bus: str = "", timeout_ms: int = WRITE_TIMEOUT_MS

@@ -19,6 +19,7 @@ from gavel.v1 import arbitration_service_pb2 as arbitration
 from gavel.v1 import event_service_pb2 as events
 from gavel.v1 import execution_service_pb2 as executions
 from gavel.v1 import projection_service_pb2 as projections
+from gavel.v1 import proof_service_pb2 as proofs
 from gavel.v1 import replay_service_pb2 as replays
 from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1 import tool_service_pb2 as tools
@@ -32,6 +33,7 @@ from gavel.v1.event_service_pb2_grpc import EventServiceStub
 from gavel.v1.execution_service_pb2_grpc import ExecutionServiceStub
 from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ActivationMode, ReviewVerdict
 from gavel.v1.projection_service_pb2_grpc import ProjectionServiceStub
+from gavel.v1.proof_service_pb2_grpc import ProofServiceStub
 from gavel.v1.replay_service_pb2_grpc import ReplayServiceStub
 from gavel.v1.rule_set_service_pb2_grpc import RuleSetServiceStub
 from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
@@ -48,6 +50,8 @@ READ_TIMEOUT_MS: Final = 10_000
 WRITE_TIMEOUT_MS: Final = 30_000
 # The server compiles a rule set before it responds.
 COMPILE_TIMEOUT_MS: Final = 60_000
+# The first proof of a long log reads the whole log.
+PROOF_TIMEOUT_MS: Final = 300_000
 # The longest wait of one WaitDecision.
 WAIT_TIMEOUT_MS: Final = 60_000
 
@@ -499,6 +503,40 @@ def verify_replay(
         bus=bus, from_sequence_number=from_sequence_number, to_sequence_number=to_sequence_number, engine=engine
     )
     return _stream(ReplayServiceStub, lambda stub: stub.VerifyReplay, request, timeout_ms)
+
+
+def get_checkpoint(*, bus: str = "", timeout_ms: int = READ_TIMEOUT_MS) -> UnaryCall[proofs.GetCheckpointResponse]:
+    """Read the newest checkpoint that a notary has signed and published."""
+    return _unary(ProofServiceStub, lambda stub: stub.GetCheckpoint, proofs.GetCheckpointRequest(bus=bus), timeout_ms)
+
+
+def get_inclusion_proof(
+    *, event_id: str = "", sequence_number: int = 0, tree_size: int = 0, bus: str = "", timeout_ms: int = PROOF_TIMEOUT_MS
+) -> UnaryCall[proofs.GetInclusionProofResponse]:
+    """Prove that an event, by its UUID or by its sequence number, is in the tree of a size; 0: of the head."""
+    if bool(event_id) == bool(sequence_number):
+        raise ValueError("pass either event_id or sequence_number, not both or neither")
+    if event_id:
+        request = proofs.GetInclusionProofRequest(bus=bus, event_id=event_id, tree_size=tree_size)
+    else:
+        request = proofs.GetInclusionProofRequest(bus=bus, sequence_number=sequence_number, tree_size=tree_size)
+    return _unary(ProofServiceStub, lambda stub: stub.GetInclusionProof, request, timeout_ms)
+
+
+def get_consistency_proof(
+    from_size: int, to_size: int = 0, *, bus: str = "", timeout_ms: int = PROOF_TIMEOUT_MS
+) -> UnaryCall[proofs.GetConsistencyProofResponse]:
+    """Prove that the tree of `to_size` events, 0: of the head, begins with the tree of `from_size` events."""
+    request = proofs.GetConsistencyProofRequest(bus=bus, from_size=from_size, to_size=to_size)
+    return _unary(ProofServiceStub, lambda stub: stub.GetConsistencyProof, request, timeout_ms)
+
+
+def publish_checkpoint(
+    checkpoint: str, *, bus: str = "", timeout_ms: int = PROOF_TIMEOUT_MS
+) -> UnaryCall[proofs.PublishCheckpointResponse]:
+    """Let the server return this signed checkpoint; it must be one of the server's log."""
+    request = proofs.PublishCheckpointRequest(bus=bus, checkpoint=checkpoint)
+    return _unary(ProofServiceStub, lambda stub: stub.PublishCheckpoint, request, timeout_ms)
 
 
 def register_contract(

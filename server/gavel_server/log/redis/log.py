@@ -18,7 +18,7 @@ from typing import Any, Final
 import structlog
 from gavel_rules.events.hash_chain import genesis_hash
 from gavel_rules.limits import BUS, IDEMPOTENCY_WINDOW_MS_DEFAULT
-from gavel_rules.redis_keys import event_ids_key, head_key, log_key, work_key
+from gavel_rules.redis_keys import checkpoint_key, event_ids_key, head_key, log_key, work_key
 
 from gavel_server.log.entries import Entry, Head, Record, check_sequence
 from gavel_server.log.protocol import (
@@ -271,6 +271,15 @@ class RedisLog:
         (reply,) = self._answers(await self._reads.read(("TIME",)))
         seconds, microseconds = map(int, reply)
         return seconds * 1000 + microseconds // 1000
+
+    async def published_checkpoint(self) -> bytes | None:
+        """See EventLog."""
+        (reply,) = self._answers(await self._reads.read(("GET", checkpoint_key(self.bus))))
+        return None if reply is None else bytes(reply)
+
+    async def publish_checkpoint(self, note: bytes) -> None:
+        """See EventLog."""
+        self._answers(await self._appends.read(("SET", checkpoint_key(self.bus), note)))
 
     async def durability(self) -> list[str]:
         """See EventLog. A setting that cannot be read counts as not durable."""

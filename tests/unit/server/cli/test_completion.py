@@ -37,7 +37,7 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("gavel pr", ["propose", "preflight", "projection"]),
+        ("gavel pr", ["propose", "preflight", "projection", "proof"]),
         ("gavel rules de", ["deploy", "deactivate"]),
         ("gavel propose --e", ["--exit-code"]),
         ("gavel log list --category tool", ["tool-call", "tool-result"]),

@@ -15,6 +15,7 @@ from gavel_server.services.arbitration import Arbitration
 from gavel_server.services.event import EventServicer
 from gavel_server.services.execution import ExecutionServicer
 from gavel_server.services.projection import ProjectionServicer
+from gavel_server.services.proof import ProofServicer
 from gavel_server.services.replay import ReplayServicer
 from gavel_server.services.rule_set import RuleSetServicer
 from gavel_server.services.tool import ToolServicer
@@ -28,6 +29,7 @@ SERVICERS: dict[ServiceDescriptor, type[object]] = {
     service_descriptors.EXECUTION: ExecutionServicer,
     service_descriptors.RULE_SET: RuleSetServicer,
     service_descriptors.PROJECTION: ProjectionServicer,
+    service_descriptors.PROOF: ProofServicer,
     service_descriptors.REPLAY: ReplayServicer,
     service_descriptors.TOOL: ToolServicer,
     service_descriptors.WORK: WorkServicer,

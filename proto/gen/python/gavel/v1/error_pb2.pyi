@@ -107,6 +107,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
     ERROR_REASON_TOOL_NOT_FOUND: _ErrorReason.ValueType  # 35
     """NOT_FOUND. No tool, provider or binding of this name is registered; the message names the nearest names."""
+    ERROR_REASON_CHECKPOINT_NOT_FOUND: _ErrorReason.ValueType  # 36
+    """NOT_FOUND. No notary has published a checkpoint of the bus."""
+    ERROR_REASON_CHECKPOINT_REFUSED: _ErrorReason.ValueType  # 37
+    """FAILED_PRECONDITION. The checkpoint contradicts the log, or is older than the published one; the message says which."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the prefix
@@ -198,4 +202,8 @@ ERROR_REASON_CONSUMER_SILENT: ErrorReason.ValueType  # 34
 """ABORTED. A consumer of work has sent nothing for its silence_ms_max; others get its items. Open the stream again."""
 ERROR_REASON_TOOL_NOT_FOUND: ErrorReason.ValueType  # 35
 """NOT_FOUND. No tool, provider or binding of this name is registered; the message names the nearest names."""
+ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 36
+"""NOT_FOUND. No notary has published a checkpoint of the bus."""
+ERROR_REASON_CHECKPOINT_REFUSED: ErrorReason.ValueType  # 37
+"""FAILED_PRECONDITION. The checkpoint contradicts the log, or is older than the published one; the message says which."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

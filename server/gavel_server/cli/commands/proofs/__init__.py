@@ -1,0 +1,1 @@
+"""Commands that prove and verify: `gavel proof`, `gavel verify`, `gavel notary`."""

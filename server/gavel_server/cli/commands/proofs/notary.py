@@ -1,0 +1,188 @@
+"""`gavel notary`: a process with a key of its own that proves a log and signs checkpoints of it; `gavel notary keygen` makes the key."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gavel_server.cli.connection import command_error, open_client
+from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, check_redis, log_location
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from gavel_server.proofs.notary import Notary
+    from gavel_server.proofs.witnesses import Witness
+
+# The log is not a continuation of what was signed, or it is not proved.
+EXIT_REFUSED: Final = 3
+INTERVAL_SECONDS_DEFAULT: Final = 60.0
+_KEYGEN: Final = "keygen"
+
+notary = typer.Typer(invoke_without_command=True)
+
+
+@notary.command(_KEYGEN)
+def keygen(
+    key: Annotated[Path, typer.Option(metavar="FILE", help="The file of the new private key.")],
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Make the key of a notary; print its public key, which auditors need."""
+    from gavel_server.cli.rendering import output
+    from gavel_server.proofs.keys import KeyFileError, generate_key, write_key
+    from gavel_server.proofs.verifier import ORIGIN_PREFIX
+
+    made = generate_key(f"{ORIGIN_PREFIX}{bus}")
+    try:
+        write_key(key, made)
+    except KeyFileError as error:
+        raise CommandError(str(error)) from error
+    output.print_line(str(made.public))
+
+
+@notary.callback()
+def notarize(
+    call: typer.Context,
+    key: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="The notary's key, from gavel notary keygen; repeat it while keys change."),
+    ] = None,
+    state: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the newest checkpoint and the tree.")] = Path("notary"),
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Read the log in the embedded Redis of this data directory. Default: GAVEL_DATA, else .gavel."),
+    ] = None,
+    redis: Annotated[str, typer.Option(metavar="URL", callback=check_redis, help="Read the log in this Redis. Default: GAVEL_REDIS.")] = "",
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    replay: Annotated[bool, typer.Option("--replay/--no-replay", help="Recompute the decisions before signing.")] = True,
+    witness: Annotated[list[str] | None, typer.Option(metavar="URL", help="A witness that must cosign; repeatable.")] = None,
+    witness_key: Annotated[
+        list[str] | None, typer.Option(metavar="VKEY", help="The key of each --witness, or a file with it, in the same order.")
+    ] = None,
+    witnesses: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="How many of the witnesses must cosign before publication. Default: all.")
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Pause between checkpoints.")] = INTERVAL_SECONDS_DEFAULT,
+    once: Annotated[bool, typer.Option("--once", help="Sign and publish one checkpoint, then end.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Prove a log, sign checkpoints of it, and publish them on the server.
+
+    The notary reads the whole log once, checks that it still begins with what was signed before, recomputes the decisions, and signs.
+    Run it where operators of the server have no access. A log that was rewritten, or that is not proved, ends it.
+
+    Exit status: 3 the log was rewritten, has lost events, or is not proved.
+    """
+    if call.invoked_subcommand is not None:
+        return
+    if not key:
+        raise InvalidInputError(f"give the notary's key with --key FILE; gavel notary {_KEYGEN} makes one")
+    listed = _witnesses(witness or [], witness_key or [])
+    quorum = len(listed) if witnesses is None else witnesses
+    if quorum > len(listed):
+        raise InvalidInputError(f"--witnesses {quorum} is more than the {len(listed)} witnesses that are given")
+    url = _log_url(data, redis)
+
+    async def run() -> None:
+        import asyncio
+
+        from gavel_server.cli.consumer import stop_on_signal
+        from gavel_server.cli.offline_log import open_redis
+        from gavel_server.log.redis.connection import mask_url
+        from gavel_server.proofs.keys import read_key
+        from gavel_server.proofs.notary import open_notary
+
+        stop = asyncio.Event()
+        stop_on_signal(stop.set)
+        keys = [read_key(path) for path in key]
+        async with (
+            open_redis(url, bus, mask_url(url)) as log,
+            open_notary(log, keys, state, replays=replay, witnesses=listed, quorum=quorum) as signing,
+            open_client(server, bus) as client,
+        ):
+            await _sign_until(stop, signing, client.publish_checkpoint, interval=interval, once=once)
+
+    _run(run, server, bus)
+
+
+async def _sign_until(
+    stop: asyncio.Event, signing: Notary, publish: Callable[[str], Awaitable[object]], *, interval: float, once: bool
+) -> None:
+    """Sign and publish until `stop` is set. Failures that may pass are reported and tried again, unless `once`."""
+    import asyncio
+    from contextlib import suppress
+
+    from gavel_client import GavelError
+
+    from gavel_server.cli.rendering import output
+    from gavel_server.log.protocol import LogUnavailableError
+    from gavel_server.proofs.notary import QuorumError
+
+    published = ""
+    while not stop.is_set():
+        try:
+            checkpoint = await signing.notarize()
+            if str(checkpoint) != published:
+                await publish(str(checkpoint))
+                published = str(checkpoint)
+                output.print_line(f"signed and published {checkpoint.size} events of {checkpoint.origin}")
+        except (LogUnavailableError, QuorumError, GavelError) as error:
+            if once or getattr(error, "reason", "") == "CHECKPOINT_REFUSED":
+                raise
+            output.print_note(f"gavel: nothing is published, it is tried again in {interval:g} s: {error}")
+        if once:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), interval)
+
+
+def _run(run: Callable[[], Coroutine[Any, Any, None]], server: str, bus: str) -> None:
+    """Run the notary; raise CommandError for its failures."""
+    import asyncio
+
+    from gavel_client import GavelError
+
+    from gavel_server.log.protocol import LogError
+    from gavel_server.proofs.keys import KeyFileError
+    from gavel_server.proofs.notary import NotaryError, QuorumError
+    from gavel_server.proofs.witnesses import ForkError
+
+    try:
+        asyncio.run(run())
+    except (ForkError, NotaryError) as error:
+        raise CommandError(str(error), EXIT_REFUSED) from error
+    except GavelError as error:
+        failure = command_error(error, server, bus)
+        raise (CommandError(str(failure), EXIT_REFUSED) if error.reason == "CHECKPOINT_REFUSED" else failure) from error
+    except (QuorumError, KeyFileError, LogError, OSError) as error:
+        raise CommandError(str(error)) from error
+
+
+def _log_url(data: Path | None, redis: str) -> str:
+    """Return the URL of the Redis that holds the log. Raises CommandError."""
+    from gavel_server.log.redis.data_directory import noted_url
+
+    directory, url = log_location(data, redis)
+    url = url or noted_url(directory) or ""
+    if not url:
+        raise CommandError(f"no server runs on {directory}; start it, or name the Redis that holds the log with --redis URL")
+    return url
+
+
+def _witnesses(urls: list[str], keys: list[str]) -> list[Witness]:
+    """Return the witnesses. Raises InvalidInputError."""
+    from gavel_server.proofs.verifier import UnreadableError, read_key
+    from gavel_server.proofs.witnesses import parse_witness
+
+    if len(urls) != len(keys):
+        raise InvalidInputError(f"{len(urls)} --witness and {len(keys)} --witness-key; give each witness its key, in the same order")
+    try:
+        return [parse_witness(url, read_key(text)) for url, text in zip(urls, keys, strict=True)]
+    except (UnreadableError, ValueError, OSError) as error:
+        raise InvalidInputError(str(error)) from error

@@ -1,0 +1,58 @@
+"""`gavel proof`: one file that proves a decision to who trusts nothing but the notary's public key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gavel_server.cli.connection import connect
+from gavel_server.cli.errors import CommandError
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server
+
+if TYPE_CHECKING:
+    from gavel_client import SyncGavelClient
+
+    from gavel_server.proofs.verifier import ProvedEvent
+
+
+def proof(
+    decision_id: Annotated[str, typer.Argument(metavar="DECISION", help="The decision's id.")],
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Print a proof that a decision is in the log, for gavel verify.
+
+    The proof is one file: the decision, its proposal and the facts that it rests on, as logged, and the notary's newest checkpoint,
+    which must cover them. gavel verify checks it offline.
+    """
+    from gavel.v1.envelope_pb2 import Envelope
+
+    from gavel_server.cli.rendering import output
+    from gavel_server.proofs.verifier import NotVerifiedError, Proof, UnreadableError, check_events, parse_checkpoint
+
+    try:
+        with connect(server, bus) as client:
+            answer = client.get_checkpoint()
+            checkpoint = parse_checkpoint(answer.checkpoint)
+            decided = _proved(client, checkpoint.size, event_id=decision_id)
+            envelope = Envelope.FromString(decided.envelope)
+            if not envelope.HasField("decision"):
+                raise CommandError(f"event {decision_id} is no decision; give the id of one, as gavel propose and gavel log print it")
+            decision = envelope.decision
+            events = [decided, _proved(client, checkpoint.size, event_id=decision.proposal_id)]
+            facts = sorted({fact.sequence_number for fact in decision.pinned_facts})
+            events += (_proved(client, checkpoint.size, sequence_number=number) for number in facts)
+        document = Proof(decision_id, tuple(events), checkpoint)
+        check_events(document)
+    except (NotVerifiedError, UnreadableError) as error:
+        raise CommandError(f"the server's answers prove nothing: {error}; examine its log with gavel replay") from error
+    output.print_line(str(document).removesuffix("\n"))
+
+
+def _proved(client: SyncGavelClient, size: int, *, event_id: str = "", sequence_number: int = 0) -> ProvedEvent:
+    from gavel_server.proofs.verifier import ProvedEvent
+
+    answer = client.get_inclusion_proof(event_id=event_id, sequence_number=sequence_number, tree_size=size)
+    return ProvedEvent(answer.sequence_number, answer.envelope, tuple(answer.hashes))

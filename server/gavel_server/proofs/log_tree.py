@@ -1,0 +1,130 @@
+"""The tree of a log that grows: reads new events, adds their entries, and answers with roots and proofs that it has checked itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+from gavel_rules.events.hash_chain import chain, genesis_hash
+
+from gavel_server.fairness.turns import take_turn
+from gavel_server.log import Head, LogCorruptError, LogUnavailableError, Record
+from gavel_server.proofs import tree
+from gavel_server.proofs.tiles import TileDirectory
+from gavel_server.proofs.verifier import NotVerifiedError, check_consistency, check_inclusion, entry_of, leaf_hash
+
+# Events read at once, and events added to the tree at once: some milliseconds of work each.
+READ_EVENTS_MAX: Final = 128
+APPENDED_EVENTS_MAX: Final = 2048
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class LogSource(Protocol):
+    """What a tree reads of a log; `EventLog` has it."""
+
+    bus: str
+
+    async def head(self) -> Head:
+        """Return the newest event."""
+
+    async def read(self, from_sequence_number: int, to_sequence_number: int, limit: int) -> list[Record]:
+        """Return the events between two sequence numbers, both included; see EventLog.read."""
+
+
+class ConsistencyProof(NamedTuple):
+    """The roots at two sizes, and the hashes that show that the later tree begins with the earlier one."""
+
+    from_root: bytes
+    to_root: bytes
+    hashes: list[bytes]
+
+
+class InclusionProof(NamedTuple):
+    """The root at a size, and the hashes that lead from a leaf to it."""
+
+    root: bytes
+    hashes: list[bytes]
+
+
+class LogTree:
+    """The tree of one bus's log, in a directory. Every method raises the errors of EventLog.read, and OSError of the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tiles: Final = TileDirectory(directory)
+        self._lock: Final = asyncio.Lock()
+
+    async def root(self, log: LogSource, size: int, caller: str) -> bytes:
+        """Return the root of the tree of the first `size` events."""
+        async with self._lock:
+            await self._extend(log, size, caller)
+            return await asyncio.to_thread(tree.root, self._tiles, size)
+
+    async def inclusion_proof(self, log: LogSource, record: Record, size: int, caller: str) -> InclusionProof:
+        """Return the proof that an event is in the tree of the first `size` events."""
+        index = record.sequence_number - 1
+        async with self._lock:
+            for _ in range(2):
+                await self._extend(log, size, caller)
+                root = await asyncio.to_thread(tree.root, self._tiles, size)
+                hashes = await asyncio.to_thread(tree.inclusion_proof, self._tiles, index, size)
+                try:
+                    check_inclusion(leaf_hash(entry_of(record.envelope)), index, size, hashes, root)
+                except NotVerifiedError as error:
+                    self._discard(log, str(error))
+                    continue
+                return InclusionProof(root, hashes)
+        raise LogCorruptError(f"event {record.sequence_number} of bus {log.bus} differs from one read to the next; examine the log")
+
+    async def consistency_proof(self, log: LogSource, from_size: int, to_size: int, caller: str) -> ConsistencyProof:
+        """Return the proof that the tree of `to_size` events begins with that of `from_size` events."""
+        async with self._lock:
+            for _ in range(2):
+                await self._extend(log, to_size, caller)
+                from_root = await asyncio.to_thread(tree.root, self._tiles, from_size)
+                to_root = await asyncio.to_thread(tree.root, self._tiles, to_size)
+                hashes = await asyncio.to_thread(tree.consistency_proof, self._tiles, from_size, to_size)
+                try:
+                    check_consistency(from_size, from_root, to_size, to_root, hashes)
+                except NotVerifiedError as error:
+                    self._discard(log, str(error))
+                    continue
+                return ConsistencyProof(from_root, to_root, hashes)
+        raise LogCorruptError(f"the tree of bus {log.bus} cannot be computed; examine the log")
+
+    async def _extend(self, log: LogSource, size: int, caller: str) -> None:
+        """Let the tree cover the first `size` events, which the log has."""
+        head = self._tiles.head
+        if head is not None and not await _holds(log, head.size, head.chain_hash):
+            self._discard(log, f"its event {head.size} is not in the log")
+            head = None
+        chain_hash = genesis_hash(log.bus) if head is None else head.chain_hash
+        while self._tiles.size < size:
+            entries: list[bytes] = []
+            while len(entries) < APPENDED_EVENTS_MAX and self._tiles.size + len(entries) < size:
+                await take_turn(caller)
+                for record in await read_on(log, self._tiles.size + len(entries) + 1, size):
+                    chain_hash = chain(chain_hash, record.envelope)
+                    if chain_hash != record.chain_hash:
+                        raise LogCorruptError(f"the chain of bus {log.bus} breaks at event {record.sequence_number}; run gavel replay")
+                    entries.append(entry_of(record.envelope))
+            await asyncio.to_thread(self._tiles.append, entries, chain_hash)
+
+    def _discard(self, log: LogSource, problem: str) -> None:
+        _LOG.warning("proofs.tree_discarded", bus=log.bus, problem=problem, note="it is computed again from the log")
+        self._tiles.clear()
+
+
+async def _holds(log: LogSource, number: int, chain_hash: bytes) -> bool:
+    records = await log.read(number, number, 1)
+    return [(record.sequence_number, record.chain_hash) for record in records] == [(number, chain_hash)]
+
+
+async def read_on(log: LogSource, first: int, last: int) -> list[Record]:
+    """Return events from `first` on, at least one. Raises LogUnavailableError if the log does not have it."""
+    records = await log.read(first, last, READ_EVENTS_MAX)
+    if not records or records[0].sequence_number != first:
+        raise LogUnavailableError(f"bus {log.bus} does not have event {first}, which its tree needs; restore the log or its archive")
+    return records

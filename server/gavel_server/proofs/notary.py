@@ -1,0 +1,219 @@
+"""The notary: reads a log, proves what is new, and signs a checkpoint of all of it with a key that no server has.
+
+Its directory holds the newest checkpoint that it signed and the tree of the log, in the layout of C2SP tlog-tiles. A checkpoint is written
+there before its signature leaves the process, so a notary that is killed never signs two trees of one size. From the start of the process
+the whole log is read once; whether it still begins with the events that were signed before is checked before anything new is signed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import Final
+
+import structlog
+from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError
+
+from gavel_server.compile.precompiler import Precompiler
+from gavel_server.errors import GavelServerError
+from gavel_server.log import Record
+from gavel_server.proofs import tree
+from gavel_server.proofs.keys import NotaryKey
+from gavel_server.proofs.log_tree import LogSource, read_on
+from gavel_server.proofs.tiles import TileDirectory
+from gavel_server.proofs.tree import CompactRange
+from gavel_server.proofs.verifier import ORIGIN_PREFIX, Checkpoint, UnreadableError, entry_of, is_signed, leaf_hash, parse_checkpoint
+from gavel_server.proofs.witnesses import ForkError, Witness, WitnessError, request_cosignature
+
+# Events whose entries are added to the tiles at once.
+APPENDED_EVENTS_MAX: Final = 2048
+
+_LOG: Final = structlog.get_logger(__name__)
+
+
+class NotaryError(GavelServerError):
+    """Nothing is signed; the message says why and what to do."""
+
+
+class QuorumError(GavelServerError):
+    """Too few witnesses cosigned, so that the checkpoint must not be published; a later attempt may succeed."""
+
+
+class Notary:
+    """Signs checkpoints of one log. One task uses it; see `open_notary`."""
+
+    def __init__(
+        self,
+        log: LogSource,
+        keys: Sequence[NotaryKey],
+        directory: Path,
+        *,
+        replays: bool,
+        witnesses: Sequence[Witness] = (),
+        quorum: int = 0,
+    ) -> None:
+        """`replays`: recompute the decisions. `quorum` witnesses must cosign before a checkpoint is published."""
+        self.log: Final = log
+        self.origin: Final = f"{ORIGIN_PREFIX}{log.bus}"
+        self._keys: Final = keys
+        self._file: Final = directory / "checkpoint"
+        self._witnesses: Final = witnesses
+        self._quorum: Final = quorum
+        self._tiles: Final = TileDirectory(directory)
+        self._range: Final = CompactRange()
+        self._integrity: Final = Integrity(log.bus)
+        self._precompiler: Final = Precompiler(documents=True)
+        self._recomputation: Final = Recomputation(log.bus, compiled=self._precompiler.compile_document) if replays else None
+        self._cosigned_sizes: dict[str, int] = {}
+        self.checkpoint: Checkpoint | None = self._read_checkpoint()
+
+    async def notarize(self) -> Checkpoint:
+        """Read what is new, prove it, and return a signed checkpoint of it, cosigned by the quorum. It is written to the directory.
+
+        Raises ForkError if the log does not begin with what was signed before, NotaryError if the log is not proved, QuorumError if too
+        few witnesses cosign, and the errors of EventLog.read.
+        """
+        head = await self.log.head()
+        signed = self.checkpoint
+        if signed is not None and head.sequence_number < signed.size:
+            raise ForkError(f"{self.origin} has {head.sequence_number} events, but {signed.size} were signed: events are lost")
+        await self._read_to(head.sequence_number)
+        if not self._range.size:
+            raise NotaryError(f"{self.origin} has no events")
+        if signed is None or self._range.size > signed.size:
+            checkpoint = Checkpoint(self.origin, self._range.size, self._range.root())
+            for key in self._keys:
+                checkpoint = key.sign(checkpoint)
+            self._write(checkpoint)
+        return await self._cosign()
+
+    async def _read_to(self, last: int) -> None:
+        """Read, check and add the events up to `last`."""
+        entries: list[bytes] = []
+        chain_hash = b""
+        while self._range.size < last:
+            for record in await read_on(self.log, self._range.size + 1, last):
+                await self._prove(record)
+                entry = entry_of(record.envelope)
+                self._range.append(leaf_hash(entry))
+                self._check_against_signed()
+                if self._range.size > self._tiles.size + len(entries):
+                    entries.append(entry)
+                    chain_hash = record.chain_hash
+            if entries and (len(entries) >= APPENDED_EVENTS_MAX or self._range.size == last):
+                await asyncio.to_thread(self._tiles.append, entries, chain_hash)
+                entries = []
+            await asyncio.sleep(0)  # signals are handled
+        if self._recomputation is not None:
+            try:
+                self._recomputation.finish(at_head=True)
+            except DivergedError as error:
+                raise self._unproved(error) from error
+        if tree.root(self._tiles, self._range.size) != self._range.root():
+            self._tiles.clear()
+            raise NotaryError(f"the tiles in {self._tiles.directory} were of another log and are deleted; start the notary again")
+
+    async def _prove(self, record: Record) -> None:
+        number, envelope = record.sequence_number, record.envelope
+        try:
+            self._integrity.feed(number, envelope, record.chain_hash)
+            if self._recomputation is not None:
+                await self._precompiler.before(self._recomputation.state, envelope)
+                self._recomputation.feed(number, envelope)
+        except (DamagedError, DivergedError, VersionNotImplementedError) as error:
+            raise self._unproved(error) from error
+
+    def _unproved(self, error: Exception) -> NotaryError:
+        return NotaryError(f"{self.origin} is not proved, so nothing is signed: {error}")
+
+    def _check_against_signed(self) -> None:
+        signed = self.checkpoint
+        if signed is not None and self._range.size == signed.size and self._range.root() != signed.root:
+            raise ForkError(f"{self.origin} was rewritten: its first {signed.size} events are not those that were signed")
+
+    async def _cosign(self) -> Checkpoint:
+        """Return the checkpoint with the cosignatures of the witnesses that it lacks. Raises ForkError, NotaryError."""
+        checkpoint = self.checkpoint
+        assert checkpoint is not None  # noqa: S101  # `notarize` has just written it
+        problems = []
+        for witness in self._witnesses:
+            if is_signed(checkpoint, witness.key):
+                continue
+            from_size = self._cosigned_sizes.get(witness.url, 0)
+            try:
+                signature = await asyncio.to_thread(request_cosignature, witness, checkpoint, from_size, self._proof_between)
+            except WitnessError as error:
+                problems.append(str(error))
+                _LOG.warning("notary.not_cosigned", origin=self.origin, size=checkpoint.size, problem=str(error))
+                continue
+            self._cosigned_sizes[witness.url] = checkpoint.size
+            checkpoint = checkpoint._replace(signatures=(*checkpoint.signatures, signature))
+            self._write(checkpoint)
+        cosigned = sum(is_signed(checkpoint, witness.key) for witness in self._witnesses)
+        if cosigned < self._quorum:
+            raise QuorumError(f"{cosigned} of {self._quorum} witnesses cosigned {checkpoint.size} events: {'; '.join(problems)}")
+        return checkpoint
+
+    def _proof_between(self, from_size: int, to_size: int) -> list[bytes]:
+        return tree.consistency_proof(self._tiles, from_size, to_size)
+
+    def _read_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint that this notary signed. Raises NotaryError if the file is not one of its keys."""
+        try:
+            checkpoint = parse_checkpoint(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (UnreadableError, ValueError) as error:
+            raise NotaryError(f"{self._file} is damaged; restore it from a backup or from GetCheckpoint: {error}") from error
+        if checkpoint.origin != self.origin:
+            raise NotaryError(f"{self._file} is of {checkpoint.origin}, not of {self.origin}; each log needs a directory of its own")
+        if not any(is_signed(checkpoint, key.public) for key in self._keys):
+            message = f"{self._file} is not signed by any of the given keys; give the old key too while keys change (docs/proofs.md)"
+            raise NotaryError(message)
+        return checkpoint
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        """Replace the newest checkpoint, on disk first."""
+        temporary = self._file.with_name("checkpoint.new")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(str(checkpoint))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._file)
+        descriptor = os.open(self._file.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self.checkpoint = checkpoint
+
+
+@asynccontextmanager
+async def open_notary(
+    log: LogSource, keys: Sequence[NotaryKey], directory: Path, *, replays: bool, witnesses: Sequence[Witness] = (), quorum: int = 0
+) -> AsyncIterator[Notary]:
+    """Yield a notary that alone uses its directory. Raises NotaryError."""
+    wrong = [key.public.name for key in keys if key.public.name != f"{ORIGIN_PREFIX}{log.bus}"]
+    if wrong:
+        raise NotaryError(f"the key {wrong[0]} signs no log of bus {log.bus}; make one with gavel notary keygen --bus {log.bus}")
+    descriptor = _lock(directory)
+    try:
+        yield Notary(log, keys, directory, replays=replays, witnesses=witnesses, quorum=quorum)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(directory: Path) -> int:
+    """Return a descriptor that holds the directory's lock. Raises NotaryError, OSError."""
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        flock(descriptor, LOCK_EX | LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise NotaryError(f"another notary uses {directory}; two would sign for one log") from error
+    return descriptor

@@ -1,0 +1,151 @@
+"""ProofService: proofs that an event is in a log, and that the log was never rewritten (docs/proofs.md).
+
+The tree of each bus stands in a directory of this server. A call brings it up to the size that it needs, which reads each event of the
+log once in the tree's life. The work is done in slices, one bus at a time, and occupies a slot of scans.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from gavel.v1 import error_pb2
+from gavel.v1.proof_service_pb2 import (
+    GetCheckpointRequest,
+    GetCheckpointResponse,
+    GetConsistencyProofRequest,
+    GetConsistencyProofResponse,
+    GetInclusionProofRequest,
+    GetInclusionProofResponse,
+    PublishCheckpointRequest,
+    PublishCheckpointResponse,
+)
+from gavel_rules.events.ids import is_uuid
+
+from gavel_server.bus.registry import BusRegistry
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.errors import ServiceError, invalid
+from gavel_server.fairness.work_slots import Slots
+from gavel_server.proofs.log_tree import LogTree
+from gavel_server.proofs.verifier import ORIGIN_PREFIX, Checkpoint, UnreadableError, parse_checkpoint
+from gavel_server.rpc.call_context import CallContext
+from gavel_server.services.reads.event_numbers import number_of
+from gavel_server.services.reads.log_reader import range_violations
+
+CHECKPOINT_BYTES_MAX: Final = 32 * 1024
+
+
+class ProofServicer:
+    """Serves ProofService on the buses of this server."""
+
+    def __init__(self, buses: BusRegistry, slots: Slots, directory: Path | None = None) -> None:
+        """`directory` holds the trees, one folder a bus; None: a temporary one."""
+        self._buses = buses
+        self._slots = slots
+        self._temporary: Final = TemporaryDirectory(prefix="gavel-proofs-") if directory is None else None
+        self._directory: Final = Path(self._temporary.name) if self._temporary is not None else directory or Path()
+        self._trees: dict[str, LogTree] = {}
+
+    async def GetCheckpoint(self, request: GetCheckpointRequest, context: CallContext) -> GetCheckpointResponse:
+        """Return the newest published checkpoint."""
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        checkpoint = await _published(sequencer)
+        if checkpoint is None:
+            message = f"no notary has published a checkpoint of bus {sequencer.bus}; run gavel notary"
+            raise ServiceError(error_pb2.ERROR_REASON_CHECKPOINT_NOT_FOUND, message)
+        return GetCheckpointResponse(checkpoint=str(checkpoint), tree_size=checkpoint.size, root_hash=checkpoint.root)
+
+    async def GetInclusionProof(self, request: GetInclusionProofRequest, context: CallContext) -> GetInclusionProofResponse:
+        """Prove that an event is in the tree of a size."""
+        key = request.WhichOneof("key")
+        violations = range_violations(tree_size=request.tree_size)
+        if key is None:
+            violations.append(("key", "is required: event_id or sequence_number"))
+        if key == "event_id" and not is_uuid(request.event_id):
+            violations.append(("event_id", "is not a UUID in canonical form"))
+        if key == "sequence_number" and request.sequence_number < 1:
+            violations.append(("sequence_number", "is not 1 or more"))
+        if violations:
+            raise invalid(violations)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        number = request.sequence_number if key == "sequence_number" else await number_of(sequencer, request.event_id)
+        size = await _size(sequencer, "tree_size", request.tree_size)
+        if number > size:
+            message = f"event {number} is not in the tree of the first {size} events of bus {sequencer.bus}"
+            raise ServiceError(error_pb2.ERROR_REASON_EVENT_NOT_FOUND, message)
+        record = (await sequencer.log.read_many([number])).get(number)
+        if record is None:
+            message = f"the log of bus {sequencer.bus} has lost event {number}; restore the log"
+            raise ServiceError(error_pb2.ERROR_REASON_LOG_REGRESSED, message)
+        async with self._slots.occupy(context.address):
+            proof = await self._tree(sequencer.bus).inclusion_proof(sequencer.log, record, size, context.address)
+        return GetInclusionProofResponse(
+            sequence_number=number, envelope=record.envelope, tree_size=size, root_hash=proof.root, hashes=proof.hashes
+        )
+
+    async def GetConsistencyProof(self, request: GetConsistencyProofRequest, context: CallContext) -> GetConsistencyProofResponse:
+        """Prove that the tree of a size begins with an earlier tree."""
+        violations = range_violations(to_size=request.to_size)
+        if request.from_size < 1:
+            violations.append(("from_size", "is not 1 or more"))
+        if 0 < request.to_size < request.from_size:
+            violations.append(("to_size", "is less than from_size"))
+        if violations:
+            raise invalid(violations)
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        to_size = await _size(sequencer, "to_size", request.to_size)
+        from_size = await _size(sequencer, "from_size", request.from_size)
+        async with self._slots.occupy(context.address):
+            proof = await self._tree(sequencer.bus).consistency_proof(sequencer.log, from_size, to_size, context.address)
+        return GetConsistencyProofResponse(
+            from_size=from_size, from_root_hash=proof.from_root, to_size=to_size, to_root_hash=proof.to_root, hashes=proof.hashes
+        )
+
+    async def PublishCheckpoint(self, request: PublishCheckpointRequest, context: CallContext) -> PublishCheckpointResponse:
+        """Publish a checkpoint whose root is that of the log."""
+        if len(request.checkpoint.encode()) > CHECKPOINT_BYTES_MAX:
+            raise invalid([("checkpoint", f"has more than {CHECKPOINT_BYTES_MAX} bytes")])
+        try:
+            checkpoint = parse_checkpoint(request.checkpoint)
+        except UnreadableError as error:
+            raise invalid([("checkpoint", str(error))]) from error
+        sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
+        if checkpoint.origin != f"{ORIGIN_PREFIX}{sequencer.bus}":
+            raise invalid([("checkpoint", f"is of {checkpoint.origin}, not of {ORIGIN_PREFIX}{sequencer.bus}")])
+        published = await _published(sequencer)
+        if published is not None and checkpoint.size < published.size:
+            raise _refused(f"the published checkpoint has {published.size} events, this one {checkpoint.size}")
+        head = (await sequencer.log.head()).sequence_number
+        if checkpoint.size > head:
+            raise _refused(f"it has {checkpoint.size} events, but bus {sequencer.bus} has {head}: the log has lost events, or is another")
+        await sequencer.confirm(head)
+        async with self._slots.occupy(context.address):
+            root = await self._tree(sequencer.bus).root(sequencer.log, checkpoint.size, context.address)
+        if root != checkpoint.root:
+            raise _refused(f"its root is not that of the first {checkpoint.size} events of bus {sequencer.bus}: one of them was changed")
+        await sequencer.log.publish_checkpoint(str(checkpoint).encode())
+        return PublishCheckpointResponse()
+
+    def _tree(self, bus: str) -> LogTree:
+        if bus not in self._trees:
+            self._trees[bus] = LogTree(self._directory / bus)
+        return self._trees[bus]
+
+
+async def _published(sequencer: Sequencer) -> Checkpoint | None:
+    content = await sequencer.log.published_checkpoint()
+    return None if content is None else parse_checkpoint(content.decode())
+
+
+async def _size(sequencer: Sequencer, field: str, size: int) -> int:
+    """Return the size of a tree: as given, or the head. Every event in it is confirmed. Raises ServiceError."""
+    head = (await sequencer.log.head()).sequence_number
+    if size > head:
+        raise invalid([(field, f"is more than the {head} events of bus {sequencer.bus}")])
+    await sequencer.confirm(size or head)
+    return size or head
+
+
+def _refused(problem: str) -> ServiceError:
+    return ServiceError(error_pb2.ERROR_REASON_CHECKPOINT_REFUSED, f"the checkpoint is not published: {problem}")
