@@ -10,8 +10,9 @@ compares version numbers.
 | 3 | they are kept for each producer of the trace; refusals have remedies; reason codes and effects are enums; starts and renewals have the
       event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller;
       attempts belong to their caller; rule sets say who resolves reviews; with authentication an observation needs a witness;
-      subjects of templates may have any characters; the traces in which refusals count are limited; buses have a registry of tools.
-      In development: it may change until it is released |
+      subjects of templates may have any characters; the traces in which refusals count are limited; buses have a registry of tools;
+      contradictions last as long as their readings are evidence; tool calls have an execution_id of their own and name their schemas; traces
+      are bound to versions, and drift is noted. In development: it may change until it is released |
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Semantics:
         has_unicode_subjects: bool,
         limits_refused_traces: bool,
         has_tools: bool,
+        keeps_readings: bool,
+        pairs_tool_calls: bool,
+        binds_versions: bool,
     ) -> None:
         self.arbiter_version: Final = arbiter_version
         # Whether refusals have remedies, and reason codes and effects are enums.
@@ -62,6 +66,12 @@ class Semantics:
         self.limits_refused_traces: Final = limits_refused_traces
         # Whether the bus has a registry of tools.
         self.has_tools: Final = has_tools
+        # Whether readings of a tool result are remembered as long as one of them is evidence, even if the trace has lapsed.
+        self.keeps_readings: Final = keeps_readings
+        # Whether every tool call has an execution_id that no other call has, and a result of another tool is no evidence.
+        self.pairs_tool_calls: Final = pairs_tool_calls
+        # Whether a trace is bound to the versions that its events name first, and decisions and starts warn of drift.
+        self.binds_versions: Final = binds_versions
         # Gavel's own producers. Their version is that of the semantics, so every build with these semantics records the same ones.
         version = str(arbiter_version)
         self.arbitrator: Final = Producer(type=common_pb2.PRODUCER_TYPE_ARBITRATOR, id=GAVEL, version=version)
@@ -87,6 +97,9 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         has_unicode_subjects=False,
         limits_refused_traces=False,
         has_tools=False,
+        keeps_readings=False,
+        pairs_tool_calls=False,
+        binds_versions=False,
     ),
     3: Semantics(
         3,
@@ -99,6 +112,9 @@ SEMANTICS: Final[Mapping[int, Semantics]] = {
         has_unicode_subjects=True,
         limits_refused_traces=True,
         has_tools=True,
+        keeps_readings=True,
+        pairs_tool_calls=True,
+        binds_versions=True,
     ),
 }
 LATEST: Final = SEMANTICS[ARBITER_VERSION]

@@ -95,6 +95,10 @@ def digest_parts(store: Store) -> Iterator[str]:
     }
     if store.refused_traces:  # digests of buses of earlier arbiter versions stay what they were
         tables["refused_traces"] = _list(store.refused_by_producer)
+    if store.candidate_counts:
+        tables["candidate_counts"] = _table(store.candidate_counts, _text)
+    if store.outliving_results:
+        tables["outliving_results"] = _table(store.outliving_results, _text)
     if store.tools.contracts or store.tools.providers:
         tables["tools"] = _text(_plain_tools(store.tools))
     if store.grants_in_force is not None:  # digests of buses without grants stay what they were

@@ -91,7 +91,8 @@ class Store:
 
         # The time of the last event of each remembered trace, in ms. By trace: refusals and decision_ids of open reviews by
         # `Semantics.refusals_key`, closed actions by `action_key` of the subject, sequence numbers of tool calls by execution_id, and tool
-        # results by event_id. By tool result: readings by `reading_key`, and the `reading_key` of a contradiction.
+        # results by event_id. By tool result: readings by `reading_key`, the `reading_key` of a contradiction, and the number of candidates
+        # that were read in it. `outliving_results` have evidence although their traces have lapsed.
         # Traces in which refusals count: (`refusals_key` of the producer that was refused there first, sequence number of that decision,
         # trace_id), by trace_id and as a sorted list; and their number for each producer.
         self.traces: dict[str, int] = {}
@@ -105,6 +106,8 @@ class Store:
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
         self.readings: dict[str, dict[str, str]] = {}
         self.contradictions: dict[str, str] = {}
+        self.candidate_counts: dict[str, int] = {}
+        self.outliving_results: dict[str, bool] = {}
 
         # (due_ms, sequence_number, decision_id) of approvals and reviews; of a contest (due_ms, number of its first proposal, its name).
         self.timers: Final[SortedList] = SortedList()

@@ -18,7 +18,7 @@ from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.keys import reading_key
 from gavel_rules.state.records import Candidate, ToolEvidence
 from gavel_rules.state.store import Store
-from gavel_rules.state.transitions.traces import remember_trace
+from gavel_rules.state.transitions.traces import forget_readings, remember_trace
 from gavel_rules.values import value_to_python
 
 
@@ -141,12 +141,32 @@ def _put_candidate(store: Store, subject: str, key: str, candidate: Candidate) -
     store.evidence_of(subject)  # unpacks it
     keys = store.subtable(store.evidence, subject)
     others = []
+    replaced_ref = ""
     for other in keys.get(key, ()):
         if (other.category, other.source, other.trust_tier) != (candidate.category, candidate.source, candidate.trust_tier):
             others.append(other)
         elif (other.claimed_at_ms, other.sequence_number) > (candidate.claimed_at_ms, candidate.sequence_number):
             return
+        else:
+            replaced_ref = other.evidence_ref
     store.put(keys, key, (*others, candidate))
+    if store.semantics.keeps_readings and replaced_ref != candidate.evidence_ref:
+        _count_candidates(store, replaced_ref, candidate.evidence_ref)
+
+
+def _count_candidates(store: Store, replaced_ref: str, evidence_ref: str) -> None:
+    """Count a candidate for the tool result that it was read in, and no longer the one that it replaces. "": not read in any."""
+    counts = store.candidate_counts
+    if evidence_ref:
+        store.put(counts, evidence_ref, counts.get(evidence_ref, 0) + 1)
+    count = counts.get(replaced_ref, 0)
+    if count > 1:
+        store.put(counts, replaced_ref, count - 1)
+    elif count:
+        store.drop(counts, replaced_ref)
+        if replaced_ref in store.outliving_results:
+            store.drop(store.outliving_results, replaced_ref)
+            forget_readings(store, replaced_ref)
 
 
 def _note_reading(store: Store, evidence_ref: str, readings: dict[str, str], key: str, value: str) -> None:

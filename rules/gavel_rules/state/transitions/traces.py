@@ -1,6 +1,7 @@
 """Transitions of traces: refusals that count against producers, closed actions, and lapse.
 
-A trace is remembered until it has been silent for TRACE_LAPSE_MS. Evidence outlives the traces that it was recorded in. Refusals are
+A trace is remembered until it has been silent for TRACE_LAPSE_MS. Evidence outlives the traces that it was recorded in, and so do the
+readings of a tool result of which one is evidence: they may contradict each other. Refusals are
 forgotten earlier if they count in more than REFUSED_TRACES_MAX traces: a producer that is refused in ever new traces would fill the memory.
 It loses its own first, and nothing is lost by it that a new trace would not give the producer anyway.
 """
@@ -103,6 +104,12 @@ def close_action(store: Store, event: RecordedEvent, decision: Decision, by_pers
             store.drop_oldest(actions, by_rules, len(by_rules) // 4)
 
 
+def forget_readings(store: Store, evidence_ref: str) -> None:
+    """Forget what was read in a tool result."""
+    store.drop(store.readings, evidence_ref)
+    store.drop(store.contradictions, evidence_ref)
+
+
 def forget_lapsed_traces(store: Store) -> None:
     """Forget traces that have lapsed. Open reviews do not lapse."""
     horizon_ms = store.recorded_at_ms - TRACE_LAPSE_MS
@@ -203,8 +210,10 @@ def _drop_trace(store: Store, trace_id: str) -> None:
     _keep_closed_by_person(store, trace_id)
     store.drop(store.tool_calls, trace_id)
     for event_id in store.tool_results.get(trace_id, ()):
-        store.drop(store.readings, event_id)
-        store.drop(store.contradictions, event_id)
+        if event_id in store.candidate_counts:
+            store.put(store.outliving_results, event_id, True)
+        else:
+            forget_readings(store, event_id)
     store.drop(store.tool_results, trace_id)
 
 

@@ -115,13 +115,58 @@ def test_new_evidence_resolves_a_contradiction(core: Core) -> None:
     core.prove()
 
 
-def test_readings_lapse_with_the_trace_of_their_result(core: Core) -> None:
-    """The readings of a result take no room once the trace of the result has lapsed."""
-    evidence = core.tool_result()
-    for value in (0.1, 0.2):
-        core.observe("order.score", value, evidence=evidence)
-    assert ([evidence.event_id], [evidence.event_id]) == (list(core.state.readings), list(core.state.contradictions))
+def lapse(core: Core) -> None:
+    """Let every trace of the bus lapse, and record an event that makes it forget them."""
     core.pass_time(TRACE_LAPSE_MS + 1)
     core.fact("k.note", "x", trace_id="someone-else")
-    assert ({}, {}) == (core.state.readings, core.state.contradictions)
+
+
+@pytest.mark.parametrize("days", [0, 1, 3])
+def test_a_contradiction_lasts_as_long_as_its_readings_are_evidence(days: int) -> None:
+    """Readings that are evidence for days contradict each other for days, however long their trace is silent."""
+    facts = {"score": {"key": "order.score", "type": "number", "min_trust": 2, "max_age_ms": 10 * TRACE_LAPSE_MS}}
+    core = Core(document(facts, [{"id": "low", "when": "facts.score < 0.5", "effect": "approve"}]))
+    evidence = core.tool_result()
+    for value in (0.9, 0.1):
+        core.observe("order.score", value, evidence=evidence)
+    for _ in range(days):
+        lapse(core)
+    status = core.fact("order.status", "delivered")
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(core.decide([status], trace_id="trace-2", max_fact_age_ms=10 * TRACE_LAPSE_MS))
+    core.prove()
+
+
+def test_a_reading_contradicts_evidence_of_a_lapsed_trace(core: Core) -> None:
+    """A reading that comes after its trace has lapsed is inference, and still contradicts the reading that is evidence."""
+    evidence = core.tool_result()
+    cited = core.observe("order.score", 0.1, evidence=evidence)
+    lapse(core)
+    assert 3 == core.observe("order.score", 0.2, evidence=evidence).observation.trust_tier
+    status = core.fact("order.status", "delivered")
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(core.decide([status, cited]))
+    core.prove()
+
+
+def test_readings_lapse_with_the_last_of_them_that_is_evidence(core: Core) -> None:
+    """The readings of a result of a lapsed trace take no room once later observations have replaced them all."""
+    evidence = core.tool_result()
+    for key, value in (("order.score", 0.1), ("order.score", 0.2), ("k.other", 1)):
+        core.observe(key, value, evidence=evidence)
+    lapse(core)
+    assert ([evidence.event_id], [evidence.event_id]) == (list(core.state.readings), list(core.state.contradictions))
+    later = core.tool_result("trace-2", content_hash=sha256_of("2"))
+    core.observe("order.score", 0.3, evidence=later, trace_id="trace-2")
+    assert evidence.event_id in core.state.contradictions
+    core.observe("k.other", 2, evidence=later, trace_id="trace-2")
+    assert ([later.event_id], {}) == (list(core.state.readings), core.state.contradictions)
+    core.prove()
+
+
+def test_results_without_evidence_lapse_with_their_trace(core: Core) -> None:
+    """The readings of a result take no room once its trace has lapsed, if later observations have replaced them before."""
+    evidence, later = core.tool_result(), core.tool_result("trace-2", content_hash=sha256_of("2"))
+    core.observe("order.score", 0.1, evidence=evidence)
+    core.observe("order.score", 0.3, evidence=later, trace_id="trace-2")
+    lapse(core)
+    assert [later.event_id] == list(core.state.readings)
     core.prove()
