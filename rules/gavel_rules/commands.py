@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gavel.v1.common_pb2 import Producer
+from gavel.v1.common_pb2 import Producer, VersionBinding
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AccessRefused
 from gavel.v1.envelope_pb2 import Envelope
@@ -72,13 +72,17 @@ class PublishEvent:
 
 @dataclass(slots=True)
 class BeginExecution:
-    """Start an attempt at an approved decision, if it may start. `request_id` becomes the event_id of its start."""
+    """Start an attempt at an approved decision, if it may start. `request_id` becomes the event_id of its start.
+
+    `version_binding` has the versions that the executor runs, if it names any.
+    """
 
     decision_id: str
     producer: Producer
     lease_ms: int
     traceparent: str = ""
     request_id: str = ""
+    version_binding: VersionBinding | None = None
 
 
 @dataclass(slots=True)

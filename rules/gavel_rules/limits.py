@@ -92,6 +92,12 @@ TRACE_CLOSED_ACTIONS_MAX: Final = 1_024
 TRACE_PRODUCERS_MAX: Final = 1_024
 # Traces of a bus in which refusals count. Beyond, the producers with the most lose their oldest.
 REFUSED_TRACES_MAX: Final = 20_000
+# Traces of a bus whose versions are remembered, and what is remembered of each: schemas of tools, answers of models, and versions that
+# differ from the bound ones. Beyond, the oldest are forgotten: a warning of drift may be missing.
+VERSIONED_TRACES_MAX: Final = 10_000
+TRACE_VERSIONS_MAX: Final = 64
+# Prompts whose last answer a bus remembers.
+PROMPTS_MAX: Final = 10_000
 # Readings of one tool result: values of fact keys of subjects in its observations.
 READINGS_PER_RESULT_MAX: Final = 4_096
 # Sources that state a fact key of a subject, for each trust tier. Every selection of evidence goes through them.

@@ -23,6 +23,7 @@ from gavel_rules.limits import CLOCK_AHEAD_MS_MAX, READINGS_PER_RESULT_MAX, SOUR
 from gavel_rules.recorder import Recorder, ahead_fault
 from gavel_rules.state.records import ToolEvidence
 from gavel_rules.state.state import State
+from gavel_rules.tool_events import complete_call, complete_result
 from gavel_rules.values import struct_to_dict
 
 _DERIVED_FIELDS: Final = (
@@ -50,10 +51,12 @@ def publish(recorder: Recorder, envelope: Envelope) -> EventAnswer | Fault:
                 fault = _sources_fault(recorder.state, envelope.subject, envelope.fact.key, TRUST_TIER_1_SYSTEM_FACT, envelope.producer.id)
             case "observation":
                 fault = _complete_observation(recorder, envelope) or _readings_fault(recorder.state, envelope)
-            case "tool_call" if envelope.tool_call.decision_id and recorder.state.semantics.has_tools:
-                fault = _attempt_fault(recorder, envelope.tool_call)
+            case "tool_call":
+                fault = _attempt_fault(recorder, envelope.tool_call) or complete_call(recorder, envelope)
             case "tool_result":
                 fault = _result_fault(recorder, envelope.trace_id)
+                if fault is None:
+                    complete_result(recorder, envelope)
     if fault is not None:
         return fault
     return EventAnswer(recorder.record(envelope, payload))
@@ -158,13 +161,19 @@ def _matching_evidence(recorder: Recorder, envelope: Envelope) -> ToolEvidence |
         evidence is None
         or evidence.is_error
         or not evidence.execution_id
-        or evidence.execution_id not in state.tool_calls.get(envelope.trace_id, {})
+        or not _answers_call(state, envelope.trace_id, evidence)
         or evidence.content_hash != observation.evidence_hash
         or evidence.tool_name != observation.source_tool
         or (state.semantics.requires_witness and not _is_witnessed(evidence, recorder.attestation))
     ):
         return None
     return evidence
+
+
+def _answers_call(state: State, trace_id: str, evidence: ToolEvidence) -> bool:
+    """Return whether a tool result answers a remembered call of its trace, of the same tool."""
+    call = state.tool_call(trace_id, evidence.execution_id)
+    return call is not None and (call.tool_name == evidence.tool_name or not state.semantics.pairs_tool_calls)
 
 
 def _is_witnessed(evidence: ToolEvidence, observer: Attestation | None) -> bool:

@@ -56,6 +56,7 @@ EXPIRED: Final = "EXPIRED"
 ALREADY_RUNNING: Final = "ALREADY_RUNNING"
 ALREADY_FINISHED: Final = "ALREADY_FINISHED"
 NOT_APPROVED: Final = "NOT_APPROVED"
+EXECUTION_VERSION_MISMATCH: Final = "EXECUTION_VERSION_MISMATCH"
 
 
 class RefusalClass(StrEnum):
@@ -209,6 +210,8 @@ REASON_CODES: Final = (
     _end(Bearer.ATTEMPT, ALREADY_RUNNING, _WAIT, (Release.TIME,)),
     _end(Bearer.ATTEMPT, ALREADY_FINISHED, _NONE, ()),
     _end(Bearer.ATTEMPT, NOT_APPROVED, _NONE, ()),
+    # An executor that runs the bound versions may start; so may this one, once a person has given it those.
+    _end(Bearer.ATTEMPT, EXECUTION_VERSION_MISMATCH, _ASK, (Release.PERSON,)),
 )
 
 # The remedies of a rule set's own reason code: its rules judge params and facts, and the producer chooses the params.

@@ -48,6 +48,7 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_GRANTS_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_INVALID_GRANTS: grpc.StatusCode.INVALID_ARGUMENT,
     error_pb2.ERROR_REASON_BUS_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    error_pb2.ERROR_REASON_EXECUTION_ID_REUSED: grpc.StatusCode.ALREADY_EXISTS,
     error_pb2.ERROR_REASON_EVENT_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_DECISION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_REASON_RULE_SET_NOT_FOUND: grpc.StatusCode.NOT_FOUND,

@@ -11,12 +11,14 @@ from typing import Final, Protocol
 
 from gavel.v1 import decision_pb2, execution_service_pb2
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
-from gavel.v1.common_pb2 import Producer
+from gavel.v1.common_pb2 import Producer, VersionBinding
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
+from gavel.v1.event_service_pb2 import GetTraceResponse
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
 from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview, Projection
+from gavel.v1.tool_pb2 import ToolContract
 from gavel_rules.commands import (
     ActivateRuleSet,
     Answer,
@@ -43,9 +45,11 @@ from gavel_server.bus.idempotency.same_request import is_same_request
 from gavel_server.errors import ServiceError
 from gavel_server.intake.admission import admit, producer_for_execution
 from gavel_server.intake.human_commands import resolution, revocation
+from gavel_server.intake.tools import contract_registration
 from gavel_server.services.reads import views
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX
 from gavel_server.services.reads.subject_projection import fill_projection, subject_items
+from gavel_server.services.reads.trace_reading import read_trace
 
 from tests.scenarios.reader import RuleSet
 from tests.support.driver import Core, copy_command, replay_log
@@ -93,8 +97,14 @@ class Layer(Protocol):
     async def preflight(self, envelope: Envelope) -> Decision:
         """Return the decision that a proposal would get; nothing is recorded."""
 
-    async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
-        """Begin an attempt."""
+    async def register(self, contract: ToolContract) -> None:
+        """Register a tool's contract."""
+
+    async def trace(self, trace_id: str) -> GetTraceResponse:
+        """Return a trace."""
+
+    async def begin(self, decision_id: str, producer: Producer, lease_ms: int, binding: VersionBinding | None) -> BeginExecutionResponse:
+        """Begin an attempt with an executor that runs some versions."""
 
     async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:
         """Renew an attempt's lease."""
@@ -177,9 +187,21 @@ class CoreLayer:
         assert isinstance(answer, EventAnswer), answer
         return answer.envelope.decision
 
-    async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
+    async def register(self, contract: ToolContract) -> None:
         """See Layer."""
-        answer = self._run(BeginExecution(decision_id, _executor(producer), lease_ms, request_id=self.core.new_id()))
+        self._run(contract_registration(contract, self.core.new_id()))
+
+    async def trace(self, trace_id: str) -> GetTraceResponse:
+        """See Layer."""
+        events = [event for event in self.core.events if event.trace_id == trace_id]
+        reading = read_trace(events)
+        binding = reading.version_binding if reading.versions.bound else None
+        return GetTraceResponse(envelopes=events, pairs=reading.pairs, drifts=reading.drifts(self.core.state), version_binding=binding)
+
+    async def begin(self, decision_id: str, producer: Producer, lease_ms: int, binding: VersionBinding | None) -> BeginExecutionResponse:
+        """See Layer."""
+        command = BeginExecution(decision_id, _executor(producer), lease_ms, request_id=self.core.new_id(), version_binding=binding)
+        answer = self._run(command)
         if isinstance(answer, AttemptRefusal):
             return BeginExecutionResponse(
                 refusal=execution_service_pb2.ExecutionRefusal(
@@ -193,7 +215,9 @@ class CoreLayer:
         assert isinstance(answer, LeasedAttempt), answer
         execution = answer.envelope.execution
         return BeginExecutionResponse(
-            started=execution_service_pb2.ExecutionStarted(execution_id=execution.execution_id, attempt=execution.attempt)
+            started=execution_service_pb2.ExecutionStarted(
+                execution_id=execution.execution_id, attempt=execution.attempt, warnings=execution.warnings
+            )
         )
 
     async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:

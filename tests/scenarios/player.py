@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gavel.v1 import fact_pb2
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, RevokeDecisionRequest
 from gavel.v1.common_pb2 import EventReference, Producer, ProducerType, VersionBinding
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import GetTraceResponse, ToolPairState
 from gavel.v1.execution_pb2 import Execution, ExecutionStatus
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
 from gavel.v1.fact_pb2 import Fact
 from gavel.v1.observation_pb2 import Observation
 from gavel.v1.projection_service_pb2 import PendingPhase
 from gavel.v1.proposal_pb2 import Proposal
-from gavel.v1.tool_pb2 import ToolCall, ToolResult
+from gavel.v1.tool_pb2 import ToolCall, ToolContract, ToolResult
 from gavel_rules.derivation import derive
 from gavel_rules.events.timestamps import timestamp
 from gavel_rules.values import python_to_value, value_to_python
+from google.protobuf.json_format import ParseDict
 
 from tests.scenarios import steps
 from tests.scenarios.comparison import NamedLog, compare_appended, compare_decision
@@ -130,6 +133,8 @@ class Player:
         if part.reviews is not None:
             reviews = [self.log.name(one.decision_id).removesuffix(".decision") for one in await self._layer.reviews()]
             self._compare("finally: reviews", part.reviews, reviews)
+        for trace_id, reading in part.traces.items():
+            self._compare_trace(reading, trace_id, await self._layer.trace(trace_id))
         for name, future in self._contest_answers:
             answer = await asyncio.wait_for(future, ANSWER_SECONDS_MAX)
             self._compare(f"the answer to {name}", f"{name}.decision", self.log.name(answer.event_id))
@@ -137,6 +142,14 @@ class Player:
             where = f"tests/scenarios/{self._scenario.file} ({self._scenario.id})"
             raise ScenarioError("\n".join([f"{where}: {self._scenario.must}", *self._differences]))
         await self._layer.prove(engines_agree=not self._scenario.engines_disagree)
+
+    def _compare_trace(self, expected: steps.TraceExpectation, trace_id: str, trace: GetTraceResponse) -> None:
+        label = f"finally: trace {trace_id}"
+        pairs = [ToolPairState.Name(pair.state).removeprefix("TOOL_PAIR_STATE_") for pair in trace.pairs]
+        bound = {field.name: value for field, value in trace.version_binding.ListFields()}
+        for name, actual in (("pairs", pairs), ("drifts", [drift.code for drift in trace.drifts]), ("bound", bound)):
+            if getattr(expected, name) is not None:
+                self._compare(f"{label}: {name}", getattr(expected, name), actual)
 
     # Steps
 
@@ -149,6 +162,11 @@ class Player:
                 await self._publish(str(getattr(step, step.verb)), step, self._envelope(step))
             case steps.ToolStep():
                 await self._call_tool(step)
+            case steps.InvokeStep():
+                await self._publish(step.invoke, step, self._invocation(step))
+            case steps.ContractStep():
+                await layer.register(_contract(step))
+                self._own.append("ToolContractRegistered")
             case steps.ProposeStep():
                 await self._propose(step)
             case steps.PreflightStep():
@@ -157,7 +175,7 @@ class Player:
             case steps.RepeatStep():
                 await self._repeat(step)
             case steps.BeginStep():
-                self._check_start(step, await layer.begin(self._decision(step.of), _executor(step.by), step.lease))
+                self._check_start(step, await layer.begin(self._decision(step.of), _executor(step.by), step.lease, _binding(step.versions)))
             case steps.RenewStep():
                 attempt = self.log.event(step.renew).execution
                 await layer.renew(attempt.decision_id, attempt.execution_id, _executor(step.by), step.lease)
@@ -222,15 +240,39 @@ class Player:
         )
 
     async def _call_tool(self, step: steps.ToolStep) -> None:
-        execution_id = f"exec_{uuid.uuid5(NAMESPACE, step.tool).hex[:12]}"
+        execution = step.tool if step.execution is None else step.execution
+        execution_id = f"exec_{uuid.uuid5(NAMESPACE, execution).hex[:12]}" if execution else ""
         call = ToolCall(tool_name=step.calls, execution_id=execution_id)
-        result = ToolResult(tool_name=step.calls, execution_id=execution_id, is_error=bool(step.error_code), error_code=step.error_code)
+        result = ToolResult(
+            tool_name=step.result_of or step.calls, execution_id=execution_id, is_error=bool(step.error_code), error_code=step.error_code
+        )
         if not step.error_code:
             result.content_hash = sha256_of(step.answer or step.tool)
-        shared = {"subject": step.subject, "trace_id": step.trace, "producer": _producer("AGENT", step.by)}
-        call_name = f"{step.tool}.call"
-        await self._publish(call_name, step, Envelope(event_id=self._event_id(call_name), tool_call=call, **shared))  # type: ignore[arg-type]
-        await self._publish(step.tool, step, Envelope(event_id=self._event_id(step.tool), tool_result=result, **shared))  # type: ignore[arg-type]
+        shared = Envelope(
+            subject=step.subject, trace_id=step.trace, producer=_producer("AGENT", step.by), version_binding=_binding(step.versions)
+        )
+        for part, name, event in (("call", f"{step.tool}.call", call), ("result", step.tool, result)):
+            if part in step.parts:
+                envelope = _copy(shared)
+                envelope.event_id = self._event_id(name)
+                getattr(envelope, f"tool_{part}").CopyFrom(event)
+                await self._publish(name, step, envelope)
+
+    def _invocation(self, step: steps.InvokeStep) -> Envelope:
+        invocation = LlmInvocation(
+            requested_model=step.asks,
+            llm_model=step.answered_by,
+            llm_provider=step.provider,
+            prompt_hash=sha256_of(step.prompt),
+            output_hash=sha256_of(step.output),
+        )
+        return Envelope(
+            event_id=self._event_id(step.invoke),
+            subject=step.subject,
+            trace_id=step.trace,
+            producer=_producer("AGENT", step.by),
+            agent_diagnostic=AgentDiagnostic(kind="LlmInvocationCommitted", llm_invocation=invocation),
+        )
 
     def _proposal(self, step: steps.ProposalStep, name: str) -> Envelope:
         proposal = Proposal(
@@ -255,7 +297,7 @@ class Player:
             trace_id=step.trace,
             causation_id=self.log.event(step.cause).event_id if step.cause is not None else "",
             producer=_producer("AGENT", step.by),
-            version_binding=VersionBinding(**step.versions) if step.versions else None,
+            version_binding=_binding(step.versions),
             proposal=proposal,
         )
 
@@ -342,6 +384,8 @@ class Player:
         self._compare("refused", expected.refused, refused)
         if expected.retry_after is not None:
             self._compare("retry_after", expected.retry_after, answer.refusal.retry_after_ms)
+        if expected.warnings is not None:
+            self._compare("warnings", expected.warnings, [warning.code for warning in answer.started.warnings])
         if started is not None:
             self._own.append("ExecutionStarted")
 
@@ -448,6 +492,15 @@ class Player:
 
 def _copy(envelope: Envelope) -> Envelope:
     return Envelope.FromString(envelope.SerializeToString())
+
+
+def _binding(versions: Mapping[str, str]) -> VersionBinding | None:
+    return VersionBinding(**versions) if versions else None
+
+
+def _contract(step: steps.ContractStep) -> ToolContract:
+    schema = {"type": "object", "properties": {name: {} for name in step.requires}, "required": step.requires}
+    return ParseDict({"name": step.describes, "version": step.version, "argument_schema": schema}, ToolContract())
 
 
 def _producer(kind: str, name: str) -> Producer:

@@ -23,14 +23,18 @@ from gavel.v1 import (
     replay_service_pb2_grpc,
     rule_set_service_pb2,
     rule_set_service_pb2_grpc,
+    tool_service_pb2,
+    tool_service_pb2_grpc,
 )
 from gavel.v1.arbitration_service_pb2 import ResolveReviewRequest, ResolveReviewResponse, RevokeDecisionRequest
-from gavel.v1.common_pb2 import Producer
+from gavel.v1.common_pb2 import Producer, VersionBinding
 from gavel.v1.decision_pb2 import Decision
 from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.event_service_pb2 import GetTraceResponse
 from gavel.v1.execution_service_pb2 import BeginExecutionResponse
 from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ACTIVATION_MODE_SHADOW
 from gavel.v1.projection_service_pb2 import PendingDecision, PendingReview, Projection
+from gavel.v1.tool_pb2 import ToolContract
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError
 from gavel_client.rpc.sync import SyncGavelClient
@@ -87,6 +91,7 @@ class ServerLayer(_Remote):
         self._executions = execution_service_pb2_grpc.ExecutionServiceStub(channel)
         self._rule_sets = rule_set_service_pb2_grpc.RuleSetServiceStub(channel)
         self._replays = replay_service_pb2_grpc.ReplayServiceStub(channel)
+        self._tools = tool_service_pb2_grpc.ToolServiceStub(channel)
 
     async def prove(self, *, engines_agree: bool) -> None:
         """See Layer. The core layer also replays with the second engine."""
@@ -119,10 +124,24 @@ class ServerLayer(_Remote):
         request = arbitration_service_pb2.PreflightRequest(bus=self.bus, envelope=envelope)
         return (await _call(self._arbitration.Preflight(request))).decision  # type: ignore[no-any-return]
 
-    async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
+    async def register(self, contract: ToolContract) -> None:
+        """See Layer."""
+        await _call(self._tools.RegisterContract(tool_service_pb2.RegisterContractRequest(bus=self.bus, contract=contract)))
+
+    async def trace(self, trace_id: str) -> GetTraceResponse:
+        """See Layer."""
+        request = event_service_pb2.GetTraceRequest(bus=self.bus, trace_id=trace_id)
+        return await _call(self._events.GetTrace(request))  # type: ignore[no-any-return]
+
+    async def begin(self, decision_id: str, producer: Producer, lease_ms: int, binding: VersionBinding | None) -> BeginExecutionResponse:
         """See Layer."""
         request = execution_service_pb2.BeginExecutionRequest(
-            bus=self.bus, decision_id=decision_id, producer=producer, lease_ms=lease_ms, request_id=new_event_id()
+            bus=self.bus,
+            decision_id=decision_id,
+            producer=producer,
+            lease_ms=lease_ms,
+            request_id=new_event_id(),
+            version_binding=binding,
         )
         return await _call(self._executions.BeginExecution(request))  # type: ignore[no-any-return]
 
@@ -227,9 +246,18 @@ class ClientLayer(_Remote):
         """See Layer."""
         return (await self._request("preflight", envelope)).decision  # type: ignore[no-any-return]
 
-    async def begin(self, decision_id: str, producer: Producer, lease_ms: int) -> BeginExecutionResponse:
+    async def register(self, contract: ToolContract) -> None:
         """See Layer."""
-        return await self._request("begin_execution", decision_id, producer=producer, lease_ms=lease_ms)  # type: ignore[no-any-return]
+        await self._request("register_contract", contract)
+
+    async def trace(self, trace_id: str) -> GetTraceResponse:
+        """See Layer."""
+        return await self._request("get_trace", trace_id)  # type: ignore[no-any-return]
+
+    async def begin(self, decision_id: str, producer: Producer, lease_ms: int, binding: VersionBinding | None) -> BeginExecutionResponse:
+        """See Layer."""
+        details = {"producer": producer, "lease_ms": lease_ms, "version_binding": binding}
+        return await self._request("begin_execution", decision_id, **details)  # type: ignore[no-any-return]
 
     async def renew(self, decision_id: str, execution_id: str, producer: Producer, lease_ms: int) -> None:
         """See Layer."""

@@ -97,6 +97,7 @@ class StartExpectation(Part):
 
     started: int | None = None
     refused: str | None = None
+    warnings: list[str] | None = None
     retry_after: Duration | None = None
     error: str | None = None
 
@@ -175,16 +176,50 @@ class FactStep(Step):
 
 
 class ToolStep(Step):
-    """An agent calls a tool: a TOOL_CALL, named NAME.call, and the TOOL_RESULT that has the name."""
+    """An agent calls a tool: a TOOL_CALL, named NAME.call, and the TOOL_RESULT that has the name.
+
+    The execution_id of both follows from `execution`, by default from NAME; "" leaves it out. `parts` are the events to publish.
+    `result_of` is the tool that the result names.
+    """
 
     verb: ClassVar[str] = "tool"
     tool: Name
     calls: str = TOOL
+    result_of: str | None = None
+    execution: str | None = None
+    parts: list[Literal["call", "result"]] = ["call", "result"]
     answer: str = ""
     error_code: str = ""
+    versions: dict[str, str] = {}
     subject: str = SUBJECT
     by: str = AGENT
     trace: str = TRACE
+    expect: RecordExpectation = RecordExpectation()
+
+
+class InvokeStep(Step):
+    """An agent records the call of a language model (LlmInvocationCommitted)."""
+
+    verb: ClassVar[str] = "invoke"
+    invoke: Name
+    asks: str = "model-1"
+    answered_by: str = "model-1"
+    provider: str = "provider-1"
+    prompt: str = "prompt"
+    output: str = "output"
+    subject: str = SUBJECT
+    by: str = AGENT
+    trace: str = TRACE
+
+
+class ContractStep(Step):
+    """A version of a tool's contract is registered, whose arguments have the properties `requires`."""
+
+    verb: ClassVar[str] = "contract"
+    contract: Name
+    version: str
+    describes: str = TOOL
+    requires: list[str] = []
 
 
 class ObserveStep(Step):
@@ -265,6 +300,7 @@ class BeginStep(Step):
     of: Name
     by: str = EXECUTOR
     lease: Duration = 30_000
+    versions: dict[str, str] = {}
     expect: StartExpectation = StartExpectation(started=1)
 
 
@@ -354,6 +390,8 @@ AnyStep = (
     Wait
     | FactStep
     | ToolStep
+    | InvokeStep
+    | ContractStep
     | ObserveStep
     | ProposeStep
     | PreflightStep
@@ -374,6 +412,8 @@ STEPS: Final[dict[str, type[Step]]] = {
     for step in (
         FactStep,
         ToolStep,
+        InvokeStep,
+        ContractStep,
         ObserveStep,
         ProposeStep,
         PreflightStep,
@@ -392,8 +432,16 @@ STEPS: Final[dict[str, type[Step]]] = {
 }
 
 
+class TraceExpectation(Part):
+    """The expected reading of a trace: the states of its tool pairs, the codes of its drifts, and the versions that it is bound to."""
+
+    pairs: list[str] | None = None
+    drifts: list[str] | None = None
+    bound: dict[str, str] | None = None
+
+
 class Finally(Part):
-    """The expected state at the end: facts of subjects in the projection, and all live decisions and open reviews.
+    """The expected state at the end: facts of subjects in the projection, all live decisions and open reviews, and readings of traces.
 
     A first decision has the name of its proposal.
     """
@@ -401,6 +449,7 @@ class Finally(Part):
     facts: dict[str, dict[str, Any]] = {}
     pending: dict[Name, Literal["APPROVED", "EXECUTING", "AWAITING_FACTS", "UNDER_REVIEW"]] | None = None
     reviews: list[Name] | None = None
+    traces: dict[str, TraceExpectation] = {}
 
 
 class ScenarioPart(Part):

@@ -229,10 +229,10 @@ class Core:
         return self.publish(fact_envelope(key, value, **changes))
 
     def tool_result(self, trace_id: str = "trace-1", **changes: Any) -> Envelope:
-        """Publish a tool call and its result, and return the result. `changes` go into the result, but for `producer`."""
+        """Publish a tool call and its result, and return the result. `changes` go into the result; producer and tool are those of both."""
         execution_id = changes.pop("execution_id", f"exec_{len(self.events):012x}")
         producer = changes.pop("producer", AGENT)
-        call = ToolCall(tool_name="fraud-tool", execution_id=execution_id)
+        call = ToolCall(tool_name=changes.get("tool_name", "fraud-tool"), execution_id=execution_id)
         self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=producer, tool_call=call))
         result = ToolResult(**{"tool_name": "fraud-tool", "execution_id": execution_id, "content_hash": sha256_of("1"), **changes})
         return self.publish(Envelope(subject=SUBJECT, trace_id=trace_id, producer=producer, tool_result=result))

@@ -40,7 +40,8 @@ REASON_CODE_MEANINGS: Final[Mapping[str, str]] = {
     "NO_ACTIVE_POLICY": "no rule set in force governs this action type; correct action_type, or activate a rule set for it",
     "INVALID_PARAMS": "the params do not fit the action's schema; correct them where the warnings point",
     "VERSION_MISMATCH": (
-        "the proposal is bound to other versions than the rule set requires; propose again with those that the warnings name"
+        "the proposal is bound to other versions than the rule set requires or its trace began with; propose again with those that "
+        "the warnings name"
     ),
     "UNKNOWN_EVENT": (
         "based_on_events cites something other than a fact or observation of this bus; cite each by its event_id and sequence_number"

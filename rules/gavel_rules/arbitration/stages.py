@@ -16,6 +16,7 @@ from gavel.v1.decision_pb2 import Warning as DecisionWarning
 from gavel_rules import reason_codes
 from gavel_rules.arbitration import retry_hint
 from gavel_rules.arbitration.action_view import ActionView, case_of, view_action
+from gavel_rules.arbitration.drift import mismatch_drift, refuses, trace_drifts, warn_of_drift
 from gavel_rules.arbitration.evaluation import Evaluate
 from gavel_rules.arbitration.evidence import (
     MISSING,
@@ -48,6 +49,7 @@ from gavel_rules.language.rule_set import CompiledAction, Rule
 from gavel_rules.limits import CONDITIONS_QUOTED_MAX
 from gavel_rules.state.keys import action_key
 from gavel_rules.state.state import State
+from gavel_rules.state.versions import TraceVersions
 
 _EFFECT_RANK: Final = {"reject": 0, "review": 1, "approve": 2}
 
@@ -170,17 +172,24 @@ def check_fact_subjects(context: Context) -> bool:
 
 
 def check_versions(context: Context) -> bool:
-    """Warn of versions that a rule set does not accept; refuse if one of the rule sets demands it."""
+    """Warn of drift, and of versions that a rule set does not accept; refuse if one of the rule sets demands it.
+
+    A proposal inherits the versions that its trace is bound to.
+    """
+    proposal = context.proposal
+    bound = context.state.trace_versions.get(proposal.trace_id) if context.state.trace_versions else None
     is_refused = False
     messages: dict[str, None] = {}
     for action in context.actions:
         for name, accepted in action.required_versions:
-            version = getattr(context.proposal.envelope.version_binding, name)
+            version = getattr(proposal.envelope.version_binding, name) or ("" if bound is None else bound.version(name))
             if version not in accepted:
                 messages[f"{name} is {version or 'not given'}; {action.policy_id} requires {' or '.join(accepted)}"] = None
                 is_refused = is_refused or action.on_version_mismatch == "fail"
     for message in messages:
         context.decision.warnings.add(code=reason_codes.VERSION_MISMATCH, message=message)
+    if bound is not None:
+        is_refused = _warn_of_drift(context, bound) or is_refused
     if is_refused:
         refuse(context.decision, reason_codes.VERSION_MISMATCH)
     return is_refused
@@ -426,6 +435,17 @@ def _has_unmet(context: Context, state: FactRequirementState.ValueType, other: F
         if selection.state == state or selection.state == other:
             return True
     return False
+
+
+def _warn_of_drift(context: Context, bound: TraceVersions) -> bool:
+    """Warn of drift, unless every rule set ignores it; return whether one refuses the proposal's own versions."""
+    if all([action.on_drift == "ignore" for action in context.actions]):
+        return False
+    own = bound.differing(context.proposal.envelope.version_binding, 0)
+    warnings: list[DecisionWarning] = []
+    warn_of_drift(warnings, [*trace_drifts(context.state, bound), *[mismatch_drift(mismatch) for mismatch in own]])
+    context.decision.warnings.extend(warnings)
+    return any([refuses(action, own) for action in context.actions])
 
 
 def _warn_of_contradictions(context: Context) -> bool:

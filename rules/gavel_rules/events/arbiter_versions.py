@@ -11,8 +11,8 @@ compares version numbers.
       event_id that the caller chose, and renewals are named ExecutionRenewed; grants bind, and events name their caller;
       attempts belong to their caller; rule sets say who resolves reviews; with authentication an observation needs a witness;
       subjects of templates may have any characters; the traces in which refusals count are limited; buses have a registry of tools;
-      contradictions last as long as their readings are evidence; tool calls have an execution_id of their own and name their schemas; traces
-      are bound to versions, and drift is noted. In development: it may change until it is released |
+      contradictions last as long as their readings are evidence; tool calls have an execution_id of their own and name their schemas;
+      traces are bound to versions, and drift is noted. In development: it may change until it is released |
 """
 
 from __future__ import annotations

@@ -38,6 +38,11 @@ def execution_id_of(decision_id: str, attempt: int) -> str:
     return "exec_" + _sha256(f"{decision_id}\n{attempt}".encode()).hexdigest()[:12]
 
 
+def tool_execution_id(event_id: str) -> str:
+    """Return the execution_id of a tool call whose producer gave it none, from the event_id of the call (constitution 001)."""
+    return "exec_" + _sha256(f"{event_id}\ntool-call".encode()).hexdigest()[:12]
+
+
 def is_uuid(text: str) -> bool:
     """Return whether a text is a UUID of any version in canonical form: lower-case hex digits, 8-4-4-4-12."""
     return len(text) == len(_UUID_SHAPE) and text.isascii() and text.encode().translate(_DIGITS_AS_ZERO) == _UUID_SHAPE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from gavel.v1 import decision_pb2, error_pb2, execution_pb2
@@ -18,6 +19,7 @@ from gavel_rules.execution.evidence_recheck import EvidenceChange, check_evidenc
 from gavel_rules.execution.faults import end_reason, ended_fault, holder_fault
 from gavel_rules.execution.lifecycle import call_person
 from gavel_rules.execution.reports import record_failed_derivations
+from gavel_rules.execution.version_check import check_start
 from gavel_rules.recorder import Recorder
 from gavel_rules.state.records import APPROVED, AWAITING_FACTS, UNDER_REVIEW, LiveDecision
 
@@ -45,6 +47,9 @@ def begin(recorder: Recorder, command: BeginExecution, references: References) -
     if live.attempt in live.unreported_attempts and recorder.now_ms < live.lease_until_ms:
         # Its executor may be at work, even if a human review has been requested meanwhile and grants another attempt.
         return _refuse(reason_codes.ALREADY_RUNNING, live.lease_until_ms - recorder.now_ms)
+    versions = check_start(state, live, command.version_binding)
+    if versions.is_refused:
+        return AttemptRefusal(reason_codes.EXECUTION_VERSION_MISMATCH, versions.message)
     change = check_evidence(state, live, recorder.now_ms)
     if change is not None and live.phase == APPROVED:
         _abort(recorder, live, command, change)
@@ -53,7 +58,7 @@ def begin(recorder: Recorder, command: BeginExecution, references: References) -
         warning = DecisionWarning(code=change.reason_code, message=change.message)
         call_person(recorder, live, reason_codes.RETRY_FACTS_CHANGED, live.basis, f"facts-changed-{live.attempt}", (warning,))
         return _refuse(reason_codes.RETRY_FACTS_CHANGED)
-    envelope = _record_start(recorder, live, command, live.attempt + 1)
+    envelope = _record_start(recorder, live, command, live.attempt + 1, versions.warnings)
     return LeasedAttempt(envelope, live.decision)
 
 
@@ -73,7 +78,13 @@ def renew(recorder: Recorder, command: RenewExecution, references: References) -
     return EventAnswer(_record_start(recorder, live, command, live.attempt))
 
 
-def _record_start(recorder: Recorder, live: LiveDecision, command: BeginExecution | RenewExecution, attempt: int) -> Envelope:
+def _record_start(
+    recorder: Recorder,
+    live: LiveDecision,
+    command: BeginExecution | RenewExecution,
+    attempt: int,
+    warnings: Sequence[DecisionWarning] = (),
+) -> Envelope:
     """Record STARTED: the first of an attempt, or a renewal."""
     execution = Execution(
         decision_id=live.decision_id,
@@ -81,6 +92,7 @@ def _record_start(recorder: Recorder, live: LiveDecision, command: BeginExecutio
         attempt=attempt,
         lease_until=timestamp(recorder.now_ms + command.lease_ms),
         status=execution_pb2.EXECUTION_STATUS_STARTED,
+        warnings=warnings,
     )
     event_id = derived_event_id(live.decision_id, live.sequence_number, "started", live.starts)
     event_name = EXECUTION_NAME[execution.status]
@@ -115,6 +127,9 @@ def _record_execution(
     event_id: str,
     event_name: str,
 ) -> Envelope:
+    binding = None
+    if isinstance(command, BeginExecution) and recorder.state.semantics.binds_versions:
+        binding = command.version_binding
     return recorder.record(
         Envelope(
             event_id=event_id,
@@ -125,6 +140,7 @@ def _record_execution(
             producer=command.producer,
             subject=live.decision.subject,
             traceparent=command.traceparent,
+            version_binding=binding,
             execution=execution,
         ),
         "execution",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gavel_rules.language.action_checker import CheckedAction, required_versions
+from gavel_rules.language.action_checker import CheckedAction
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages, Path
 from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
@@ -57,9 +57,6 @@ def _action_warnings(name: str, part: ActionPart, action: CheckedAction) -> Iter
             message = f"facts.{fact.name} is stale after {fact.max_age_ms} ms, but a contest takes {window_ms} ms"
             hint = "raise max_age_ms above contest_window_ms, by the time needed to get the fact"
             yield DocumentWarning((*path, "facts", fact.name, "max_age_ms"), False, "contest-outlasts-fact", message, hint)
-    if part.on_version_mismatch in ("warn", "fail") and not required_versions(part):
-        message = f"{name} sets on_version_mismatch but requires no versions"
-        yield DocumentWarning((*path, "on_version_mismatch"), True, "no-versions", message, "declare them under `versions`")
     if part.review is not None:
         yield from _review_warnings((*path, "review"), part.review)
     if not any(rule.effect == "approve" for rule, _ in action.rules):

@@ -103,7 +103,9 @@ class CompiledAction:
         self.review_policies: Mapping[str, ReviewPolicy] = {rule_id: _review_policy(review) for rule_id, review in checked.reviews.items()}
         self.fact_keys_are_unique = len({declared.key for declared in self.facts}) == len(self.facts)
         self.compensation = checked.compensation
+        # Of versions that the action requires, and of drift.
         self.on_version_mismatch = part.on_version_mismatch or "fail"
+        self.on_drift = part.on_version_mismatch or "warn"
         self.required_versions = required_versions(part)
         self.contest_window_ms = part.contest_window_ms
         self.conflict_key_is_subject = part.conflict_key.strip() == "subject"

@@ -120,9 +120,11 @@ def _execution_command(recorded: Envelope, sent: Envelope, state: State) -> Comm
             return RenewExecution(
                 execution.decision_id, execution.execution_id, recorded.producer, lease_ms, recorded.traceparent, execution.request_id
             )
-        return BeginExecution(execution.decision_id, recorded.producer, lease_ms, recorded.traceparent, execution.request_id)
+        binding = recorded.version_binding if recorded.HasField("version_binding") else None
+        return BeginExecution(execution.decision_id, recorded.producer, lease_ms, recorded.traceparent, execution.request_id, binding)
     if execution.status == execution_pb2.EXECUTION_STATUS_ABORTED and execution.attempt == 0:
-        return BeginExecution(execution.decision_id, recorded.producer, 1, recorded.traceparent)
+        binding = recorded.version_binding if recorded.HasField("version_binding") else None
+        return BeginExecution(execution.decision_id, recorded.producer, 1, recorded.traceparent, version_binding=binding)
     return ReportExecution(sent)
 
 

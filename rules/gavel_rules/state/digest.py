@@ -85,7 +85,7 @@ def digest_parts(store: Store) -> Iterator[str]:
         "traces": _table(store.traces, _text),
         "trace_reviews": _table(store.trace_reviews, _text),
         "refusals": _table(store.refusals, lambda refusals: _text({key: each.plain() for key, each in refusals.items()})),
-        "tool_calls": _table(store.tool_calls, _text),
+        "tool_calls": _table(store.tool_calls, lambda calls: _text({key: call.sequence_number for key, call in calls.items()})),
         "tool_results": _table(store.tool_results, _text),
         "readings": _table(store.readings, _text),
         "contradicted": _table(store.contradictions, _text),
@@ -99,6 +99,10 @@ def digest_parts(store: Store) -> Iterator[str]:
         tables["candidate_counts"] = _table(store.candidate_counts, _text)
     if store.outliving_results:
         tables["outliving_results"] = _table(store.outliving_results, _text)
+    if store.trace_versions:
+        tables["trace_versions"] = _table(store.trace_versions, lambda versions: _text(versions.plain()))
+    if store.answers:
+        tables["answers"] = _table(store.answers, _text)
     if store.tools.contracts or store.tools.providers:
         tables["tools"] = _text(_plain_tools(store.tools))
     if store.grants_in_force is not None:  # digests of buses without grants stay what they were

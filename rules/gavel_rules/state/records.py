@@ -291,6 +291,13 @@ class Review(NamedTuple):
         return 0 if self.is_escalated or not after_ms else milliseconds(self.decision.recorded_at) + after_ms
 
 
+class ToolCallRecord(NamedTuple):
+    """A TOOL_CALL that results of its trace may answer."""
+
+    sequence_number: int
+    tool_name: str
+
+
 class ToolEvidence(NamedTuple):
     """A TOOL_RESULT that observations of its trace may refer to."""
 

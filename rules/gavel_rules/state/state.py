@@ -32,12 +32,14 @@ from gavel_rules.state.records import (
     Refusals,
     Rejections,
     Review,
+    ToolCallRecord,
     ToolEvidence,
 )
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.apply import apply_event
 from gavel_rules.state.transitions.traces import has_lapsed
 
+_NO_CALLS: Final[Mapping[str, ToolCallRecord]] = {}
 _NO_RESULTS: Final[Mapping[str, ToolEvidence]] = {}
 
 
@@ -69,9 +71,12 @@ class State:
         self.trace_reviews: Final = store.trace_reviews
         self.closed_actions: Final = store.closed_actions
         self.tool_calls: Final = store.tool_calls
+        self.trace_of_execution: Final = store.trace_of_execution
         self.tool_results: Final = store.tool_results
         self.readings: Final = store.readings
         self.contradictions: Final = store.contradictions
+        self.trace_versions: Final = store.trace_versions
+        self.answers: Final = store.answers
 
     @property
     def head(self) -> int:
@@ -233,6 +238,10 @@ class State:
         if trace is None or has_lapsed(trace, now_ms):
             return None
         return self.tool_results.get(trace_id, {}).get(event_id)
+
+    def tool_call(self, trace_id: str, execution_id: str) -> ToolCallRecord | None:
+        """Return a remembered tool call of a trace."""
+        return self.tool_calls.get(trace_id, _NO_CALLS).get(execution_id)
 
     def has_room_for_result(self, trace_id: str, now_ms: int) -> bool:
         """Return whether a trace can take one more tool result: it is below the limit, or has unread results to forget."""

@@ -33,10 +33,12 @@ from gavel_rules.state.records import (
     Refusals,
     Review,
     ShadowRuleSet,
+    ToolCallRecord,
     ToolEvidence,
 )
 from gavel_rules.state.tools import ToolRegistry
 from gavel_rules.state.undo_log import ABSENT, UndoLog
+from gavel_rules.state.versions import ModelAnswer, TraceVersions
 
 _NO_EVIDENCE: Final[KeyCandidates] = {}
 
@@ -90,9 +92,10 @@ class Store:
         self.reviews: dict[str, Review] = {}
 
         # The time of the last event of each remembered trace, in ms. By trace: refusals and decision_ids of open reviews by
-        # `Semantics.refusals_key`, closed actions by `action_key` of the subject, sequence numbers of tool calls by execution_id, and tool
-        # results by event_id. By tool result: readings by `reading_key`, the `reading_key` of a contradiction, and the number of candidates
-        # that were read in it. `outliving_results` have evidence although their traces have lapsed.
+        # `Semantics.refusals_key`, closed actions by `action_key` of the subject, tool calls by execution_id, and tool results by event_id.
+        # `trace_of_execution` has the trace of every remembered tool call by execution_id. By tool result: readings by `reading_key`, the
+        # `reading_key` of a contradiction, and the number of candidates that were read in it. `outliving_results` have evidence although
+        # their traces have lapsed.
         # Traces in which refusals count: (`refusals_key` of the producer that was refused there first, sequence number of that decision,
         # trace_id), by trace_id and as a sorted list; and their number for each producer.
         self.traces: dict[str, int] = {}
@@ -102,12 +105,17 @@ class Store:
         self.refusals: dict[str, dict[str, Refusals]] = {}
         self.trace_reviews: dict[str, dict[str, str]] = {}
         self.closed_actions: dict[str, dict[str, ClosedAction]] = {}
-        self.tool_calls: dict[str, dict[str, int]] = {}
+        self.tool_calls: dict[str, dict[str, ToolCallRecord]] = {}
+        self.trace_of_execution: dict[str, str] = {}
         self.tool_results: dict[str, dict[str, ToolEvidence]] = {}
         self.readings: dict[str, dict[str, str]] = {}
         self.contradictions: dict[str, str] = {}
         self.candidate_counts: dict[str, int] = {}
         self.outliving_results: dict[str, bool] = {}
+
+        # What the events of a trace name, by trace_id; the last answer to a prompt, by the prompt's hash.
+        self.trace_versions: dict[str, TraceVersions] = {}
+        self.answers: dict[str, ModelAnswer] = {}
 
         # (due_ms, sequence_number, decision_id) of approvals and reviews; of a contest (due_ms, number of its first proposal, its name).
         self.timers: Final[SortedList] = SortedList()

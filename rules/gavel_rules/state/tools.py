@@ -8,10 +8,12 @@ from gavel.v1.tool_pb2 import ToolContract, ToolProvider
 
 
 class RegisteredContract(NamedTuple):
-    """A contract, and the event that registered it."""
+    """A contract, the event that registered it, and the hashes of its schemas."""
 
     contract: ToolContract
     sequence_number: int
+    argument_schema_hash: str
+    result_schema_hash: str
 
 
 class RegisteredProvider(NamedTuple):

@@ -62,7 +62,7 @@ def shape_violations(
     if _has_field(envelope, "occurred_at") and not is_time(envelope.occurred_at):
         found.append(("envelope.occurred_at", "is not a time between 1970 and 9999"))
     if _has_field(envelope, "version_binding"):
-        _check_binding(envelope.version_binding, found)
+        found.extend(binding_violations(envelope.version_binding, "envelope.version_binding"))
     # Measuring is slow: only if the envelope could be over the limit.
     if (sent_bytes is None or sent_bytes * GROWTH_MAX > limits.MESSAGE_BYTES_MAX) and envelope.ByteSize() > limits.MESSAGE_BYTES_MAX:
         found.append(("envelope", f"is larger than {limits.MESSAGE_BYTES_MAX} bytes"))
@@ -83,6 +83,15 @@ def producer_violations(header: EnvelopeHeader) -> Violations:
     if not is_plain(header.producer_version):
         found.append(("envelope.producer.version", "is not at most 128 printable ASCII characters"))
     return found
+
+
+def binding_violations(binding: VersionBinding, path: str) -> Violations:
+    """Return the violations of the versions of an event or of an executor."""
+    return [
+        (f"{path}.{name}", "is not at most 128 printable ASCII characters")
+        for name in _VERSION_FIELDS
+        if getattr(binding, name) and not is_plain(getattr(binding, name))
+    ]
 
 
 def _check_category(category: EventCategory.ValueType, payload: str | None, found: Violations) -> None:
@@ -113,10 +122,3 @@ def _check_header(envelope: Envelope, header: EnvelopeHeader, payload: str | Non
         pass  # the subject is the decision's
     elif not is_subject(subject):
         found.append(("envelope.subject", NOT_A_SUBJECT))
-
-
-def _check_binding(binding: VersionBinding, found: Violations) -> None:
-    for name in _VERSION_FIELDS:
-        version = getattr(binding, name)
-        if version and not is_plain(version):
-            found.append((f"envelope.version_binding.{name}", "is not at most 128 printable ASCII characters"))

@@ -69,7 +69,7 @@ from gavel_server.services.reads.log_reader import (
     record_of,
 )
 from gavel_server.services.reads.paging import PAGE_BYTES_MAX, Page, page_of
-from gavel_server.services.reads.tool_pairs import tool_pairs
+from gavel_server.services.reads.trace_reading import TraceReading, read_trace
 
 # Proposals and executions have RPCs of their own; decisions are made by Gavel alone.
 PUBLISHABLE: Final = frozenset({"fact", "observation", "tool_call", "tool_result", "agent_diagnostic"})
@@ -211,14 +211,14 @@ class EventServicer:
             number = head + 1
 
     async def GetTrace(self, request: GetTraceRequest, context: CallContext) -> EncodedResponse[GetTraceResponse]:
-        """Read a whole trace, with its tool calls and results paired. Only events in the answer are paired."""
+        """Read a whole trace, with its tool calls and results paired, and what has drifted. Only events in the answer count."""
         trace_id = request.trace_id
         if not (0 < len(trace_id) <= TRACE_ID_LENGTH_MAX and trace_id.isascii() and trace_id.isprintable()):
             raise invalid([("trace_id", f"is not 1 to {TRACE_ID_LENGTH_MAX} printable ASCII characters")])
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         last = await _confirmed_head(sequencer)
         async with self._scans.occupy(context.address):
-            return await _trace(sequencer.log, trace_id, last, context.caller)
+            return await _trace(sequencer, trace_id, last, context.caller)
 
     async def AcceptClock(self, request: AcceptClockRequest, context: CallContext) -> AcceptClockResponse:
         """Allow writes to a bus whose last event is ahead of the clocks."""
@@ -250,13 +250,13 @@ def _page(parts: list[bytes], next_page_token: str) -> EncodedResponse[ListEvent
     return EncodedResponse(b"".join([*parts, ListEventsResponse(next_page_token=next_page_token).SerializeToString()]))
 
 
-async def _trace(log: EventLog, trace_id: str, last: int, caller: str) -> EncodedResponse[GetTraceResponse]:
+async def _trace(sequencer: Sequencer, trace_id: str, last: int, caller: str) -> EncodedResponse[GetTraceResponse]:
     """Return the GetTraceResponse of a trace up to event `last`, cut at its limits."""
     parts: list[bytes] = []
-    tool_events: list[Envelope] = []
+    events: list[Envelope] = []
     size_bytes = 0
     truncated = False
-    async with aclosing(read_chunks(log, 1, last, caller)) as history:
+    async with aclosing(read_chunks(sequencer.log, 1, last, caller)) as history:
         async for records in history:
             for event in Filter(trace_id=trace_id).select(records):
                 size_bytes += len(event.content)
@@ -264,13 +264,20 @@ async def _trace(log: EventLog, trace_id: str, last: int, caller: str) -> Encode
                 if truncated:
                     break
                 parts.append(TRACED.content(event.content))
-                if event.envelope.WhichOneof("payload"):
-                    tool_events.append(event.envelope)
+                events.append(event.envelope)
             if truncated:
                 break
-    # In a thread: pairing ten thousand events takes tens of milliseconds.
-    rest = await asyncio.to_thread(lambda: GetTraceResponse(pairs=tool_pairs(tool_events), truncated=truncated).SerializeToString())
+    # In threads: reading ten thousand events takes tens of milliseconds.
+    reading = await asyncio.to_thread(read_trace, events)
+    answer = GetTraceResponse(truncated=truncated, version_binding=reading.version_binding if reading.versions.bound else None)
+    answer.drifts.extend(reading.drifts(await sequencer.confirmed_state()))
+    rest = await asyncio.to_thread(lambda: _with_pairs(answer, reading).SerializeToString())
     return EncodedResponse(b"".join([*parts, rest]))
+
+
+def _with_pairs(answer: GetTraceResponse, reading: TraceReading) -> GetTraceResponse:
+    answer.pairs.extend(reading.pairs)
+    return answer
 
 
 def _admit(envelope: Envelope, bus: str, traceparent: str) -> AdmittedCommand:

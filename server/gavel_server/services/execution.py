@@ -27,6 +27,7 @@ from gavel_server.bus.registry import BUS_DEFAULT, BusRegistry
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.errors import invalid
 from gavel_server.intake.admission import admit, producer_for_execution
+from gavel_server.intake.envelope_validation import binding_violations
 from gavel_server.intake.formats import EXECUTION_ID
 from gavel_server.log import LogError
 from gavel_server.rpc.call_context import CallContext
@@ -43,13 +44,14 @@ class ExecutionServicer:
 
     async def BeginExecution(self, request: BeginExecutionRequest, context: CallContext) -> BeginExecutionResponse:
         """Lease an attempt, or refuse with a reason."""
-        violations = _violations(request)
+        violations = _violations(request) + binding_violations(request.version_binding, "version_binding")
         if violations:
             raise invalid(violations)
         producer = producer_for_execution(request.producer)
         sequencer = await self._buses.existing(request.bus, context.bus_incarnation)
         lease_ms = request.lease_ms or LEASE_MS_DEFAULT
-        command = BeginExecution(request.decision_id, producer, lease_ms, context.traceparent, request.request_id)
+        binding = request.version_binding if request.HasField("version_binding") else None
+        command = BeginExecution(request.decision_id, producer, lease_ms, context.traceparent, request.request_id, binding)
         answer = (await sequencer.execute(command, request.request_id, caller=context.caller, principal=context.principal)).answer
         match answer:
             case LeasedAttempt():
@@ -59,6 +61,7 @@ class ExecutionServicer:
                     attempt=execution.attempt,
                     lease_until=execution.lease_until,
                     lease_ms=lease_ms,
+                    warnings=execution.warnings,
                     decision=await _with_chain_hash(sequencer, answer.decision),
                 )
                 return BeginExecutionResponse(started=started)

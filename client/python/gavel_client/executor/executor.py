@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, Final
 
 from gavel.v1 import reason_code_pb2
-from gavel.v1.common_pb2 import PRODUCER_TYPE_EXECUTOR, Producer
+from gavel.v1.common_pb2 import PRODUCER_TYPE_EXECUTOR, Producer, VersionBinding
 from gavel.v1.decision_pb2 import RetryPolicy
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import ExecutionStatus
@@ -82,7 +82,7 @@ class Executor:
 
     Decisions come over gRPC, or with `redis_url` from the bus's Redis itself. `producer_id` is the executor's stable name in the
     log; processes that carry out the same actions may share it and the `group`. Call `run` once; call `stop` in the same event
-    loop.
+    loop. `version_binding` has the versions that the executor runs: a rule set may refuse others than those of the decision's trace.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Executor:
         redis_url: str = "",
         producer_id: str,
         producer_version: str = "",
+        version_binding: VersionBinding | None = None,
         group: str = GROUP_DEFAULT,
         concurrency: int = CONCURRENCY_DEFAULT,
         lease_ms: int = LEASE_MS_DEFAULT,
@@ -105,6 +106,7 @@ class Executor:
         self._client = client
         self._handlers = handlers
         self._producer = Producer(type=PRODUCER_TYPE_EXECUTOR, id=producer_id, version=producer_version)
+        self._version_binding = version_binding
         self._lease_ms = lease_ms
         self._scan_interval_ms = scan_interval_ms
         self._queue: WorkSource = (
@@ -200,7 +202,11 @@ class Executor:
             if not request_id or present - requested_at > self._lease_ms / 1000 * RENEWAL_FRACTION:
                 requested_at, request_id = present, new_event_id()
             return await self._client.begin_execution(
-                entry.event_id, producer=self._producer, lease_ms=self._lease_ms, request_id=request_id
+                entry.event_id,
+                producer=self._producer,
+                lease_ms=self._lease_ms,
+                request_id=request_id,
+                version_binding=self._version_binding,
             )
 
         try:
@@ -225,6 +231,9 @@ class Executor:
         if refusal.reason == reason_code_pb2.REASON_CODE_ALREADY_RUNNING:
             await self._consumer.pause_without_slot(min(max(refusal.retry_after_ms, RECHECK_MS_MIN), RECHECK_MS_MAX))
             return None
+        if refusal.reason == reason_code_pb2.REASON_CODE_EXECUTION_VERSION_MISMATCH:
+            _logger.warning("decision=%s left to executors of other versions: %s", entry.event_id, refusal.message)
+            return Disposition.LEAVE
         _logger.warning("decision=%s refusal %s is unknown to this version; its entry stays pending", entry.event_id, refusal.reason_code)
         return Disposition.LEAVE
 

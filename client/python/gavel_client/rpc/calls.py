@@ -26,7 +26,7 @@ from gavel.v1 import tool_service_pb2 as tools
 from gavel.v1 import work_service_pb2 as work
 from gavel.v1.administration_service_pb2_grpc import AdministrationServiceStub
 from gavel.v1.arbitration_service_pb2_grpc import ArbitrationServiceStub
-from gavel.v1.common_pb2 import EventCategory, Producer
+from gavel.v1.common_pb2 import EventCategory, Producer, VersionBinding
 from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine, Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2_grpc import EventServiceStub
@@ -305,16 +305,22 @@ def begin_execution(
     producer: Producer,
     lease_ms: int = 0,
     request_id: str = "",
+    version_binding: VersionBinding | None = None,
     bus: str = "",
     timeout_ms: int = WRITE_TIMEOUT_MS,
 ) -> UnaryCall[executions.BeginExecutionResponse]:
     """Start an attempt of an approved decision with a lease of `lease_ms` (0: 30,000); a refusal is part of the response.
 
     `request_id` (default: a new one) names the request: sent again after a lost response, it gets the same attempt while that
-    runs. Count the lease from the first time that the request was sent.
+    runs. Count the lease from the first time that the request was sent. `version_binding` has the versions that the executor runs.
     """
     request = executions.BeginExecutionRequest(
-        bus=bus, decision_id=decision_id, producer=producer, lease_ms=lease_ms, request_id=request_id or new_event_id()
+        bus=bus,
+        decision_id=decision_id,
+        producer=producer,
+        lease_ms=lease_ms,
+        request_id=request_id or new_event_id(),
+        version_binding=version_binding,
     )
     return _unary(ExecutionServiceStub, lambda stub: stub.BeginExecution, request, timeout_ms)
 

@@ -16,7 +16,7 @@ from gavel.v1 import replay_service_pb2 as replays
 from gavel.v1 import rule_set_service_pb2 as rule_sets
 from gavel.v1 import tool_service_pb2 as tools
 from gavel.v1 import work_service_pb2 as work
-from gavel.v1.common_pb2 import EventCategory, Producer
+from gavel.v1.common_pb2 import EventCategory, Producer, VersionBinding
 from gavel.v1.decision_pb2 import ENGINE_UNSPECIFIED, Engine, Outcome
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import ACTIVATION_MODE_ACTIVE, ActivationMode, ReviewVerdict
@@ -210,16 +210,25 @@ class SyncMethods(ABC):
         producer: Producer,
         lease_ms: int = 0,
         request_id: str = "",
+        version_binding: VersionBinding | None = None,
         bus: str = "",
         timeout_ms: int = WRITE_TIMEOUT_MS,
     ) -> executions.BeginExecutionResponse:
         """Start an attempt of an approved decision with a lease of `lease_ms` (0: 30,000); a refusal is part of the response.
 
         `request_id` (default: a new one) names the request: sent again after a lost response, it gets the same attempt while that
-        runs. Count the lease from the first time that the request was sent.
+        runs. Count the lease from the first time that the request was sent. `version_binding` has the versions that the executor runs.
         """
         return self._call(
-            calls.begin_execution(decision_id, producer=producer, lease_ms=lease_ms, request_id=request_id, bus=bus, timeout_ms=timeout_ms)
+            calls.begin_execution(
+                decision_id,
+                producer=producer,
+                lease_ms=lease_ms,
+                request_id=request_id,
+                version_binding=version_binding,
+                bus=bus,
+                timeout_ms=timeout_ms,
+            )
         )
 
     def renew_execution(

@@ -81,6 +81,5 @@ WARNINGS: Final[Mapping[str, str]] = {
     "not-analysed": "An action was not analysed in full; the message says why.",
     "overlapping-rules": "A rule approves a case that a lower rule would reject or send to review.",
     "unreachable-rule": "The rules above a rule decide all its cases, or no case fulfils its condition.",
-    "no-versions": "An action sets on_version_mismatch but requires no versions.",
     "variable-never-used": "No expression uses a variable.",
 }

@@ -184,7 +184,7 @@ class ActionPart(Part):
     review: ReviewPart | None = None
     """Who has to resolve reviews of the action, and by when. Default: one person who may review it."""
     on_version_mismatch: Literal["ignore", "warn", "fail"] | None = None
-    """The reaction to a proposal that is bound to other versions than those under `versions`."""
+    """The reaction to other versions: those under `versions` (default: fail), and drift (default: warn)."""
     versions: VersionsPart = VersionsPart()
     """The versions to which a proposal must be bound."""
 

@@ -17,6 +17,7 @@ from gavel_rules.state.transitions.executions import apply_execution, apply_late
 from gavel_rules.state.transitions.reviews import add_vote, escalate_review
 from gavel_rules.state.transitions.system import apply_system_fact
 from gavel_rules.state.transitions.traces import forget_lapsed_traces, touch_trace
+from gavel_rules.state.transitions.versions import note_versions
 
 
 def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None:
@@ -29,6 +30,8 @@ def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None
         if store.decision_ends:
             forget_ended_decisions(store)
     touch_trace(store, event.trace_id)
+    if store.semantics.binds_versions:
+        note_versions(store, event)
     _TRANSITIONS[event.payload](store, event)
 
 

@@ -16,7 +16,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.identity.attestation import participants
 from gavel_rules.limits import TRACE_TOOL_CALLS_MAX, TRACE_TOOL_RESULTS_MAX
 from gavel_rules.state.keys import reading_key
-from gavel_rules.state.records import Candidate, ToolEvidence
+from gavel_rules.state.records import Candidate, ToolCallRecord, ToolEvidence
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.traces import forget_readings, remember_trace
 from gavel_rules.values import value_to_python
@@ -101,15 +101,21 @@ def apply_observation(store: Store, event: RecordedEvent) -> None:
 
 
 def apply_tool_call(store: Store, event: RecordedEvent) -> None:
-    """Remember a tool call's execution_id in its trace."""
+    """Remember a tool call in its trace."""
     call = event.envelope.tool_call
-    if call.execution_id:
+    execution_id = call.execution_id
+    if execution_id:
         remember_trace(store, event.trace_id)
         calls = store.subtable(store.tool_calls, event.trace_id)
         if len(calls) >= TRACE_TOOL_CALLS_MAX:
             # Later observations of the results of the forgotten calls are inference.
-            store.drop_oldest(calls, calls, TRACE_TOOL_CALLS_MAX // 4)
-        store.put(calls, call.execution_id, event.sequence_number)
+            oldest = sorted(calls, key=lambda each: calls[each].sequence_number)[: TRACE_TOOL_CALLS_MAX // 4]
+            for each in oldest:
+                store.drop(calls, each)
+                store.drop(store.trace_of_execution, each)
+        store.put(calls, execution_id, ToolCallRecord(event.sequence_number, call.tool_name))
+        if store.semantics.pairs_tool_calls:
+            store.put(store.trace_of_execution, execution_id, event.trace_id)
 
 
 def apply_tool_result(store: Store, event: RecordedEvent) -> None:

@@ -208,6 +208,8 @@ def _drop_trace(store: Store, trace_id: str) -> None:
     _forget_refused_trace(store, trace_id)
     store.drop(store.refusals, trace_id)
     _keep_closed_by_person(store, trace_id)
+    for execution_id in store.tool_calls.get(trace_id, ()):
+        store.drop(store.trace_of_execution, execution_id)
     store.drop(store.tool_calls, trace_id)
     for event_id in store.tool_results.get(trace_id, ()):
         if event_id in store.candidate_counts:

@@ -5,6 +5,10 @@ Fields that the server completes do not count, nor do times and names that the c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final, cast
+
+from gavel.v1.common_pb2 import VersionBinding
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import Execution
 from gavel.v1.fact_pb2 import Fact, ReviewResolved
@@ -13,6 +17,13 @@ from gavel.v1.proposal_pb2 import Proposal
 from gavel_rules.commands import BeginExecution, RenewExecution
 from gavel_rules.events.kinds import EXECUTION_RENEWED
 from gavel_rules.events.timestamps import milliseconds
+from google.protobuf.message import Message
+
+# The fields of tool events that the server fills in if their producer does not.
+_COMPLETED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tool_call": ("execution_id", "tool_version", "request_schema_hash"),
+    "tool_result": ("response_schema_hash",),
+}
 
 
 def is_same_request(recorded: Envelope, sent: Envelope) -> bool:
@@ -31,13 +42,15 @@ def is_same_request(recorded: Envelope, sent: Envelope) -> bool:
         return False
     if payload == "proposal":
         return _without_contest(recorded.proposal) == _without_contest(sent.proposal)
+    if payload in ("tool_call", "tool_result"):
+        return bool(_without_completed(recorded, sent, payload) == getattr(sent, payload))
     if payload != "observation":
         return bool(getattr(recorded, str(payload)) == getattr(sent, str(payload)))
     return _as_sent(recorded.observation, sent.observation) == _as_sent(sent.observation, sent.observation)
 
 
 def is_same_start(recorded: Envelope, command: BeginExecution | RenewExecution, decision_id: str) -> bool:
-    """Return whether a command repeats the one that recorded an event: same decision, executor, lease and, for a renewal, attempt."""
+    """Return whether a command repeats the one that recorded an event: same decision, executor, versions, lease; for a renewal, attempt."""
     execution = recorded.execution
     is_renewal = isinstance(command, RenewExecution)
     return (
@@ -47,6 +60,7 @@ def is_same_start(recorded: Envelope, command: BeginExecution | RenewExecution, 
         and execution.decision_id == decision_id
         and (not isinstance(command, RenewExecution) or execution.execution_id == command.execution_id)
         and recorded.producer == command.producer
+        and (isinstance(command, RenewExecution) or recorded.version_binding == (command.version_binding or VersionBinding()))
         and milliseconds(execution.lease_until) - milliseconds(recorded.recorded_at) == command.lease_ms
     )
 
@@ -80,6 +94,17 @@ def _as_sent(observation: Observation, sent: Observation) -> Observation:
     if not sent.HasField("observed_at"):
         copy.ClearField("observed_at")
     return copy
+
+
+def _without_completed(recorded: Envelope, sent: Envelope, payload: str) -> Message:
+    """Return the recorded tool event without the fields that its producer left to the server."""
+    copy = Envelope()
+    copy.CopyFrom(recorded)
+    event, as_sent = getattr(copy, payload), getattr(sent, payload)
+    for field in _COMPLETED_FIELDS[payload]:
+        if not getattr(as_sent, field):
+            event.ClearField(field)
+    return cast("Message", event)
 
 
 def _is_same_report(recorded: Envelope, sent: Envelope) -> bool:

@@ -2,7 +2,8 @@
 
 A result belongs to the call with the same execution_id. Old producers send no execution_id: such a result is paired with the nearest open
 call before it of the same tool, and the pair is marked as matched by name. A call and a result that both carry an execution_id are
-never matched by name, since different ids say that they do not belong together.
+never matched by name, since different ids say that they do not belong together. A call and a result with one execution_id that name
+different tools are shown as such.
 """
 
 from __future__ import annotations
@@ -87,8 +88,12 @@ def _list_pairs(calls: list[Envelope], results: list[Envelope], by_id: _Matches,
             pairs.append((result.sequence_number, _pair(call, result, event_service_pb2.TOOL_PAIR_STATE_DUPLICATE_RESULT)))
             continue
         answered.add(call.event_id)
-        named = result.event_id in by_name
-        state = event_service_pb2.TOOL_PAIR_STATE_PAIRED_BY_NAME if named else event_service_pb2.TOOL_PAIR_STATE_PAIRED
+        if result.event_id in by_name:
+            state = event_service_pb2.TOOL_PAIR_STATE_PAIRED_BY_NAME
+        elif call.tool_call.tool_name == result.tool_result.tool_name:
+            state = event_service_pb2.TOOL_PAIR_STATE_PAIRED
+        else:
+            state = event_service_pb2.TOOL_PAIR_STATE_TOOL_MISMATCH
         pairs.append((call.sequence_number, _pair(call, result, state)))
     pairs.extend(
         (call.sequence_number, _pair(call, None, event_service_pb2.TOOL_PAIR_STATE_OPEN)) for call in calls if call.event_id not in answered
@@ -104,6 +109,8 @@ def _pair(call: Envelope | None, result: Envelope | None, state: ToolPairState.V
         pair.execution_id = result.tool_result.execution_id
     if call is not None:
         pair.call_event_id = call.event_id
+        if result is not None and result.tool_result.tool_name != call.tool_call.tool_name:
+            pair.result_tool_name = result.tool_result.tool_name
         pair.tool_name = call.tool_call.tool_name
         pair.execution_id = call.tool_call.execution_id or pair.execution_id
     return pair

@@ -6,7 +6,7 @@ import json
 
 from gavel_rules.events.kinds import FACT
 from gavel_rules.state.digest import CHUNK_ITEMS, VALUE_PARTS_MAX, digest_of, digest_parts
-from gavel_rules.state.records import Candidate
+from gavel_rules.state.records import Candidate, ToolCallRecord
 from gavel_rules.state.state import State
 
 from tests.support.story import play_story
@@ -42,7 +42,7 @@ def test_large_tables_and_values_have_small_parts() -> None:
     for ordered in (keys, keys[::-1]):
         state.store.evidence["order/1"] = {key: (candidate(1.5),) for key in ordered}
         state.store.evidence["order/1"]["key.large"] = (candidate(value),)
-        state.tool_calls["trace"] = {key: 1 for key in ordered if key in keys[:10]}
+        state.tool_calls["trace"] = {key: ToolCallRecord(1, "t") for key in ordered if key in keys[:10]}
         parts = list(digest_parts(state.store))
         texts.append("".join(parts))
         assert max(map(len, parts)) < 1_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gavel_rules.state.records import ToolCallRecord
 from gavel_rules.state.store import Store
 
 
@@ -9,7 +10,7 @@ def changed_store() -> Store:
     """Return a store with one committed entry in each kind of table."""
     store = Store("orders")
     store.put(store.conflict_keys, "order/1", "a")
-    store.put(store.subtable(store.tool_calls, "trace-1"), "exec_1", 7)
+    store.put(store.subtable(store.tool_calls, "trace-1"), "exec_1", ToolCallRecord(7, "t"))
     store.schedule(store.timers, (10, 1, "a"))
     store.set("arbiter_version", 2)
     store.undo_log.commit()
@@ -25,14 +26,14 @@ def test_undo_restores_every_kind_of_change() -> None:
     store.put(store.conflict_keys, "order/2", "c")
     store.drop(store.conflict_keys, "order/1")
     store.drop(store.conflict_keys, "order/3")
-    store.put(store.subtable(store.tool_calls, "trace-2"), "exec_2", 8)
+    store.put(store.subtable(store.tool_calls, "trace-2"), "exec_2", ToolCallRecord(8, "t"))
     store.drop_oldest(store.tool_calls["trace-1"], {"exec_1": 7}, 1)
     store.unschedule(store.timers, (10, 1, "a"))
     store.schedule(store.timers, (20, 2, "b"))
     store.set("arbiter_version", 3)
     store.undo_log.entries.append(lambda: actions.append("undone"))
     store.undo_log.undo(position)
-    assert ({"order/1": "a"}, {"trace-1": {"exec_1": 7}}) == (store.conflict_keys, store.tool_calls)
+    assert ({"order/1": "a"}, {"trace-1": {"exec_1": ToolCallRecord(7, "t")}}) == (store.conflict_keys, store.tool_calls)
     assert ([(10, 1, "a")], 2, ["undone"]) == (list(store.timers), store.arbiter_version, actions)
 
 

@@ -111,6 +111,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. No notary has published a checkpoint of the bus."""
     ERROR_REASON_CHECKPOINT_REFUSED: _ErrorReason.ValueType  # 37
     """FAILED_PRECONDITION. The checkpoint contradicts the log, or is older than the published one; the message says which."""
+    ERROR_REASON_EXECUTION_ID_REUSED: _ErrorReason.ValueType  # 38
+    """ALREADY_EXISTS. Another tool call has this execution_id."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the `reason` of the google.rpc.ErrorInfo (domain "gavel") that every error carries, without the prefix
@@ -206,4 +208,6 @@ ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 36
 """NOT_FOUND. No notary has published a checkpoint of the bus."""
 ERROR_REASON_CHECKPOINT_REFUSED: ErrorReason.ValueType  # 37
 """FAILED_PRECONDITION. The checkpoint contradicts the log, or is older than the published one; the message says which."""
+ERROR_REASON_EXECUTION_ID_REUSED: ErrorReason.ValueType  # 38
+"""ALREADY_EXISTS. Another tool call has this execution_id."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -6,6 +6,7 @@ Writing and reading events."""
 from collections import abc as _abc
 from gavel.v1 import common_pb2 as _common_pb2
 from gavel.v1 import decision_pb2 as _decision_pb2
+from gavel.v1 import drift_pb2 as _drift_pb2
 from gavel.v1 import envelope_pb2 as _envelope_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -40,6 +41,8 @@ class _ToolPairStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolPai
     """A result without a call."""
     TOOL_PAIR_STATE_DUPLICATE_RESULT: _ToolPairState.ValueType  # 5
     """A further result of a call that has one."""
+    TOOL_PAIR_STATE_TOOL_MISMATCH: _ToolPairState.ValueType  # 6
+    """Matched by execution_id, but call and result name different tools."""
 
 class ToolPairState(_ToolPairState, metaclass=_ToolPairStateEnumTypeWrapper):
     """ToolPairState is the way a call and a result were matched (constitution 001)."""
@@ -55,6 +58,8 @@ TOOL_PAIR_STATE_ORPHAN_RESULT: ToolPairState.ValueType  # 4
 """A result without a call."""
 TOOL_PAIR_STATE_DUPLICATE_RESULT: ToolPairState.ValueType  # 5
 """A further result of a call that has one."""
+TOOL_PAIR_STATE_TOOL_MISMATCH: ToolPairState.ValueType  # 6
+"""Matched by execution_id, but call and result name different tools."""
 Global___ToolPairState: _TypeAlias = ToolPairState  # noqa: Y015
 
 @_typing.final
@@ -470,6 +475,8 @@ class GetTraceResponse(_message.Message):
     ENVELOPES_FIELD_NUMBER: _builtins.int
     PAIRS_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    VERSION_BINDING_FIELD_NUMBER: _builtins.int
+    DRIFTS_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
     """Whether the trace has more events than returned."""
     @_builtins.property
@@ -480,16 +487,26 @@ class GetTraceResponse(_message.Message):
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolPair]:
         """Tool calls paired with their results."""
 
+    @_builtins.property
+    def version_binding(self) -> _common_pb2.VersionBinding:
+        """The versions that the trace is bound to: those of its first event that names any."""
+
+    @_builtins.property
+    def drifts(self) -> _containers.RepeatedCompositeFieldContainer[_drift_pb2.Drift]:
+        """Differences between what these events recorded and what holds now, at most 100."""
+
     def __init__(
         self,
         *,
         envelopes: _abc.Iterable[_envelope_pb2.Envelope] | None = ...,
         pairs: _abc.Iterable[Global___ToolPair] | None = ...,
         truncated: _builtins.bool = ...,
+        version_binding: _common_pb2.VersionBinding | None = ...,
+        drifts: _abc.Iterable[_drift_pb2.Drift] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version_binding", b"version_binding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["envelopes", b"envelopes", "pairs", b"pairs", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drifts", b"drifts", "envelopes", b"envelopes", "pairs", b"pairs", "truncated", b"truncated", "version_binding", b"version_binding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -506,16 +523,19 @@ class ToolPair(_message.Message):
     CALL_EVENT_ID_FIELD_NUMBER: _builtins.int
     RESULT_EVENT_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    RESULT_TOOL_NAME_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
     """"exec_" and 12 hex digits, if known."""
     tool_name: _builtins.str
-    """Canonical name of the tool."""
+    """Canonical name of the tool: that of the call, or of an orphan."""
     call_event_id: _builtins.str
     """event_id of the TOOL_CALL_EVENT; empty for an orphan."""
     result_event_id: _builtins.str
     """event_id of the TOOL_RESULT_EVENT; empty while open."""
     state: Global___ToolPairState.ValueType
     """How they were matched."""
+    result_tool_name: _builtins.str
+    """The tool that the result names, if it is another one than that of the call."""
     def __init__(
         self,
         *,
@@ -524,10 +544,11 @@ class ToolPair(_message.Message):
         call_event_id: _builtins.str = ...,
         result_event_id: _builtins.str = ...,
         state: Global___ToolPairState.ValueType = ...,
+        result_tool_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_event_id", b"call_event_id", "execution_id", b"execution_id", "result_event_id", b"result_event_id", "state", b"state", "tool_name", b"tool_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_event_id", b"call_event_id", "execution_id", b"execution_id", "result_event_id", b"result_event_id", "result_tool_name", b"result_tool_name", "state", b"state", "tool_name", b"tool_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

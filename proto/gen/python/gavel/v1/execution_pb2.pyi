@@ -4,6 +4,7 @@ isort:skip_file
 Executions of approved decisions (constitution §7)."""
 
 from collections import abc as _abc
+from gavel.v1 import decision_pb2 as _decision_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
@@ -80,6 +81,7 @@ class Execution(_message.Message):
     FINISHED_AT_FIELD_NUMBER: _builtins.int
     WILL_RETRY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The approved decision."""
     execution_id: _builtins.str
@@ -120,6 +122,10 @@ class Execution(_message.Message):
     def finished_at(self) -> _timestamp_pb2.Timestamp:
         """When the executor finished."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[_decision_pb2.Warning]:
+        """For STARTED: what has drifted since the decision, if a policy asks for it (`on_version_mismatch`)."""
+
     def __init__(
         self,
         *,
@@ -136,10 +142,11 @@ class Execution(_message.Message):
         finished_at: _timestamp_pb2.Timestamp | None = ...,
         will_retry: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        warnings: _abc.Iterable[_decision_pb2.Warning] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished_at", b"finished_at", "lease_until", b"lease_until", "result", b"result", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "completed_steps", b"completed_steps", "decision_id", b"decision_id", "error", b"error", "execution_id", b"execution_id", "finished_at", b"finished_at", "lease_until", b"lease_until", "reason_code", b"reason_code", "request_id", b"request_id", "result", b"result", "started_at", b"started_at", "status", b"status", "will_retry", b"will_retry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "completed_steps", b"completed_steps", "decision_id", b"decision_id", "error", b"error", "execution_id", b"execution_id", "finished_at", b"finished_at", "lease_until", b"lease_until", "reason_code", b"reason_code", "request_id", b"request_id", "result", b"result", "started_at", b"started_at", "status", b"status", "warnings", b"warnings", "will_retry", b"will_retry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

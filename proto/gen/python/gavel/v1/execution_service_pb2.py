@@ -29,7 +29,7 @@ from gavel.v1 import reason_code_pb2 as gavel_dot_v1_dot_reason__code__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n gavel/v1/execution_service.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x17gavel/v1/decision.proto\x1a\x17gavel/v1/envelope.proto\x1a\x1agavel/v1/reason_code.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x01\n\x15\x42\x65ginExecutionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12$\n\x08producer\x18\x03 \x01(\x0b\x32\x12.gavel.v1.Producer\x12\x10\n\x08lease_ms\x18\x04 \x01(\x05\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\x80\x01\n\x16\x42\x65ginExecutionResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1a.gavel.v1.ExecutionStartedH\x00\x12-\n\x07refusal\x18\x02 \x01(\x0b\x32\x1a.gavel.v1.ExecutionRefusalH\x00\x42\x08\n\x06result\"\xa2\x01\n\x10\x45xecutionStarted\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12/\n\x0blease_until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12\x10\n\x08lease_ms\x18\x05 \x01(\x05\"\x98\x01\n\x10\x45xecutionRefusal\x12\x13\n\x0breason_code\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\x05\x12$\n\x06reason\x18\x04 \x01(\x0e\x32\x14.gavel.v1.ReasonCode\x12 \n\x06remedy\x18\x05 \x03(\x0e\x32\x10.gavel.v1.Remedy\"\x9b\x01\n\x15RenewExecutionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x03 \x01(\t\x12$\n\x08producer\x18\x04 \x01(\x0b\x32\x12.gavel.v1.Producer\x12\x10\n\x08lease_ms\x18\x05 \x01(\x05\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"[\n\x16RenewExecutionResponse\x12/\n\x0blease_until\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08lease_ms\x18\x02 \x01(\x05\"K\n\x16ReportExecutionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\"?\n\x17ReportExecutionResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope2\x94\x02\n\x10\x45xecutionService\x12S\n\x0e\x42\x65ginExecution\x12\x1f.gavel.v1.BeginExecutionRequest\x1a .gavel.v1.BeginExecutionResponse\x12S\n\x0eRenewExecution\x12\x1f.gavel.v1.RenewExecutionRequest\x1a .gavel.v1.RenewExecutionResponse\x12V\n\x0fReportExecution\x12 .gavel.v1.ReportExecutionRequest\x1a!.gavel.v1.ReportExecutionResponseBo\n\x0c\x64\x65v.gavel.v1B\x15\x45xecutionServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n gavel/v1/execution_service.proto\x12\x08gavel.v1\x1a\x15gavel/v1/common.proto\x1a\x17gavel/v1/decision.proto\x1a\x17gavel/v1/envelope.proto\x1a\x1agavel/v1/reason_code.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x01\n\x15\x42\x65ginExecutionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12$\n\x08producer\x18\x03 \x01(\x0b\x32\x12.gavel.v1.Producer\x12\x10\n\x08lease_ms\x18\x04 \x01(\x05\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12\x31\n\x0fversion_binding\x18\x06 \x01(\x0b\x32\x18.gavel.v1.VersionBinding\"\x80\x01\n\x16\x42\x65ginExecutionResponse\x12-\n\x07started\x18\x01 \x01(\x0b\x32\x1a.gavel.v1.ExecutionStartedH\x00\x12-\n\x07refusal\x18\x02 \x01(\x0b\x32\x1a.gavel.v1.ExecutionRefusalH\x00\x42\x08\n\x06result\"\xc7\x01\n\x10\x45xecutionStarted\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12/\n\x0blease_until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x08\x64\x65\x63ision\x18\x04 \x01(\x0b\x32\x12.gavel.v1.Envelope\x12\x10\n\x08lease_ms\x18\x05 \x01(\x05\x12#\n\x08warnings\x18\x06 \x03(\x0b\x32\x11.gavel.v1.Warning\"\x98\x01\n\x10\x45xecutionRefusal\x12\x13\n\x0breason_code\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\x05\x12$\n\x06reason\x18\x04 \x01(\x0e\x32\x14.gavel.v1.ReasonCode\x12 \n\x06remedy\x18\x05 \x03(\x0e\x32\x10.gavel.v1.Remedy\"\x9b\x01\n\x15RenewExecutionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x02 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x03 \x01(\t\x12$\n\x08producer\x18\x04 \x01(\x0b\x32\x12.gavel.v1.Producer\x12\x10\n\x08lease_ms\x18\x05 \x01(\x05\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"[\n\x16RenewExecutionResponse\x12/\n\x0blease_until\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08lease_ms\x18\x02 \x01(\x05\"K\n\x16ReportExecutionRequest\x12\x0b\n\x03\x62us\x18\x01 \x01(\t\x12$\n\x08\x65nvelope\x18\x02 \x01(\x0b\x32\x12.gavel.v1.Envelope\"?\n\x17ReportExecutionResponse\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.gavel.v1.Envelope2\x94\x02\n\x10\x45xecutionService\x12S\n\x0e\x42\x65ginExecution\x12\x1f.gavel.v1.BeginExecutionRequest\x1a .gavel.v1.BeginExecutionResponse\x12S\n\x0eRenewExecution\x12\x1f.gavel.v1.RenewExecutionRequest\x1a .gavel.v1.RenewExecutionResponse\x12V\n\x0fReportExecution\x12 .gavel.v1.ReportExecutionRequest\x1a!.gavel.v1.ReportExecutionResponseBo\n\x0c\x64\x65v.gavel.v1B\x15\x45xecutionServiceProtoP\x01Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\xa2\x02\x03GVL\xaa\x02\x08Gavel.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,21 +38,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\014dev.gavel.v1B\025ExecutionServiceProtoP\001Z5github.com/gavel-dev/gavel/client/go/gavel/v1;gavelv1\242\002\003GVL\252\002\010Gavel.V1'
   _globals['_BEGINEXECUTIONREQUEST']._serialized_start=181
-  _globals['_BEGINEXECUTIONREQUEST']._serialized_end=314
-  _globals['_BEGINEXECUTIONRESPONSE']._serialized_start=317
-  _globals['_BEGINEXECUTIONRESPONSE']._serialized_end=445
-  _globals['_EXECUTIONSTARTED']._serialized_start=448
-  _globals['_EXECUTIONSTARTED']._serialized_end=610
-  _globals['_EXECUTIONREFUSAL']._serialized_start=613
-  _globals['_EXECUTIONREFUSAL']._serialized_end=765
-  _globals['_RENEWEXECUTIONREQUEST']._serialized_start=768
-  _globals['_RENEWEXECUTIONREQUEST']._serialized_end=923
-  _globals['_RENEWEXECUTIONRESPONSE']._serialized_start=925
-  _globals['_RENEWEXECUTIONRESPONSE']._serialized_end=1016
-  _globals['_REPORTEXECUTIONREQUEST']._serialized_start=1018
-  _globals['_REPORTEXECUTIONREQUEST']._serialized_end=1093
-  _globals['_REPORTEXECUTIONRESPONSE']._serialized_start=1095
-  _globals['_REPORTEXECUTIONRESPONSE']._serialized_end=1158
-  _globals['_EXECUTIONSERVICE']._serialized_start=1161
-  _globals['_EXECUTIONSERVICE']._serialized_end=1437
+  _globals['_BEGINEXECUTIONREQUEST']._serialized_end=365
+  _globals['_BEGINEXECUTIONRESPONSE']._serialized_start=368
+  _globals['_BEGINEXECUTIONRESPONSE']._serialized_end=496
+  _globals['_EXECUTIONSTARTED']._serialized_start=499
+  _globals['_EXECUTIONSTARTED']._serialized_end=698
+  _globals['_EXECUTIONREFUSAL']._serialized_start=701
+  _globals['_EXECUTIONREFUSAL']._serialized_end=853
+  _globals['_RENEWEXECUTIONREQUEST']._serialized_start=856
+  _globals['_RENEWEXECUTIONREQUEST']._serialized_end=1011
+  _globals['_RENEWEXECUTIONRESPONSE']._serialized_start=1013
+  _globals['_RENEWEXECUTIONRESPONSE']._serialized_end=1104
+  _globals['_REPORTEXECUTIONREQUEST']._serialized_start=1106
+  _globals['_REPORTEXECUTIONREQUEST']._serialized_end=1181
+  _globals['_REPORTEXECUTIONRESPONSE']._serialized_start=1183
+  _globals['_REPORTEXECUTIONRESPONSE']._serialized_end=1246
+  _globals['_EXECUTIONSERVICE']._serialized_start=1249
+  _globals['_EXECUTIONSERVICE']._serialized_end=1525
 # @@protoc_insertion_point(module_scope)

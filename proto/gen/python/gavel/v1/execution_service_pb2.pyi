@@ -34,6 +34,7 @@ class BeginExecutionRequest(_message.Message):
     PRODUCER_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VERSION_BINDING_FIELD_NUMBER: _builtins.int
     bus: _builtins.str
     """Name of the bus. Empty: "default"."""
     decision_id: _builtins.str
@@ -50,6 +51,12 @@ class BeginExecutionRequest(_message.Message):
     def producer(self) -> _common_pb2.Producer:
         """The executor."""
 
+    @_builtins.property
+    def version_binding(self) -> _common_pb2.VersionBinding:
+        """The versions that the executor runs. A rule set may refuse to let others start than those that the trace is bound to
+        (EXECUTION_VERSION_MISMATCH).
+        """
+
     def __init__(
         self,
         *,
@@ -58,10 +65,11 @@ class BeginExecutionRequest(_message.Message):
         producer: _common_pb2.Producer | None = ...,
         lease_ms: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        version_binding: _common_pb2.VersionBinding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["producer", b"producer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["producer", b"producer", "version_binding", b"version_binding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "lease_ms", b"lease_ms", "producer", b"producer", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bus", b"bus", "decision_id", b"decision_id", "lease_ms", b"lease_ms", "producer", b"producer", "request_id", b"request_id", "version_binding", b"version_binding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,6 +118,7 @@ class ExecutionStarted(_message.Message):
     LEASE_UNTIL_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     execution_id: _builtins.str
     """Id of the attempt, "exec_" and 12 hex digits."""
     attempt: _builtins.int
@@ -124,6 +133,10 @@ class ExecutionStarted(_message.Message):
     def decision(self) -> _envelope_pb2.Envelope:
         """The decision's envelope. Carry out exactly its action and params, with decision_id as idempotency key."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[_decision_pb2.Warning]:
+        """What has drifted since the decision, if a policy asks for it."""
+
     def __init__(
         self,
         *,
@@ -132,10 +145,11 @@ class ExecutionStarted(_message.Message):
         lease_until: _timestamp_pb2.Timestamp | None = ...,
         decision: _envelope_pb2.Envelope | None = ...,
         lease_ms: _builtins.int = ...,
+        warnings: _abc.Iterable[_decision_pb2.Warning] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "lease_until", b"lease_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision", b"decision", "execution_id", b"execution_id", "lease_ms", b"lease_ms", "lease_until", b"lease_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decision", b"decision", "execution_id", b"execution_id", "lease_ms", b"lease_ms", "lease_until", b"lease_until", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,8 +167,8 @@ class ExecutionRefusal(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     REMEDY_FIELD_NUMBER: _builtins.int
     reason_code: _builtins.str
-    """STALE_FACT, FACT_SUPERSEDED, EXPIRED, REVOKED, ALREADY_RUNNING, ALREADY_FINISHED, NOT_APPROVED, UNDER_REVIEW or
-    RETRY_FACTS_CHANGED.
+    """STALE_FACT, FACT_SUPERSEDED, EXPIRED, REVOKED, ALREADY_RUNNING, ALREADY_FINISHED, NOT_APPROVED, UNDER_REVIEW,
+    RETRY_FACTS_CHANGED or EXECUTION_VERSION_MISMATCH.
     """
     message: _builtins.str
     """Message for people."""

@@ -6,6 +6,7 @@ Verification that the log's decisions follow from the log."""
 from collections import abc as _abc
 from gavel.v1 import common_pb2 as _common_pb2
 from gavel.v1 import decision_pb2 as _decision_pb2
+from gavel.v1 import drift_pb2 as _drift_pb2
 from gavel.v1 import rule_set_service_pb2 as _rule_set_service_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -133,6 +134,7 @@ class ReplayVerdict(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     DERIVED_FACTS_FIELD_NUMBER: _builtins.int
+    DRIFTS_FIELD_NUMBER: _builtins.int
     proved: _builtins.bool
     """Whether the status is PROVED."""
     events: _builtins.int
@@ -149,6 +151,12 @@ class ReplayVerdict(_message.Message):
     def divergence(self) -> Global___Divergence:
         """The first divergence, if any."""
 
+    @_builtins.property
+    def drifts(self) -> _containers.RepeatedCompositeFieldContainer[_drift_pb2.Drift]:
+        """Differences between what the log recorded and what holds at the end of the replay, at most 100. They do not affect the
+        status.
+        """
+
     def __init__(
         self,
         *,
@@ -159,10 +167,11 @@ class ReplayVerdict(_message.Message):
         status: Global___ReplayStatus.ValueType = ...,
         message: _builtins.str = ...,
         derived_facts: _builtins.int = ...,
+        drifts: _abc.Iterable[_drift_pb2.Drift] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["divergence", b"divergence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "derived_facts", b"derived_facts", "divergence", b"divergence", "events", b"events", "message", b"message", "proved", b"proved", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "derived_facts", b"derived_facts", "divergence", b"divergence", "drifts", b"drifts", "events", b"events", "message", b"message", "proved", b"proved", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,7 +132,9 @@ def test_a_contradiction_lasts_as_long_as_its_readings_are_evidence(days: int) -
     for _ in range(days):
         lapse(core)
     status = core.fact("order.status", "delivered")
-    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(core.decide([status], trace_id="trace-2", max_fact_age_ms=10 * TRACE_LAPSE_MS))
+    assert (REVIEW, reason_codes.CONFLICTING_EVIDENCE) == verdict(
+        core.decide([status], trace_id="trace-2", max_fact_age_ms=10 * TRACE_LAPSE_MS)
+    )
     core.prove()
 
 
