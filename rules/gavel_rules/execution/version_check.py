@@ -30,12 +30,12 @@ def check_start(state: State, live: LiveDecision, binding: VersionBinding | None
         return VersionCheck([])
     decision = live.decision.decision
     actions = state.actions_of(decision)
-    if all([action.on_drift == "ignore" for action in actions]):
+    if all(action.on_drift == "ignore" for action in actions):
         return VersionCheck([])
     versions = state.trace_versions.get(live.decision.trace_id) or TraceVersions(0)
     mismatches = [] if binding is None else versions.differing(binding, 0)
     own = [mismatch_drift(mismatch) for mismatch in mismatches]
-    if any([refuses(action, mismatches) for action in actions]):
+    if any(refuses(action, mismatches) for action in actions):
         return VersionCheck([], True, "; ".join([drift.message for drift in own]))
     warnings: list[DecisionWarning] = []
     warn_of_drift(warnings, [*trace_drifts(state, versions), *own, *rule_set_drifts(state, decision, live.sequence_number)])
