@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import grpc
@@ -476,7 +477,17 @@ async def test_trace_pairs_calls_with_results(world: World) -> None:
         (event_service_pb2.TOOL_PAIR_STATE_ORPHAN_RESULT, "", orphan.event_id),
         (event_service_pb2.TOOL_PAIR_STATE_OPEN, call_3.event_id, ""),
     ]
-    assert [pair.execution_id for pair in pairs] == [one, "", one, two, ""]
+    assert [pair.execution_id for pair in pairs] == [one, call_2.tool_call.execution_id, one, two, call_3.tool_call.execution_id]
+    assert all(re.fullmatch("exec_[0-9a-f]{12}", pair.execution_id) for pair in pairs)
+
+
+async def test_an_execution_id_belongs_to_one_call(world: World) -> None:
+    """A tool call with the execution_id of another one is ALREADY_EXISTS; the same call again is answered as before."""
+    call = tool_call("t", event_id=some_uuid())
+    first = await world.publish(call)
+    assert (await world.publish(call)).sequence_number == first.sequence_number
+    problem = await refusal(world.publish(tool_call("t", execution_id=first.tool_call.execution_id)))
+    assert (grpc.StatusCode.ALREADY_EXISTS, "EXECUTION_ID_REUSED") == (problem.code, problem.reason)
 
 
 @pytest.mark.parametrize("trace_id", ["", "x" * 129, "tab\t", "ö"])

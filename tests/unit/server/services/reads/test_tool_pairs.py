@@ -17,6 +17,7 @@ PAIRED = event_service_pb2.TOOL_PAIR_STATE_PAIRED
 BY_NAME = event_service_pb2.TOOL_PAIR_STATE_PAIRED_BY_NAME
 OPEN = event_service_pb2.TOOL_PAIR_STATE_OPEN
 ORPHAN = event_service_pb2.TOOL_PAIR_STATE_ORPHAN_RESULT
+MISMATCH = event_service_pb2.TOOL_PAIR_STATE_TOOL_MISMATCH
 DUPLICATE = event_service_pb2.TOOL_PAIR_STATE_DUPLICATE_RESULT
 
 
@@ -39,8 +40,8 @@ def rows_of(pairs: list[ToolPair]) -> list[tuple[str, str, int]]:
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        # by execution_id, whatever the order and the tool's name
-        ([("call", "a", "x"), ("call", "a", "y"), ("result", "a", "x"), ("result", "b", "y")], [("1", "3", PAIRED), ("2", "4", PAIRED)]),
+        # by execution_id, whatever the order; another tool is marked
+        ([("call", "a", "x"), ("call", "a", "y"), ("result", "a", "x"), ("result", "b", "y")], [("1", "3", PAIRED), ("2", "4", MISMATCH)]),
         ([("result", "a", "x"), ("call", "a", "x")], [("2", "1", PAIRED)]),
         # without one, the nearest open call before it of the same tool
         ([("call", "a", ""), ("call", "a", ""), ("result", "a", "")], [("1", "", OPEN), ("2", "3", BY_NAME)]),
@@ -65,6 +66,12 @@ def rows_of(pairs: list[ToolPair]) -> list[tuple[str, str, int]]:
 def test_pairs(events: list[tuple[str, str, str]], expected: list[tuple[str, str, int]]) -> None:
     """Calls and results are paired as the contract defines, in the order in which pairs begin."""
     assert rows_of(tool_pairs(trace_of(*events))) == expected
+
+
+def test_a_pair_names_both_tools_if_they_differ() -> None:
+    """A result of another tool than its call is shown with both names."""
+    (pair,) = tool_pairs(trace_of(("call", "a", "x"), ("result", "b", "x")))
+    assert ("a", "b") == (pair.tool_name, pair.result_tool_name)
 
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["call", "result"]), st.sampled_from("ab"), st.sampled_from(["", "", "x", "y"])), max_size=30)
