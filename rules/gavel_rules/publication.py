@@ -85,7 +85,9 @@ def _derivation_fault(state: State, envelope: Envelope) -> Fault | None:
 
 
 def _attempt_fault(recorder: Recorder, call: ToolCall) -> Fault | None:
-    """Return a fault unless a tool call that carries out a decision belongs to the attempt that runs, with the decision's params."""
+    """Return a fault if a tool call that carries out a decision is not of the attempt that runs, or not with the decision's params."""
+    if not call.decision_id or not recorder.state.semantics.has_tools:
+        return None
     live = recorder.state.decisions.get(call.decision_id)
     if live is None or not live.is_running or live.attempt != call.attempt or recorder.now_ms >= live.lease_until_ms:
         message = f"attempt {call.attempt} of decision {call.decision_id} does not run under its lease; stop acting on it"

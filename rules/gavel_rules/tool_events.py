@@ -44,6 +44,7 @@ def complete_result(recorder: Recorder, envelope: Envelope) -> None:
     result = envelope.tool_result
     registered = state.tools.contracts.get(result.tool_name)
     if state.semantics.pairs_tool_calls and registered is not None and not result.is_error:
+        _fill(recorder, result, "tool_version", registered.contract.version)
         _fill(recorder, result, "response_schema_hash", registered.result_schema_hash)
 
 

@@ -135,5 +135,5 @@ def _schemas_of(envelope: Envelope, payload: str) -> ToolSchemas | None:
     elif payload == "tool_result":
         result = envelope.tool_result
         if result.response_schema_hash:
-            return ToolSchemas(result.tool_name, "", "", result.response_schema_hash, envelope.sequence_number)
+            return ToolSchemas(result.tool_name, result.tool_version, "", result.response_schema_hash, envelope.sequence_number)
     return None

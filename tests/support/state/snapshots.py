@@ -16,6 +16,7 @@ from gavel_rules.state.snapshot.encoding import encode_position, encode_tables
 from gavel_rules.state.state import State
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import ToolRegistry
+from gavel_rules.state.versions import TraceVersions
 from google.protobuf.message import Message
 from sortedcontainers import SortedList
 
@@ -50,7 +51,7 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
             return value.content
         case CompiledRuleSet() | CompiledAction() | CompiledGrants():
             return value.digest
-        case Candidate() | ClosedAction() | Refusals():
+        case Candidate() | ClosedAction() | Refusals() | TraceVersions():
             return value.plain()
         case LiveDecision():
             return _plain(value.values())

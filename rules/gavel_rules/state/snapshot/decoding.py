@@ -34,11 +34,13 @@ from gavel_rules.state.records import (
     Rejections,
     Review,
     ShadowRuleSet,
+    ToolCallRecord,
     ToolEvidence,
 )
 from gavel_rules.state.state import State
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import BoundTool, RegisteredContract, RegisteredProvider
+from gavel_rules.state.versions import BoundVersion, ModelAnswer, ToolSchemas, TraceVersions, VersionMismatch
 
 
 class StateDecoder:
@@ -127,7 +129,9 @@ def _add_grants_version(store: Store, row: snapshot.DeployedGrants) -> None:
 
 
 def _add_contract(store: Store, row: snapshot.RegisteredContract) -> None:
-    store.tools.contracts[row.contract.name] = RegisteredContract(row.contract, row.sequence_number)
+    store.tools.contracts[row.contract.name] = RegisteredContract(
+        row.contract, row.sequence_number, row.argument_schema_hash, row.result_schema_hash
+    )
 
 
 def _add_provider(store: Store, row: snapshot.RegisteredProvider) -> None:
@@ -285,8 +289,45 @@ def _add_trace(store: Store, row: snapshot.Number) -> None:
     store.traces[row.key] = row.value
 
 
-def _add_tool_calls(store: Store, row: snapshot.NumberTable) -> None:
-    store.tool_calls[row.key] = {one.key: one.value for one in row.rows}
+def _add_tool_calls(store: Store, row: snapshot.TraceToolCalls) -> None:
+    store.tool_calls[row.trace_id] = {one.execution_id: ToolCallRecord(one.sequence_number, one.tool_name) for one in row.calls}
+    if store.semantics.pairs_tool_calls:
+        store.trace_of_execution.update((one.execution_id, row.trace_id) for one in row.calls)
+
+
+def _add_candidate_count(store: Store, row: snapshot.Number) -> None:
+    store.candidate_counts[row.key] = row.value
+
+
+def _add_outliving_result(store: Store, event_id: str) -> None:
+    store.outliving_results[event_id] = True
+
+
+def _add_trace_versions(store: Store, row: snapshot.TraceVersions) -> None:
+    store.trace_versions[row.trace_id] = TraceVersions(
+        row.sequence_number,
+        tuple([_bound(one) for one in row.bound]),
+        tuple([VersionMismatch(_bound(one.bound), one.version, one.sequence_number) for one in row.mismatches]),
+        tuple(
+            [
+                ToolSchemas(one.tool_name, one.tool_version, one.request_schema_hash, one.response_schema_hash, one.sequence_number)
+                for one in row.tools
+            ]
+        ),
+        tuple([_answer(one) for one in row.answers]),
+    )
+
+
+def _add_answer(store: Store, row: snapshot.ModelAnswer) -> None:
+    store.answers[row.prompt_hash] = _answer(row)
+
+
+def _bound(row: snapshot.BoundVersion) -> BoundVersion:
+    return BoundVersion(row.field, row.version, row.sequence_number)
+
+
+def _answer(row: snapshot.ModelAnswer) -> ModelAnswer:
+    return ModelAnswer(row.prompt_hash, row.requested_model, row.llm_provider, row.llm_model, row.output_hash, row.sequence_number)
 
 
 # What adds a row of each table.
@@ -320,4 +361,8 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "readings": _text_table(lambda store: store.readings),
     "contradictions": _text(lambda store: store.contradictions),
     "timers": _add_timer,
+    "candidate_counts": _add_candidate_count,
+    "outliving_results": _add_outliving_result,
+    "trace_versions": _add_trace_versions,
+    "answers": _add_answer,
 }

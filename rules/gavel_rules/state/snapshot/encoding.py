@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from gavel_rules.state.packed_evidence import pack_evidence
 from gavel_rules.state.records import EndedDecision, Holder, LiveDecision, OpenContest, Review
 from gavel_rules.state.store import Store
+from gavel_rules.state.versions import TraceVersions
 
 FORMAT_VERSION: Final = 1
 # Rows of one part: a part has some hundred kilobytes.
@@ -68,7 +69,7 @@ def state_sha256(store: Store) -> bytes:
     return digest.digest()
 
 
-def _tables(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes]]:
+def _tables(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes] | Iterator[str]]:
     """Return the rows of each table, by the field of StateSnapshot, in the order of the fields."""
     return {**_configuration(store), **_work(store), **_traces(store)}
 
@@ -110,10 +111,7 @@ def _configuration(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes
             for policy_id, shadow in sorted(store.shadows.items())
         ),
         "grants_versions": (snapshot.DeployedGrants(**deployed._asdict()) for _, deployed in sorted(store.grants_versions.items())),
-        "tool_contracts": (
-            snapshot.RegisteredContract(contract=one.contract, sequence_number=one.sequence_number)
-            for _, one in sorted(tools.contracts.items())
-        ),
+        "tool_contracts": (snapshot.RegisteredContract(**one._asdict()) for _, one in sorted(tools.contracts.items())),
         "tool_aliases": _texts(tools.aliases),
         "tool_providers": (
             snapshot.RegisteredProvider(provider=one.provider, sequence_number=one.sequence_number)
@@ -144,7 +142,7 @@ def _work(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes]]:
     }
 
 
-def _traces(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes]]:
+def _traces(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes] | Iterator[str]]:
     return {
         "traces": _numbers(store.traces),
         "refused_traces": (
@@ -154,13 +152,15 @@ def _traces(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes]]:
         "refusals": (_refusals(store, trace_id) for trace_id in sorted(store.refusals)),
         "trace_reviews": _text_tables(store.trace_reviews),
         "closed_actions": (_closed_actions(store, trace_id) for trace_id in sorted(store.closed_actions)),
-        "tool_calls": (
-            snapshot.NumberTable(key=trace_id, rows=_numbers(store.tool_calls[trace_id])) for trace_id in sorted(store.tool_calls)
-        ),
+        "tool_calls": (_tool_calls(store, trace_id) for trace_id in sorted(store.tool_calls)),
         "tool_results": (_tool_results(store, trace_id) for trace_id in sorted(store.tool_results)),
         "readings": _text_tables(store.readings),
         "contradictions": _texts(store.contradictions),
         "timers": (snapshot.Timer(due_ms=due_ms, sequence_number=number, name=name) for due_ms, number, name in store.timers),
+        "candidate_counts": _numbers(store.candidate_counts),
+        "outliving_results": iter(sorted(store.outliving_results)),
+        "trace_versions": (_trace_versions(trace_id, store.trace_versions[trace_id]) for trace_id in sorted(store.trace_versions)),
+        "answers": (snapshot.ModelAnswer(**store.answers[prompt_hash]._asdict()) for prompt_hash in sorted(store.answers)),
     }
 
 
@@ -274,6 +274,27 @@ def _closed_actions(store: Store, trace_id: str) -> snapshot.TraceClosedActions:
             sequence_number=closed.sequence_number,
             by_person=closed.by_person,
         )
+    return row
+
+
+def _tool_calls(store: Store, trace_id: str) -> snapshot.TraceToolCalls:
+    row = snapshot.TraceToolCalls(trace_id=trace_id)
+    for execution_id, call in sorted(store.tool_calls[trace_id].items()):
+        row.calls.add(execution_id=execution_id, **call._asdict())
+    return row
+
+
+def _trace_versions(trace_id: str, versions: TraceVersions) -> snapshot.TraceVersions:
+    row = snapshot.TraceVersions(trace_id=trace_id, sequence_number=versions.sequence_number)
+    for bound in versions.bound:
+        row.bound.add(**bound._asdict())
+    for mismatch in versions.mismatches:
+        expected = snapshot.BoundVersion(**mismatch.bound._asdict())
+        row.mismatches.add(bound=expected, version=mismatch.version, sequence_number=mismatch.sequence_number)
+    for tool in versions.tools:
+        row.tools.add(**tool._asdict())
+    for answer in versions.answers:
+        row.answers.add(**answer._asdict())
     return row
 
 

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 # The fields of tool events that the server fills in if their producer does not.
 _COMPLETED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "tool_call": ("execution_id", "tool_version", "request_schema_hash"),
-    "tool_result": ("response_schema_hash",),
+    "tool_result": ("tool_version", "response_schema_hash"),
 }
 
 

@@ -43,7 +43,7 @@ _FIELDS: Final[tuple[tuple[Descriptor, tuple[str, ...]], ...]] = (
     (Decision.DESCRIPTOR, ("action_type", "outcome", "previous_decision_id", "compensates_decision_id", "active_rule_sets")),
     (RuleSetReference.DESCRIPTOR, ("policy_id", "version")),
     (ToolCall.DESCRIPTOR, ("tool_name", "execution_id", "tool_version", "request_schema_hash")),
-    (ToolResult.DESCRIPTOR, ("tool_name", "execution_id", "response_schema_hash")),
+    (ToolResult.DESCRIPTOR, ("tool_name", "execution_id", "tool_version", "response_schema_hash")),
     (AgentDiagnostic.DESCRIPTOR, ("llm_invocation",)),
     (LlmInvocation.DESCRIPTOR, ("llm_model", "llm_provider", "prompt_hash", "output_hash", "requested_model")),
 )

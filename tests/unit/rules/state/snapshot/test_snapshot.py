@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
+from gavel.v1.common_pb2 import VersionBinding
+from gavel.v1.diagnostic_pb2 import AgentDiagnostic, LlmInvocation
 from gavel.v1.envelope_pb2 import Envelope
 from gavel_rules.commands import DeployGrants
 from gavel_rules.decider import handle
@@ -14,13 +16,15 @@ from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.identity.principal import Principal
 from gavel_rules.identity.rights import RIGHTS
+from gavel_rules.limits import TRACE_LAPSE_MS
 from gavel_rules.state.snapshot.encoding import encode_position, encode_tables, state_sha256
 from gavel_rules.state.state import State
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.citations import references_for
-from tests.support.driver import BUS, Core, copy_command
+from tests.support.driver import AGENT, BUS, SUBJECT, Core, copy_command
+from tests.support.hashes import sha256_of
 from tests.support.plays import STEPS, Step, play
 from tests.support.state.snapshots import restore, tables
 from tests.support.story import play_story
@@ -58,6 +62,27 @@ def test_grants_and_tools_are_restored() -> None:
     for command in (contract(aliases=["read"]), provider(), binding("workspace"), binding("workspace", "session-1")):
         run(core, command)
     assert core.state.grants_in_force is not None
+    restored = restore(core.state)
+    assert tables(core.state) == tables(restored)
+    assert core.state.digest() == restored.digest()
+
+
+def test_versions_and_outliving_readings_are_restored() -> None:
+    """What traces name of versions, schemas and models, and the readings of a lapsed trace that are evidence, are part of a snapshot."""
+    core = Core()
+    run(core, contract("fraud-tool"))
+    evidence = core.tool_result()
+    for value in (0.1, 0.2):
+        core.observe("order.score", value, evidence=evidence)
+    invocation = LlmInvocation(requested_model="m", llm_model="m", llm_provider="p", prompt_hash=sha256_of("prompt"))
+    for version in "12":
+        diagnostic = AgentDiagnostic(kind="LlmInvocationCommitted", llm_invocation=invocation)
+        binding = VersionBinding(planner_version=version)
+        core.publish(Envelope(subject=SUBJECT, trace_id="trace-1", producer=AGENT, version_binding=binding, agent_diagnostic=diagnostic))
+    core.pass_time(TRACE_LAPSE_MS + 1)
+    core.tool_result("trace-2")
+    store = core.state.store
+    assert all([store.outliving_results, store.candidate_counts, store.trace_of_execution, store.trace_versions, store.answers])
     restored = restore(core.state)
     assert tables(core.state) == tables(restored)
     assert core.state.digest() == restored.digest()

@@ -73,6 +73,10 @@ class StateSnapshot(_message.Message):
     READINGS_FIELD_NUMBER: _builtins.int
     CONTRADICTIONS_FIELD_NUMBER: _builtins.int
     TIMERS_FIELD_NUMBER: _builtins.int
+    CANDIDATE_COUNTS_FIELD_NUMBER: _builtins.int
+    OUTLIVING_RESULTS_FIELD_NUMBER: _builtins.int
+    TRACE_VERSIONS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     STATE_SHA256_FIELD_NUMBER: _builtins.int
     TRACE_OWNERS_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
@@ -93,7 +97,7 @@ class StateSnapshot(_message.Message):
     idempotency_window_ms: _builtins.int
     """How long the bus recognizes a repeated event_id."""
     state_sha256: _builtins.bytes
-    """SHA-256 of the parts from recorded_at_ms to timers, without their lengths: the digest of the state."""
+    """SHA-256 of the parts from recorded_at_ms to answers, without their lengths: the digest of the state."""
     sha256: _builtins.bytes
     """SHA-256 of all parts before this one, with their lengths. It is the last part."""
     @_builtins.property
@@ -205,8 +209,8 @@ class StateSnapshot(_message.Message):
         """Closed actions, by trace and action."""
 
     @_builtins.property
-    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumberTable]:
-        """Sequence numbers of tool calls, by trace and execution_id."""
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceToolCalls]:
+        """Tool calls, by trace and execution_id."""
 
     @_builtins.property
     def tool_results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceToolResults]:
@@ -223,6 +227,22 @@ class StateSnapshot(_message.Message):
     @_builtins.property
     def timers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Timer]:
         """Timers, by time, number and name."""
+
+    @_builtins.property
+    def candidate_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Number]:
+        """Number of candidates that were read in a tool result, by its event_id."""
+
+    @_builtins.property
+    def outliving_results(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """event_ids of tool results that have candidates although their traces have lapsed."""
+
+    @_builtins.property
+    def trace_versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceVersions]:
+        """What the events of traces name, by trace."""
+
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelAnswer]:
+        """The last answer to a prompt, by the prompt's hash."""
 
     @_builtins.property
     def trace_owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceOwner]:
@@ -266,18 +286,22 @@ class StateSnapshot(_message.Message):
         refusals: _abc.Iterable[Global___TraceRefusals] | None = ...,
         trace_reviews: _abc.Iterable[Global___TextTable] | None = ...,
         closed_actions: _abc.Iterable[Global___TraceClosedActions] | None = ...,
-        tool_calls: _abc.Iterable[Global___NumberTable] | None = ...,
+        tool_calls: _abc.Iterable[Global___TraceToolCalls] | None = ...,
         tool_results: _abc.Iterable[Global___TraceToolResults] | None = ...,
         readings: _abc.Iterable[Global___TextTable] | None = ...,
         contradictions: _abc.Iterable[Global___Text] | None = ...,
         timers: _abc.Iterable[Global___Timer] | None = ...,
+        candidate_counts: _abc.Iterable[Global___Number] | None = ...,
+        outliving_results: _abc.Iterable[_builtins.str] | None = ...,
+        trace_versions: _abc.Iterable[Global___TraceVersions] | None = ...,
+        answers: _abc.Iterable[Global___ModelAnswer] | None = ...,
         state_sha256: _builtins.bytes = ...,
         trace_owners: _abc.Iterable[Global___TraceOwner] | None = ...,
         sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock_acceptance", b"clock_acceptance", "cross_check", b"cross_check", "grants_in_force", b"grants_in_force"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "bus", b"bus", "chain_hash", b"chain_hash", "clock_acceptance", b"clock_acceptance", "closed_actions", b"closed_actions", "conflict_keys", b"conflict_keys", "contests", b"contests", "contradictions", b"contradictions", "cross_check", b"cross_check", "decisions", b"decisions", "decisions_by_subject", b"decisions_by_subject", "ended_decisions", b"ended_decisions", "evidence", b"evidence", "format_version", b"format_version", "grants", b"grants", "grants_in_force", b"grants_in_force", "grants_versions", b"grants_versions", "idempotency_window_ms", b"idempotency_window_ms", "incarnation", b"incarnation", "open_proposals", b"open_proposals", "open_proposals_by_subject", b"open_proposals_by_subject", "open_proposals_by_trace", b"open_proposals_by_trace", "readings", b"readings", "recorded_at_ms", b"recorded_at_ms", "refusals", b"refusals", "refused_traces", b"refused_traces", "reviews", b"reviews", "rule_sets", b"rule_sets", "sequence_number", b"sequence_number", "sha256", b"sha256", "shadows", b"shadows", "state_sha256", b"state_sha256", "timers", b"timers", "tool_aliases", b"tool_aliases", "tool_bindings", b"tool_bindings", "tool_calls", b"tool_calls", "tool_contracts", b"tool_contracts", "tool_providers", b"tool_providers", "tool_results", b"tool_results", "trace_owners", b"trace_owners", "trace_reviews", b"trace_reviews", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "answers", b"answers", "arbiter_version", b"arbiter_version", "bus", b"bus", "candidate_counts", b"candidate_counts", "chain_hash", b"chain_hash", "clock_acceptance", b"clock_acceptance", "closed_actions", b"closed_actions", "conflict_keys", b"conflict_keys", "contests", b"contests", "contradictions", b"contradictions", "cross_check", b"cross_check", "decisions", b"decisions", "decisions_by_subject", b"decisions_by_subject", "ended_decisions", b"ended_decisions", "evidence", b"evidence", "format_version", b"format_version", "grants", b"grants", "grants_in_force", b"grants_in_force", "grants_versions", b"grants_versions", "idempotency_window_ms", b"idempotency_window_ms", "incarnation", b"incarnation", "open_proposals", b"open_proposals", "open_proposals_by_subject", b"open_proposals_by_subject", "open_proposals_by_trace", b"open_proposals_by_trace", "outliving_results", b"outliving_results", "readings", b"readings", "recorded_at_ms", b"recorded_at_ms", "refusals", b"refusals", "refused_traces", b"refused_traces", "reviews", b"reviews", "rule_sets", b"rule_sets", "sequence_number", b"sequence_number", "sha256", b"sha256", "shadows", b"shadows", "state_sha256", b"state_sha256", "timers", b"timers", "tool_aliases", b"tool_aliases", "tool_bindings", b"tool_bindings", "tool_calls", b"tool_calls", "tool_contracts", b"tool_contracts", "tool_providers", b"tool_providers", "tool_results", b"tool_results", "trace_owners", b"trace_owners", "trace_reviews", b"trace_reviews", "trace_versions", b"trace_versions", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,34 +414,6 @@ class TextTable(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextTable: _TypeAlias = TextTable  # noqa: Y015
-
-@_typing.final
-class NumberTable(_message.Message):
-    """NumberTable is a row of a table of tables of numbers."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
-    key: _builtins.str
-    """The key."""
-    @_builtins.property
-    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Number]:
-        """The rows, by key."""
-
-    def __init__(
-        self,
-        *,
-        key: _builtins.str = ...,
-        rows: _abc.Iterable[Global___Number] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "rows", b"rows"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NumberTable: _TypeAlias = NumberTable  # noqa: Y015
 
 @_typing.final
 class ClockAcceptance(_message.Message):
@@ -661,8 +657,14 @@ class RegisteredContract(_message.Message):
 
     CONTRACT_FIELD_NUMBER: _builtins.int
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    ARGUMENT_SCHEMA_HASH_FIELD_NUMBER: _builtins.int
+    RESULT_SCHEMA_HASH_FIELD_NUMBER: _builtins.int
     sequence_number: _builtins.int
     """The event that registered it."""
+    argument_schema_hash: _builtins.str
+    """Hash of the argument schema."""
+    result_schema_hash: _builtins.str
+    """Hash of the result schema."""
     @_builtins.property
     def contract(self) -> _tool_pb2.ToolContract:
         """The contract."""
@@ -672,10 +674,12 @@ class RegisteredContract(_message.Message):
         *,
         contract: _tool_pb2.ToolContract | None = ...,
         sequence_number: _builtins.int = ...,
+        argument_schema_hash: _builtins.str = ...,
+        result_schema_hash: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "sequence_number", b"sequence_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument_schema_hash", b"argument_schema_hash", "contract", b"contract", "result_schema_hash", b"result_schema_hash", "sequence_number", b"sequence_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1392,6 +1396,256 @@ class ClosedAction(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClosedAction: _TypeAlias = ClosedAction  # noqa: Y015
+
+@_typing.final
+class TraceToolCalls(_message.Message):
+    """TraceToolCalls are the tool calls of a trace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    trace_id: _builtins.str
+    """The trace."""
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallRecord]:
+        """By execution_id."""
+
+    def __init__(
+        self,
+        *,
+        trace_id: _builtins.str = ...,
+        calls: _abc.Iterable[Global___ToolCallRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceToolCalls: _TypeAlias = TraceToolCalls  # noqa: Y015
+
+@_typing.final
+class ToolCallRecord(_message.Message):
+    """ToolCallRecord is a tool call that results may answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXECUTION_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    execution_id: _builtins.str
+    """Id of the call."""
+    sequence_number: _builtins.int
+    """Its sequence number."""
+    tool_name: _builtins.str
+    """The tool."""
+    def __init__(
+        self,
+        *,
+        execution_id: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+        tool_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution_id", b"execution_id", "sequence_number", b"sequence_number", "tool_name", b"tool_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallRecord: _TypeAlias = ToolCallRecord  # noqa: Y015
+
+@_typing.final
+class TraceVersions(_message.Message):
+    """TraceVersions are the versions that the events of a trace name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    MISMATCHES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    trace_id: _builtins.str
+    """The trace."""
+    sequence_number: _builtins.int
+    """The first event that names anything."""
+    @_builtins.property
+    def bound(self) -> _containers.RepeatedCompositeFieldContainer[Global___BoundVersion]:
+        """The versions that the trace is bound to."""
+
+    @_builtins.property
+    def mismatches(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionMismatch]:
+        """Events that name other versions."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolSchemas]:
+        """Schemas of tools."""
+
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelAnswer]:
+        """Answers of models."""
+
+    def __init__(
+        self,
+        *,
+        trace_id: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+        bound: _abc.Iterable[Global___BoundVersion] | None = ...,
+        mismatches: _abc.Iterable[Global___VersionMismatch] | None = ...,
+        tools: _abc.Iterable[Global___ToolSchemas] | None = ...,
+        answers: _abc.Iterable[Global___ModelAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "bound", b"bound", "mismatches", b"mismatches", "sequence_number", b"sequence_number", "tools", b"tools", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceVersions: _TypeAlias = TraceVersions  # noqa: Y015
+
+@_typing.final
+class BoundVersion(_message.Message):
+    """BoundVersion is a version that a trace is bound to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """Field of VersionBinding."""
+    version: _builtins.str
+    """The version."""
+    sequence_number: _builtins.int
+    """The event that named it."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        version: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "sequence_number", b"sequence_number", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BoundVersion: _TypeAlias = BoundVersion  # noqa: Y015
+
+@_typing.final
+class VersionMismatch(_message.Message):
+    """VersionMismatch is an event that names another version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOUND_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """The version of the event."""
+    sequence_number: _builtins.int
+    """The event."""
+    @_builtins.property
+    def bound(self) -> Global___BoundVersion:
+        """The version that the trace is bound to."""
+
+    def __init__(
+        self,
+        *,
+        bound: Global___BoundVersion | None = ...,
+        version: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "sequence_number", b"sequence_number", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionMismatch: _TypeAlias = VersionMismatch  # noqa: Y015
+
+@_typing.final
+class ToolSchemas(_message.Message):
+    """ToolSchemas are the schemas that a tool call or its result followed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    TOOL_VERSION_FIELD_NUMBER: _builtins.int
+    REQUEST_SCHEMA_HASH_FIELD_NUMBER: _builtins.int
+    RESPONSE_SCHEMA_HASH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    tool_name: _builtins.str
+    """The tool."""
+    tool_version: _builtins.str
+    """Its version."""
+    request_schema_hash: _builtins.str
+    """Hash of the argument schema."""
+    response_schema_hash: _builtins.str
+    """Hash of the result schema."""
+    sequence_number: _builtins.int
+    """The event."""
+    def __init__(
+        self,
+        *,
+        tool_name: _builtins.str = ...,
+        tool_version: _builtins.str = ...,
+        request_schema_hash: _builtins.str = ...,
+        response_schema_hash: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_schema_hash", b"request_schema_hash", "response_schema_hash", b"response_schema_hash", "sequence_number", b"sequence_number", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolSchemas: _TypeAlias = ToolSchemas  # noqa: Y015
+
+@_typing.final
+class ModelAnswer(_message.Message):
+    """ModelAnswer is an answer of a language model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_HASH_FIELD_NUMBER: _builtins.int
+    REQUESTED_MODEL_FIELD_NUMBER: _builtins.int
+    LLM_PROVIDER_FIELD_NUMBER: _builtins.int
+    LLM_MODEL_FIELD_NUMBER: _builtins.int
+    OUTPUT_HASH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    prompt_hash: _builtins.str
+    """Hash of the prompt."""
+    requested_model: _builtins.str
+    """The model in the request."""
+    llm_provider: _builtins.str
+    """The provider."""
+    llm_model: _builtins.str
+    """The model that answered."""
+    output_hash: _builtins.str
+    """Hash of the output."""
+    sequence_number: _builtins.int
+    """The event."""
+    def __init__(
+        self,
+        *,
+        prompt_hash: _builtins.str = ...,
+        requested_model: _builtins.str = ...,
+        llm_provider: _builtins.str = ...,
+        llm_model: _builtins.str = ...,
+        output_hash: _builtins.str = ...,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["llm_model", b"llm_model", "llm_provider", b"llm_provider", "output_hash", b"output_hash", "prompt_hash", b"prompt_hash", "requested_model", b"requested_model", "sequence_number", b"sequence_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelAnswer: _TypeAlias = ModelAnswer  # noqa: Y015
 
 @_typing.final
 class TraceToolResults(_message.Message):
