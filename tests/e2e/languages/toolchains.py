@@ -87,15 +87,27 @@ def build_typescript() -> list[str]:
 
 def build_java() -> list[str]:
     """Return the command of the Java program."""
+    folder = _build_with_maven("java", f"-Dcontract={ROOT / 'proto'}")
+    path = f"{folder / 'target/classes'}{os.pathsep}{(folder / 'target/classpath').read_text().strip()}"
+    return ["java", *_JAVA_OPTIONS, "-cp", path, "dev.gavel.status.Main"]
+
+
+def build_temporal_server() -> list[str]:
+    """Return the command of Temporal's test server, without the port, its argument."""
+    folder = _build_with_maven("temporal")
+    return ["java", *_JAVA_OPTIONS, "-cp", (folder / "target/classpath").read_text().strip(), "io.temporal.testserver.TestServer"]
+
+
+def _build_with_maven(name: str, *options: str) -> Path:
+    """Compile the project in the folder `name`; return the folder with the result."""
     _need("javac", "a JDK")
     _need("mvn", "Maven")
-    folder = _copy_sources("java")
-    built = _run(["mvn", "-q", "-B", f"-Dcontract={ROOT / 'proto'}", "compile"], folder, {"MAVEN_OPTS": " ".join(_JAVA_OPTIONS)})
+    folder = _copy_sources(name)
+    built = _run(["mvn", "-q", "-B", *options, "compile"], folder, {"MAVEN_OPTS": " ".join(_JAVA_OPTIONS)})
     if built.returncode and any(problem in built.stdout for problem in _MISSING_ARTIFACTS):
         _give_up("the artifacts of pom.xml cannot be had", built)
     _check(built)
-    path = f"{folder / 'target/classes'}{os.pathsep}{(folder / 'target/classpath').read_text().strip()}"
-    return ["java", *_JAVA_OPTIONS, "-cp", path, "dev.gavel.status.Main"]
+    return folder
 
 
 def _copy_sources(language: str, keep: str = "", sources: Path | None = None) -> Path:

@@ -1,0 +1,77 @@
+"""LangChain and LangGraph: a middleware for `create_agent` that lets a tool run only through the gate.
+
+A call that waits for a person interrupts the graph. The value with which the graph is resumed is ignored; the gate is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from gavel_client.adapters.extras import extra
+from gavel_client.adapters.graph_events import name_events
+from gavel_client.gate import Allowed, Call, Gate, Pending, SyncAllowed, SyncGate
+from gavel_client.gate.results import success, unknown
+from gavel_client.handlers import HandlerResult
+from gavel_client.rpc.errors import HandlerError
+
+with extra("langgraph"):
+    from langchain.agents.middleware import AgentMiddleware
+    from langchain.agents.middleware.types import ToolCallRequest
+    from langchain.messages import AIMessage, HumanMessage, ToolMessage
+    from langgraph.types import Command, interrupt
+
+Message = ToolMessage | Command[Any]
+
+
+class GavelMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Asks `gate` before each call of a tool. The graph needs a checkpointer, and a `thread_id` in its configuration."""
+
+    def __init__(self, gate: Gate | SyncGate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Message]) -> Message:
+        """Run a tool of a synchronous graph. Needs a SyncGate."""
+        if not isinstance(self._gate, SyncGate):
+            raise TypeError("this graph is synchronous; give GavelMiddleware a SyncGate in place of a Gate")
+        while isinstance(answer := self._gate(_call(request)), Pending):
+            interrupt(answer.to_dict())
+        if not isinstance(answer, SyncAllowed):
+            return _message(request, answer.message(), answer.succeeded)
+        try:
+            return cast(Message, name_events(answer.run(lambda: handler(request), _result), answer.decision))
+        except HandlerError as error:
+            return _message(request, str(error))
+
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Message]]) -> Message:
+        """Run a tool of a graph in an event loop. Needs a Gate."""
+        if not isinstance(self._gate, Gate):
+            raise TypeError("this graph runs in an event loop; give GavelMiddleware a Gate in place of a SyncGate")
+        while isinstance(answer := await self._gate(_call(request)), Pending):
+            interrupt(answer.to_dict())
+        if not isinstance(answer, Allowed):
+            return _message(request, answer.message(), answer.succeeded)
+        try:
+            return cast(Message, name_events(await answer.run(lambda: handler(request), _result), answer.decision))
+        except HandlerError as error:
+            return _message(request, str(error))
+
+
+def _call(request: ToolCallRequest) -> Call:
+    """Return the call: its task is the thread, its turn the model's answer since the last message of a person."""
+    messages, settings = request.state["messages"], request.runtime.config.get("configurable", {})
+    since = max((place for place, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0)
+    turn = f"{messages[since].id}/{sum(isinstance(message, AIMessage) for message in messages[since:])}"
+    return Call(request.tool_call["name"], request.tool_call["args"], str(settings.get("thread_id", "")), turn)
+
+
+def _result(message: Message) -> HandlerResult:
+    if not isinstance(message, ToolMessage):
+        return success(None)
+    return unknown("the tool returned an error") if message.status == "error" else success(message.content)
+
+
+def _message(request: ToolCallRequest, text: str, succeeded: bool = False) -> ToolMessage:
+    name, call_id = request.tool_call["name"], request.tool_call["id"]
+    return ToolMessage(text, name=name, tool_call_id=call_id, status="success" if succeeded else "error")

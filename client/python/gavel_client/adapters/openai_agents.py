@@ -1,0 +1,74 @@
+"""OpenAI Agents SDK: `gated_tool` puts a function tool behind the gate.
+
+`needs_approval` interrupts the run while a person has to decide, and a guardrail refuses what the rules refuse. Approving the interruption
+only asks the gate again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+from gavel_client.adapters.extras import extra
+from gavel_client.gate import Allowed, Call, Gate, Pending
+from gavel_client.rpc.errors import HandlerError
+
+with extra("openai-agents"):
+    from agents import FunctionTool, RunContextWrapper, ToolGuardrailFunctionOutput, ToolInputGuardrail, ToolInputGuardrailData
+    from agents.tool import maybe_invoke_function_tool_failure_error_function
+    from agents.tool_context import ToolContext
+
+Run = RunContextWrapper[Any]
+
+
+def gated_tool(tool: FunctionTool, gate: Gate, *, task: Callable[[Run], str]) -> FunctionTool:
+    """Return `tool` behind `gate`.
+
+    `task` names the piece of work that a run does, from the run's context: the same when the run is resumed or repeated.
+    """
+    # Without a function for failures the tool raises, so that its failure is not taken for its output.
+    inner = dataclasses.replace(tool, _failure_error_function=None, _use_default_failure_error_function=False)
+
+    def call(run: Run, arguments: dict[str, Any]) -> Call:
+        return Call(tool.name, arguments, task(run), str(run.usage.requests))
+
+    async def needs_approval(run: Run, arguments: dict[str, Any], call_id: str) -> bool:
+        others = tool.needs_approval
+        if others is True or (callable(others) and await others(run, arguments, call_id)):
+            return True
+        return isinstance(await gate.check(call(run, arguments)), Pending)
+
+    async def check(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
+        answer = await gate.check(call(data.context, _arguments(data.context.tool_arguments)))
+        return ToolGuardrailFunctionOutput.allow() if answer is None else ToolGuardrailFunctionOutput.reject_content(answer.message())
+
+    async def invoke(context: ToolContext[Any], text: str) -> Any:
+        answer = await gate(call(context, _arguments(text)))
+        if not isinstance(answer, Allowed):
+            return answer.message()
+        try:
+            return await answer.run(lambda: inner.on_invoke_tool(context, text))
+        except HandlerError as error:
+            return str(error)
+        except Exception as error:
+            message = await maybe_invoke_function_tool_failure_error_function(function_tool=tool, context=context, error=error)
+            if message is None:
+                raise
+            return message
+
+    return dataclasses.replace(
+        tool,
+        on_invoke_tool=invoke,
+        needs_approval=needs_approval,
+        tool_input_guardrails=[*(tool.tool_input_guardrails or ()), ToolInputGuardrail(check, name="gavel")],
+    )
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Return the arguments in a call. Raises ValueError."""
+    arguments = json.loads(text or "{}")
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments of the call are not a JSON object")
+    return arguments

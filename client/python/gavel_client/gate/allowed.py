@@ -1,0 +1,139 @@
+"""Allowed: the leased attempt of an approved call. It runs the tool and reports how that ended.
+
+The lease is not renewed: it is the time that the tool has. If the process dies, the lease lapses, and the rule set says what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from gavel.v1.common_pb2 import Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_service_pb2 import ExecutionStarted
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gavel_client.agents.deadline import LAST_RECORD_MS
+from gavel_client.agents.threaded_client import LoopClient
+from gavel_client.blocking import run_blocking
+from gavel_client.executor.lease import STOP_FRACTION
+from gavel_client.executor.reports import now, report_envelope, strip_result
+from gavel_client.gate.results import LEASE_OVER, failure, success, unknown
+from gavel_client.handlers import HandlerResult
+from gavel_client.rpc.errors import GavelError, describe_error
+from gavel_client.timeouts import timeout
+
+# How long a report is sent again while the server cannot be reached.
+REPORT_MS: Final = 60_000
+
+_logger = logging.getLogger(__name__)
+Output = TypeVar("Output")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A started attempt. `requested_at` is the time.monotonic() before BeginExecution, from which the lease counts."""
+
+    client: LoopClient
+    executor: Producer
+    started: ExecutionStarted
+    requested_at: float
+    began_at: Timestamp
+
+    def seconds_left(self) -> float:
+        """Return the time until the tool must have ended, which is before the lease ends."""
+        return self.requested_at + self.started.lease_ms / 1000 * (1 - STOP_FRACTION) - time.monotonic()
+
+
+class Allowed:
+    """The tool may run once, now, by `run`. A framework that runs it itself calls `report` when it has ended."""
+
+    def __init__(self, attempt: Attempt | None) -> None:
+        """`attempt` is None for a tool without effect."""
+        self._attempt = attempt
+
+    @property
+    def decision(self) -> Envelope | None:
+        """The approved decision; None for a tool without effect."""
+        return None if self._attempt is None else self._attempt.started.decision
+
+    @property
+    def idempotency_key(self) -> str:
+        """The decision_id, the same for every attempt, for systems that must act only once; "" for a tool without effect."""
+        return "" if self.decision is None else self.decision.event_id
+
+    async def run(self, tool: Callable[[], Awaitable[Output]], output: Callable[[Output], HandlerResult] = success) -> Output:
+        """Run the tool and report its end; return what it returned. `output` makes the report of what it returned.
+
+        The tool is cancelled shortly before its lease ends. Raises what the tool raises.
+        """
+        if self._attempt is None:
+            return await tool()
+        try:
+            async with timeout(self._attempt.seconds_left()) as limit:
+                value = await tool()
+        except BaseException as error:
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            result = unknown("the tool did not end within its lease", LEASE_OVER) if limit.expired() else failure(error)
+            await asyncio.shield(self.report(result, timeout_ms=LAST_RECORD_MS if is_cancelled else REPORT_MS))
+            raise
+        await asyncio.shield(self.report(output(value)))
+        return value
+
+    async def report(self, result: HandlerResult, *, timeout_ms: int = REPORT_MS) -> None:
+        """Record how the attempt ended. A report that the server does not take is logged; the lease then lapses."""
+        if self._attempt is None:
+            return
+        attempt = self._attempt
+        report = report_envelope(attempt.started, attempt.executor, result, attempt.began_at, now())
+        try:
+            try:
+                await attempt.client.report_execution(report, timeout_ms=timeout_ms)
+            except GavelError as error:
+                if not error.violations:
+                    raise
+                # The tool took effect all the same. The refused report is not in the log, so its event_id is free.
+                problem = "; ".join(": ".join(violation) for violation in error.violations)
+                await attempt.client.report_execution(strip_result(report, problem), timeout_ms=timeout_ms)
+        except GavelError as error:
+            _logger.error(
+                "decision=%s execution=%s could not be reported: %s",
+                report.execution.decision_id,
+                report.execution.execution_id,
+                describe_error(error),
+            )
+
+
+class SyncAllowed:
+    """Allowed, for tools that are plain functions. A tool that runs cannot be stopped: give the gate a lease that suffices."""
+
+    def __init__(self, allowed: Allowed) -> None:
+        self._allowed = allowed
+
+    @property
+    def decision(self) -> Envelope | None:
+        """The approved decision; None for a tool without effect."""
+        return self._allowed.decision
+
+    @property
+    def idempotency_key(self) -> str:
+        """The decision_id; see `Allowed.idempotency_key`."""
+        return self._allowed.idempotency_key
+
+    def run(self, tool: Callable[[], Output], output: Callable[[Any], HandlerResult] = success) -> Output:
+        """Run the tool and report its end; return what it returned. Raises what the tool raises."""
+        try:
+            value = tool()
+        except BaseException as error:
+            self.report(failure(error))
+            raise
+        self.report(output(value))
+        return value
+
+    def report(self, result: HandlerResult) -> None:
+        """Record how the attempt ended; see `Allowed.report`."""
+        run_blocking(lambda: self._allowed.report(result))

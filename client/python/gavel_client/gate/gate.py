@@ -1,0 +1,270 @@
+"""The gate: it lets a framework run a tool with an effect only for an approved decision (constitution §2, §6, §7).
+
+    call ─▶ proposal with a stable event_id ─▶ decision ─▶ BeginExecution ─▶ the framework runs the tool ─▶ report
+
+The event_id follows from the call, so a node that a framework runs again repeats nothing, and two equal calls in one turn run once. A
+gate trusts no value with which a framework resumes: approval, parameters and evidence are what BeginExecution finds in the log. A gate
+that cannot reach the server refuses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from gavel.v1.arbitration_service_pb2 import DECISION_PHASE_EXECUTED, WaitDecisionResponse
+from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, PRODUCER_TYPE_EXECUTOR, EventReference, Producer
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.execution_service_pb2 import BeginExecutionResponse
+from gavel.v1.projection_service_pb2 import GetProjectionResponse, ProjectedFact, ProjectedObservation
+from gavel.v1.reason_code_pb2 import REASON_CODE_ALREADY_FINISHED, REASON_CODE_ALREADY_RUNNING
+
+from gavel_client.agents.deadline import Deadline
+from gavel_client.agents.loop_results import LoopStoppedError, StopReason
+from gavel_client.agents.proposal_loop import ProposalLoop
+from gavel_client.agents.providers import FactProviders
+from gavel_client.agents.recorded_steps import WORK, work
+from gavel_client.agents.threaded_client import LoopClient, ThreadedClient
+from gavel_client.blocking import run_blocking
+from gavel_client.envelopes import content_hash, new_event_id, proposal_envelope
+from gavel_client.executor.executor import REVIEW_REFUSALS
+from gavel_client.executor.reports import now
+from gavel_client.gate.actions import Action, Call, ToolActions, trace_id
+from gavel_client.gate.allowed import Allowed, Attempt, SyncAllowed
+from gavel_client.gate.answers import Finished, Pending, Refused
+from gavel_client.rpc.backoff import Backoff, is_unopened_bus
+from gavel_client.rpc.calls import READ_TIMEOUT_MS, WRITE_TIMEOUT_MS
+from gavel_client.rpc.client import GavelClient
+from gavel_client.rpc.errors import GavelError
+from gavel_client.rpc.sync import SyncGavelClient
+
+LEASE_MS_DEFAULT: Final = 60_000
+DEADLINE_MS_DEFAULT: Final = 60_000
+# The contract's limit on citations.
+CITATIONS_MAX: Final = 256
+# The shortest wait for another attempt of the same call.
+RECHECK_MS_MIN: Final = 100
+
+Answer = Allowed | Refused | Pending | Finished
+SyncAnswer = SyncAllowed | Refused | Pending | Finished
+Response = TypeVar("Response")
+
+
+class Gate:
+    """Answers calls of tools: `answer = await gate(call)`. One gate may answer any number of calls, also concurrently.
+
+    `agent` proposes and `executor` reports; both act with the client's credentials. `providers` get the evidence that hints require.
+    `lease_ms` is the time that a tool has, and `deadline_ms` that of an answer.
+    """
+
+    def __init__(
+        self,
+        client: GavelClient,
+        actions: ToolActions,
+        *,
+        agent: str,
+        executor: str,
+        providers: FactProviders | None = None,
+        lease_ms: int = LEASE_MS_DEFAULT,
+        deadline_ms: int = DEADLINE_MS_DEFAULT,
+    ) -> None:
+        if isinstance(client, SyncGavelClient):
+            raise TypeError("a SyncGavelClient would block the event loop; use SyncGate, or a GavelClient")
+        self._client: LoopClient = client
+        self._actions = actions
+        self._agent = Producer(type=PRODUCER_TYPE_AGENT, id=agent)
+        self._executor = Producer(type=PRODUCER_TYPE_EXECUTOR, id=executor)
+        self._loop = ProposalLoop(client, providers or FactProviders(), deadline_ms=deadline_ms)
+        self._lease_ms = lease_ms
+        self._deadline_ms = deadline_ms
+
+    async def __call__(self, call: Call) -> Answer:
+        """Propose the call and, if it is approved, begin its execution.
+
+        Raises GavelError if the server refuses to decide (e.g. INVALID_ARGUMENT, PERMISSION_DENIED), and what the tool's function of
+        ToolActions raises. The tool must not run then.
+        """
+        if self._actions.reads(call.tool):
+            return Allowed(None)
+        if call.tool not in self._actions:
+            return _unknown_tool(call)
+        action = self._actions.action(call)
+        deadline = Deadline(self._deadline_ms, Backoff())
+        try:
+            decision = await self._decide(deadline, call, action)
+            return await self._begin(deadline, decision, action) if isinstance(decision, Envelope) else decision
+        except LoopStoppedError as stop:
+            return Refused(stop.reason.name, stop.detail)
+
+    async def check(self, call: Call) -> Refused | Pending | None:
+        """Propose the call without beginning its execution: for a framework that asks whether a person has to approve.
+
+        Return None if the call is approved, or if its tool has no effect.
+        """
+        if self._actions.reads(call.tool):
+            return None
+        if call.tool not in self._actions:
+            return _unknown_tool(call)
+        try:
+            decision = await self._decide(Deadline(self._deadline_ms, Backoff()), call, self._actions.action(call))
+        except LoopStoppedError as stop:
+            return Refused(stop.reason.name, stop.detail)
+        return None if isinstance(decision, Envelope) else decision
+
+    async def begin(self, decision_id: str, call: Call) -> Answer:
+        """Begin the execution of a decision that exists, if it approves exactly what `call` proposes."""
+        if self._actions.reads(call.tool):
+            return Allowed(None)
+        if call.tool not in self._actions:
+            return _unknown_tool(call)
+        action = self._actions.action(call)
+        deadline = Deadline(self._deadline_ms, Backoff())
+        try:
+            decision = (await self._ask(deadline, lambda ms: self._client.get_event(event_id=decision_id, timeout_ms=ms))).envelope
+            return await self._begin(deadline, decision, action)
+        except LoopStoppedError as stop:
+            return Refused(stop.reason.name, stop.detail)
+
+    async def _decide(self, deadline: Deadline, call: Call, action: Action) -> Envelope | Refused | Pending:
+        """Return the approved decision on a call, or the answer if it is not approved. Raises LoopStoppedError."""
+        citations = list(action.based_on_events) or await self._citations(deadline, action.subject)
+        result = await self._loop.run(self._proposal(call, action, citations), run_key=_run_key(call, action))
+        decision = result.decision
+        if decision is None:
+            return Refused(result.reason.name, result.detail)
+        if result.approved:
+            return decision
+        if result.reason is StopReason.REVIEW:
+            return Pending(decision.event_id, decision.decision.reason_code, decision)
+        return Refused(decision.decision.reason_code or result.reason.name, result.detail, decision)
+
+    def _proposal(self, call: Call, action: Action, citations: list[EventReference]) -> Envelope:
+        return proposal_envelope(
+            action.subject,
+            self._agent,
+            action_type=action.action_type,
+            params=action.params,
+            max_fact_age_ms=action.max_fact_age_ms,
+            based_on_events=citations,
+            cost=action.cost,
+            risk=action.risk,
+            confidence=action.confidence,
+            # One trace for a task, so that its rejections count together.
+            trace_id=trace_id(call.task),
+        )
+
+    async def _citations(self, deadline: Deadline, subject: str) -> list[EventReference]:
+        """Return references to the events behind the first page of a subject's projection."""
+
+        async def read(timeout_ms: int) -> GetProjectionResponse:
+            return await self._client.get_projection(subject, timeout_ms=timeout_ms)
+
+        try:
+            projection = (await self._ask(deadline, read, READ_TIMEOUT_MS)).projection
+        except GavelError as error:
+            if is_unopened_bus(error):
+                return []
+            raise
+        rows: list[ProjectedFact | ProjectedObservation] = [*projection.facts, *projection.observations]
+        return list({row.source_event.event_id: row.source_event for row in rows}.values())[:CITATIONS_MAX]
+
+    async def _begin(self, deadline: Deadline, decision: Envelope, action: Action) -> Answer:
+        """Begin an attempt. While another attempt of the same decision runs, wait for its end, at most until the deadline."""
+        differences = _differences(decision, self._agent, action)
+        if differences:
+            return Refused("CALL_DIFFERS", f"decision {decision.event_id} approves another {' and '.join(differences)}")
+        decision_id, request_id = decision.event_id, new_event_id()
+        while True:
+            requested_at, began_at = time.monotonic(), now()
+            response: BeginExecutionResponse = await self._ask(
+                deadline,
+                lambda ms: self._client.begin_execution(
+                    decision_id, producer=self._executor, lease_ms=self._lease_ms, request_id=request_id, timeout_ms=ms
+                ),
+            )
+            if response.HasField("started"):
+                return Allowed(Attempt(self._client, self._executor, response.started, requested_at, began_at))
+            refusal = response.refusal
+            if refusal.reason in REVIEW_REFUSALS:
+                return Pending(decision_id, refusal.reason_code)
+            if refusal.reason == REASON_CODE_ALREADY_RUNNING:
+                if deadline.ms_left() <= RECHECK_MS_MIN:
+                    return Pending(decision_id, refusal.reason_code)
+                await self._wait(deadline, decision_id, max(refusal.retry_after_ms, RECHECK_MS_MIN))
+                continue
+            if refusal.reason == REASON_CODE_ALREADY_FINISHED:
+                finished = await self._wait(deadline, decision_id, 0)
+                if finished.HasField("execution"):
+                    return Finished(finished.execution)
+            return Refused(refusal.reason_code, f"{refusal.reason_code}: {refusal.message}", decision)
+
+    async def _wait(self, deadline: Deadline, decision_id: str, at_most_ms: int) -> WaitDecisionResponse:
+        """Wait until the last attempt of a decision has been reported, or `at_most_ms` have passed."""
+        wait_ms = int(max(0, min(at_most_ms, deadline.ms_left())))
+        return await self._ask(
+            deadline, lambda _: self._client.wait_decision(decision_id, phase=DECISION_PHASE_EXECUTED, timeout_ms=wait_ms)
+        )
+
+    async def _ask(self, deadline: Deadline, call: Callable[[int], Awaitable[Response]], at_most_ms: int = WRITE_TIMEOUT_MS) -> Response:
+        """Call the server with the time that is left, until it answers. Raises LoopStoppedError at the deadline."""
+        return await deadline.call(lambda: call(deadline.call_ms(at_most_ms)))
+
+
+class SyncGate:
+    """The gate for the synchronous client: `answer = gate(call)`. Takes the arguments of Gate; threads may share it."""
+
+    def __init__(
+        self,
+        client: SyncGavelClient,
+        actions: ToolActions,
+        *,
+        agent: str,
+        executor: str,
+        providers: FactProviders | None = None,
+        lease_ms: int = LEASE_MS_DEFAULT,
+        deadline_ms: int = DEADLINE_MS_DEFAULT,
+    ) -> None:
+        if isinstance(client, GavelClient):
+            raise TypeError("a GavelClient belongs to an event loop; use Gate, or a SyncGavelClient")
+        self._gate = Gate(
+            ThreadedClient(client),  # type: ignore[arg-type]  # the calls that a gate makes
+            actions,
+            agent=agent,
+            executor=executor,
+            providers=providers,
+            lease_ms=lease_ms,
+            deadline_ms=deadline_ms,
+        )
+
+    def __call__(self, call: Call) -> SyncAnswer:
+        """Propose the call and, if it is approved, begin its execution; see Gate."""
+        return _as_sync(run_blocking(lambda: self._gate(call)))
+
+    def check(self, call: Call) -> Refused | Pending | None:
+        """Propose the call without beginning its execution; see Gate.check."""
+        return run_blocking(lambda: self._gate.check(call))
+
+    def begin(self, decision_id: str, call: Call) -> SyncAnswer:
+        """Begin the execution of a decision that exists; see Gate.begin."""
+        return _as_sync(run_blocking(lambda: self._gate.begin(decision_id, call)))
+
+
+def _as_sync(answer: Answer) -> SyncAnswer:
+    return SyncAllowed(answer) if isinstance(answer, Allowed) else answer
+
+
+def _unknown_tool(call: Call) -> Refused:
+    return Refused("UNKNOWN_TOOL", f"the tool {call.tool} is not registered with the gate; register its action, or name it in reads")
+
+
+def _run_key(call: Call, action: Action) -> str:
+    """Return the key of the proposal's run: equal calls of one task and turn have the same."""
+    return content_hash([call.task, call.turn, action.action_type, action.subject, dict(action.params)])
+
+
+def _differences(decision: Envelope, agent: Producer, action: Action) -> list[str]:
+    """Return the parts of an approved action that differ from those of a call."""
+    proposal = proposal_envelope(action.subject, agent, action_type=action.action_type, params=action.params, max_fact_age_ms=1)
+    approved = decision.subject, decision.decision.action_type, decision.decision.params
+    return [name for name, one, other in zip(WORK, approved, work(proposal), strict=True) if one != other]
