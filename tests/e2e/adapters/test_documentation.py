@@ -18,7 +18,8 @@ from langchain_core.messages import AIMessage
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 from temporalio import workflow
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.exceptions import ActivityError
 
 from tests.e2e.adapters.agents import google_adk, langgraph, openai_agents
 from tests.e2e.languages.toolchains import BUILD_SECONDS_MAX
@@ -115,9 +116,10 @@ class RefundWorkflow:
     @workflow.run
     async def run(self, order: str, customer: str, amount: float) -> dict[str, float]:
         """Run the activity."""
-        return await workflow.execute_activity(
+        refunded: dict[str, float] = await workflow.execute_activity(
             "refund", args=[order, customer, amount], start_to_close_timeout=timedelta(seconds=30), result_type=dict[str, float]
         )
+        return refunded
 
 
 @pytest.mark.long
@@ -135,9 +137,10 @@ async def test_temporal(page: dict[str, Any], orders: GavelClient, temporal_serv
                 RefundWorkflow.run, args=["1001", "c-77", amount], id=decision.event_id, task_queue="refunds", **options
             )
 
-        with pytest.raises(Exception, match="Workflow execution failed") as failed:
+        with pytest.raises(WorkflowFailureError) as failed:
             await run(41.0)
-        assert "approves another params" in str(failed.value.__cause__.__cause__)
+        assert isinstance(failed.value.cause, ActivityError)
+        assert "approves another params" in str(failed.value.cause.cause)
         assert {"refunded": 40} == await run(40.0)
         assert {"refunded": 40} == await run(40.0)  # a new run of the workflow gets the recorded output
     await assert_refunded(orders)
