@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from gavel_client.tools.errors import ARGS, PERMISSION, ToolError
 from gavel_client.tools.invocation import ToolData, ToolInvocation
@@ -39,8 +39,10 @@ class BridgeLocal:
     ) -> None:
         """Serve `directory`, which must exist. Without `aliases`, bash.exec is not known."""
         self._files: Final = Workspace(directory, file_bytes_max=file_bytes_max)
-        self._commands: Final = _ShellCommands(directory, commands or {}, environment=environment, output_bytes_max=output_bytes_max)
-        self._commands.shell_names = {SHELL, SHELL_ALIAS} if allow_shell and aliases else {SHELL} if allow_shell else set()
+        shell_names = ((SHELL, SHELL_ALIAS) if aliases else (SHELL,)) if allow_shell else ()
+        self._commands: Final = _ShellCommands(
+            directory, commands or {}, shell_names, environment=environment, output_bytes_max=output_bytes_max
+        )
         self.tools: Final = (*self._files.tools, *self._commands.tools)
 
     async def invoke(self, invocation: ToolInvocation) -> ToolData:
@@ -57,10 +59,14 @@ class BridgeLocal:
 class _ShellCommands(WorkspaceCommand):
     """Listed commands, and the shell under `shell_names`."""
 
-    shell_names: set[str]
+    def __init__(
+        self, directory: str | os.PathLike[str], commands: Mapping[str, Sequence[str]], shell_names: Sequence[str], **options: Any
+    ) -> None:
+        super().__init__(directory, commands, **options)
+        self._shell_names: Final = shell_names
 
     def _program(self, command_id: str, argv: list[str]) -> list[str]:
-        if command_id not in self.shell_names:
+        if command_id not in self._shell_names:
             if command_id in (SHELL, SHELL_ALIAS):
                 raise ToolError(PERMISSION, f"{command_id} is off; a profile turns it on with `shell: true`")
             return super()._program(command_id, argv)

@@ -27,9 +27,8 @@ async def run(provider: BridgeLocal, command_id: str, *argv: str) -> Any:
 
 async def test_the_shell_runs_a_script_with_arguments(tmp_path: Path) -> None:
     """The first item of argv is the script, the others its arguments; the directory is the workspace."""
-    assert "b in a\n" == await run(
-        BridgeLocal(tmp_path, allow_shell=True), "shell.exec", 'mkdir a; cd a; echo "$1 in $(basename $PWD)"', "b"
-    )
+    script = 'mkdir a; cd a; echo "$1 in $(basename $PWD)"'
+    assert "b in a\n" == await run(BridgeLocal(tmp_path, allow_shell=True), "shell.exec", script, "b")
 
 
 @pytest.mark.parametrize(
