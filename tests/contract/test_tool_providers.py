@@ -146,7 +146,7 @@ COMMAND_CASES: list[tuple[dict[str, Any], Any]] = [
     ({"commandId": "text.echo", "cwd": "/workspace/none"}, errors.PATH),
     ({"commandId": "text.echo", "cwd": "/workspace/src/a.txt"}, errors.PATH),
     ({"commandId": "text.echo", "cwd": "/workspace/.."}, errors.PATH),
-    ({"commandId": "text.echo", "cwd": "/tmp"}, errors.PATH),
+    ({"commandId": "text.echo", "cwd": "/usr"}, errors.PATH),
     ({"commandId": "text.cat", "argv": ["secret"], "cwd": "/workspace/linked"}, errors.PATH),
     ({"commandId": "rm"}, errors.PERMISSION),
     ({"commandId": "shell.exec", "argv": ["echo hello"]}, errors.PERMISSION),
