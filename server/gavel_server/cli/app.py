@@ -14,6 +14,9 @@ from gavel_server.cli.commands.buses.create import create_bus
 from gavel_server.cli.commands.buses.list import list_buses
 from gavel_server.cli.commands.buses.whoami import whoami
 from gavel_server.cli.commands.completion import completion
+from gavel_server.cli.commands.evidence.get import get_evidence
+from gavel_server.cli.commands.evidence.prune import prune_evidence
+from gavel_server.cli.commands.evidence.verify import verify_evidence
 from gavel_server.cli.commands.grants.deploy import deploy_grants
 from gavel_server.cli.commands.grants.diff import diff_grants_files
 from gavel_server.cli.commands.grants.explain import explain_access
@@ -63,6 +66,7 @@ from gavel_server.cli.commands.submissions.propose import propose
 from gavel_server.cli.commands.submissions.publish import publish
 from gavel_server.cli.commands.submissions.signal import signal
 from gavel_server.cli.commands.tools.bind import bind_tool, unbind_tool
+from gavel_server.cli.commands.tools.call import call_tool
 from gavel_server.cli.commands.tools.list import list_providers, list_tools
 from gavel_server.cli.commands.tools.register import register_tools
 from gavel_server.cli.commands.tools.resolve import resolve_tool
@@ -85,7 +89,8 @@ token = typer.Typer(help="Make tokens for callers of a server.", no_args_is_help
 rules = typer.Typer(help="Write, check, test, deploy, activate and read rule sets.", no_args_is_help=True)
 grants = typer.Typer(help="Check, test, deploy and read who may do what.", no_args_is_help=True)
 buses = typer.Typer(help="Open buses, and list them.", no_args_is_help=True)
-tools = typer.Typer(help="Register tools, bind them to providers, and resolve their names.", no_args_is_help=True)
+tools = typer.Typer(help="Register tools, bind them to providers, resolve their names, and call them.", no_args_is_help=True)
+evidence = typer.Typer(help="Read, verify and prune what tools returned.", no_args_is_help=True)
 
 
 def _print_version(value: bool) -> None:
@@ -135,6 +140,7 @@ app.add_typer(rules, name="rules")
 app.add_typer(grants, name="grants")
 app.add_typer(buses, name="bus")
 app.add_typer(tools, name="tools")
+app.add_typer(evidence, name="evidence")
 app.add_typer(context, name="context")
 app.add_typer(certs, name="certs")
 app.add_typer(token, name="token")
@@ -164,6 +170,11 @@ tools.command("providers")(list_providers)
 tools.command("bind")(bind_tool)
 tools.command("unbind")(unbind_tool)
 tools.command("resolve")(resolve_tool)
+tools.command("call")(call_tool)
+
+evidence.command("get")(get_evidence)
+evidence.command("verify")(verify_evidence)
+evidence.command("prune")(prune_evidence)
 
 # In the order of `gavel grants --help`: offline on files, then on a server.
 grants.command("lint")(lint_grants_files)

@@ -10,9 +10,9 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from gavel_client.rpc.errors import GavelClientError
@@ -20,6 +20,7 @@ from gavel_client.rpc.errors import GavelClientError
 _FOLDER: Final = "sha256"
 _HASH: Final = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _NAME: Final = re.compile(r"([0-9a-f]{2})/([0-9a-f]{62})\Z")
+_LOCK: Final = ".lock"
 # Of a file that is being written.
 _TEMPORARY: Final = ".tmp"
 
@@ -69,10 +70,11 @@ class EvidenceStore:
         content_hash = "sha256:" + hashlib.sha256(content).hexdigest()
         path = self._path(content_hash)
         try:
-            if self._is_local:
-                _write(path, content)
-            else:
-                self._files.pipe_file(path, content)
+            with self._lock(exclusive=False):
+                if self._is_local:
+                    _write(path, content)
+                else:
+                    self._files.pipe_file(path, content)
         except Exception as error:  # each file system has its own errors
             raise EvidenceError(f"the evidence {content_hash} cannot be kept: {type(error).__name__}") from error
         return content_hash, self._uri(path)
@@ -91,22 +93,49 @@ class EvidenceStore:
         return content
 
     def __iter__(self) -> Iterator[KeptEvidence]:
-        """Iterate over all evidence. Raises EvidenceError if the store fails."""
+        """Iterate over all evidence, by hash. Raises EvidenceError if the store fails."""
         folder = f"{self._root}/{_FOLDER}"
         try:
             found = self._files.find(folder, detail=True)
         except FileNotFoundError:
             return
+        except Exception as error:
+            raise EvidenceError(f"the store cannot be listed: {type(error).__name__}") from error
         for path, details in sorted(found.items()):
             name = _NAME.match(path[len(folder) + 1 :])
             if name is not None:
-                kept_at = self._files.modified(path)
-                yield KeptEvidence(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), kept_at)
+                yield KeptEvidence(f"sha256:{name[1]}{name[2]}", self._uri(path), int(details["size"]), _kept_at(self._files, path))
 
-    def remove(self, content_hash: str) -> None:
-        """Remove the bytes with a hash; no error if there are none."""
-        with suppress(FileNotFoundError):
-            self._files.rm_file(self._path(content_hash))
+    def remove(self, content_hash: str, kept_since: datetime) -> bool:
+        """Remove the bytes with a hash if they were last written before `kept_since`; return whether. Raises EvidenceError.
+
+        In a directory nothing can write them again meanwhile. In an object store, a call that returns the same content within these
+        milliseconds loses its evidence.
+        """
+        path = self._path(content_hash)
+        try:
+            with self._lock(exclusive=True):
+                if _kept_at(self._files, path) >= kept_since:
+                    return False
+                self._files.rm_file(path)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            raise EvidenceError(f"the evidence {content_hash} cannot be removed: {type(error).__name__}") from error
+        return True
+
+    @contextmanager
+    def _lock(self, *, exclusive: bool) -> Iterator[None]:
+        """Hold the lock of a directory: writers share it, a removal has it alone."""
+        if not self._is_local:
+            yield
+            return
+        import fcntl
+
+        os.makedirs(self._root, mode=0o700, exist_ok=True)
+        with open(f"{self._root}/{_LOCK}", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            yield
 
     def _path(self, content_hash: str) -> str:
         if not _HASH.match(content_hash):
@@ -116,6 +145,12 @@ class EvidenceStore:
 
     def _uri(self, path: str) -> str:
         return str(self._files.unstrip_protocol(path))
+
+
+def _kept_at(files: Any, path: str) -> datetime:
+    """Return the time of the last write, aware. File systems of fsspec differ in whether theirs are."""
+    modified: datetime = files.modified(path)
+    return modified if modified.tzinfo else modified.replace(tzinfo=timezone.utc)
 
 
 def _write(path: str, content: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gavel.v1.tool_pb2 import ToolContract
+from gavel.v1.tool_pb2 import ToolContract, ToolProvider
 
 from gavel_client.values import to_struct
 
@@ -98,3 +98,10 @@ def shipped_contracts() -> list[ToolContract]:
             ),
         ),
     ]
+
+
+def shipped_providers() -> list[ToolProvider]:
+    """Return the providers that ship, as the registry knows them."""
+    files, commands = ["fs.read_text", "fs.write_text", "fs.patch_text"], ["command.run"]
+    tools = {"workspace": files, "workspace-command": commands, "bridge-local": [*files, *commands]}
+    return [ToolProvider(provider_id=provider_id, version="1", tools=names) for provider_id, names in tools.items()]

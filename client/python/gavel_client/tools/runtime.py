@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gavel.v1.common_pb2 import PRODUCER_TYPE_TOOL_RUNTIME, Producer
@@ -68,6 +68,11 @@ class ToolRuntime:
         self._parts: Final = CallParts(recorder, by_id, tuple(hooks), Schemas())
         self._lost_calls: Final = LostCalls(client, recorder)
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def providers(self) -> Collection[str]:
+        """The provider_ids of the runtime's providers."""
+        return self._parts.providers.keys()
 
     async def __aenter__(self) -> Self:
         self._closing = asyncio.create_task(self._lost_calls.run())

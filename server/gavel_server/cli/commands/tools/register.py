@@ -12,17 +12,25 @@ from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Se
 
 def register_tools(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Lists contracts, providers and bindings, in YAML or JSON; - is standard input.")
-    ],
+        str, typer.Argument(metavar="[FILE]", help="Lists contracts, providers and bindings, in YAML or JSON; - is standard input.")
+    ] = "",
+    shipped: Annotated[bool, typer.Option("--shipped", help="Register the tools that ship with Gavel, and their providers.")] = False,
     server: Server = SERVER_DEFAULT,
     bus: Bus = BUS_DEFAULT,
     debug: Debug = False,
 ) -> None:
     """Register tools. What is registered already is left as it is, so the command may be repeated."""
+    from gavel_client.tools.contracts import shipped_contracts, shipped_providers
+
     from gavel_server.cli import documents
+    from gavel_server.cli.errors import InvalidInputError
     from gavel_server.cli.rendering import output
 
-    contracts, providers, bindings = documents.read_tools(file)
+    if not file and not shipped:
+        raise InvalidInputError("there is nothing to register; name a FILE, or give --shipped")
+    contracts, providers, bindings = documents.read_tools(file) if file else ([], [], [])
+    if shipped:
+        contracts, providers = [*shipped_contracts(), *contracts], [*shipped_providers(), *providers]
     with connect(server, bus, document=file) as client:
         for contract in contracts:
             registered = client.register_contract(contract)

@@ -1,0 +1,1 @@
+"""`gavel evidence`: read, verify and prune what tools returned."""

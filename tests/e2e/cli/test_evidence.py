@@ -1,0 +1,116 @@
+"""`gavel tools call` and `gavel evidence`: a call leaves evidence that is read, verified and pruned."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from gavel.v1.common_pb2 import PRODUCER_TYPE_AGENT, Producer
+from gavel_client import GavelClient, observation_envelope
+
+from tests.e2e.cli.programs import gavel
+from tests.e2e.world import Server
+
+PROFILE = """
+runtime: tools-1
+evidence: ./evidence
+providers:
+  workspace: {directory: ./work}
+  workspace-command: {directory: ./work, commands: {text.cat: [cat]}}
+"""
+DAY_S = 24 * 3600
+
+
+@pytest.fixture
+def profile(shop: Server, bus: str, tmp_path: Path) -> Path:
+    """A profile with a workspace of one file; the shipped tools are registered on the bus."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/a.txt").write_text("hello\n")
+    file = tmp_path / "tools.yaml"
+    file.write_text(PROFILE)
+    registered = gavel("tools", "register", "--shipped", "--server", shop.address, "--bus", bus)
+    assert 0 == registered.returncode, registered.stderr
+    return file
+
+
+async def test_evidence_of_a_call(shop: Server, bus: str, profile: Path) -> None:
+    """A call prints its result and leaves evidence; verify names every event that pins it, and fails once it is altered or gone."""
+    at = ("--server", shop.address, "--bus", bus)
+    store = ("--store", str(profile.parent / "evidence"))
+    call = ("tools", "call", "read_file", '{"path": "/workspace/a.txt"}', "--profile", str(profile), "--trace", "t-1", *at)
+    called = gavel(*call, "--json")
+    report = json.loads(called.stdout)
+    assert (0, "fs.read_text", "workspace", "hello\n") == (
+        called.returncode,
+        report["canonical_tool"],
+        report["provider_id"],
+        report["data"]["text"],
+    )
+    assert report["data"] == json.loads(gavel("evidence", "get", report["evidence_hash"], *store).stdout)
+
+    async with GavelClient(shop.address, bus=bus) as client:
+        result = (await client.get_event(event_id=report["result_event"])).envelope
+        agent = Producer(type=PRODUCER_TYPE_AGENT, id="agent-1")
+        fields = {"note.text": "hello"}
+        reading = observation_envelope(
+            "tool/call", agent, source_tool="fs.read_text", extracted_fields=fields, evidence=result, trace_id="t-1"
+        )
+        observed = (await client.publish_event(reading)).envelope
+    assert 2 == observed.observation.trust_tier
+    verified = gavel("evidence", "verify", "t-1", *store, *at, "--json")
+    pinned_by = [f"tool result {result.sequence_number}", f"observation {observed.sequence_number}"]
+    expected = [{"hash": report["evidence_hash"], "pinned_by": pinned_by, "state": "verified"}]
+    assert (0, expected) == (verified.returncode, json.loads(verified.stdout))
+
+    kept = next((profile.parent / "evidence/sha256").rglob("*/*"))
+    kept.write_text("forged")
+    altered = gavel("evidence", "verify", "t-1", *store, *at)
+    assert (1, True) == (altered.returncode, "altered" in altered.stdout)
+    assert 1 == gavel("evidence", "get", report["evidence_hash"], *store).returncode
+    kept.unlink()
+    missing = gavel("evidence", "verify", "t-1", *store, *at)
+    assert (1, True) == (missing.returncode, "missing" in missing.stdout)
+    assert 1 == gavel("evidence", "verify", "no-such-trace", *store, *at).returncode
+    # The same call again returns the same content, which is then kept again.
+    assert 0 == gavel(*call).returncode
+    assert 0 == gavel("evidence", "verify", "t-1", *store, *at).returncode
+
+
+def test_pruning(shop: Server, bus: str, profile: Path) -> None:
+    """Evidence that no call returned within --keep is removed and named; all other evidence stays."""
+    at = ("--profile", str(profile), "--server", shop.address, "--bus", bus)
+    directory = profile.parent / "evidence"
+    hashes = []
+    for number in (0, 1):
+        (profile.parent / "work/a.txt").write_text(f"version {number}\n")
+        called = gavel("tools", "call", "fs.read_text", '{"path": "/workspace/a.txt"}', *at, "--json")
+        hashes.append(json.loads(called.stdout)["evidence_hash"])
+    old = directory / "sha256" / hashes[0][7:9] / hashes[0][9:]
+    os.utime(old, (time.time() - 91 * DAY_S,) * 2)
+    store = ("--store", str(directory))
+    dry = gavel("evidence", "prune", "--keep", "90d", "--dry-run", *store)
+    assert (True, True) == (hashes[0] in dry.stdout, old.exists())
+    pruned = gavel("evidence", "prune", "--keep", "90d", *store)
+    assert (True, False) == (hashes[0] in pruned.stdout, hashes[1] in pruned.stdout)
+    assert (1, 0) == tuple(gavel("evidence", "get", one, *store).returncode for one in hashes)
+    assert "removed 0 pieces" in gavel("evidence", "prune", "--keep", "90d", *store).stdout
+    assert 2 == gavel("evidence", "prune", "--keep", "soon", *store).returncode
+
+
+def test_calls_that_fail(shop: Server, bus: str, profile: Path) -> None:
+    """A failure of the tool has exit status 1 and its code; wrong usage has 2 and says what to do."""
+    at = ("--profile", str(profile), "--server", shop.address, "--bus", bus)
+    missing = gavel("tools", "call", "read", '{"path": "/workspace/none"}', *at)
+    assert (1, True) == (missing.returncode, "E_PATH: /workspace/none does not exist" in missing.stderr)
+    refused = gavel("tools", "call", "bash", '{"commandId": "shell.exec", "argv": ["id"]}', *at)
+    assert (1, True) == (refused.returncode, "E_PERMISSION" in refused.stderr)
+    unknown = gavel("tools", "call", "fs.raed_text", *at)
+    assert (1, True) == (unknown.returncode, "did you mean fs.read_text?" in unknown.stderr)
+    assert 2 == gavel("tools", "call", "read", "[1]", *at).returncode
+    profile.write_text(PROFILE.replace("commands", "command"))
+    wrong = gavel("tools", "call", "read", *at)
+    assert (2, True) == (wrong.returncode, "providers.workspace-command.command is unknown; did you mean commands?" in wrong.stderr)
+    assert 2 == gavel("tools", "register", "--server", shop.address, "--bus", bus).returncode
