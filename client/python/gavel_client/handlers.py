@@ -21,7 +21,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import (
@@ -33,7 +33,17 @@ from gavel.v1.execution_pb2 import (
     ExecutionStatus,
 )
 
+if TYPE_CHECKING:
+    from gavel_client.tools.invocation import ToolOutcome
+
 HANDLER_TIMEOUT_MS_DEFAULT: Final = 60_000
+
+
+class ToolCaller(Protocol):
+    """Calls tools for handlers: `gavel_client.tools.ToolRuntime`."""
+
+    async def execute(self, name: str, execution: ExecutionContext, *, timeout_ms: int) -> ToolOutcome:
+        """Call a tool with the params of the decision that an attempt carries out."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,18 @@ class ExecutionContext:
     """Id of the attempt, "exec_" and 12 hex digits."""
     cancellation: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
     """Set by the executor when the handler must stop."""
+
+    tools: ToolCaller | None = field(default=None, repr=False, compare=False)
+    """The runtime of tools of the executor, if it has one."""
+
+    async def call_tool(self, name: str, *, timeout_ms: int = HANDLER_TIMEOUT_MS_DEFAULT) -> ToolOutcome:
+        """Call a tool with the decision's params, as the runtime's guard requires of tools with effects outside (docs/tools.md).
+
+        Raises RuntimeError if the executor has no runtime, and GavelError like ToolRuntime.invoke.
+        """
+        if self.tools is None:
+            raise RuntimeError("the executor has no runtime of tools; pass Executor(tools=...)")
+        return await self.tools.execute(name, self, timeout_ms=timeout_ms)
 
     @property
     def cancelled(self) -> bool:

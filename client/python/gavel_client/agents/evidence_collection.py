@@ -16,12 +16,13 @@ from gavel.v1.envelope_pb2 import Envelope
 
 from gavel_client.agents.deadline import LAST_RECORD_MS, Deadline, call_function
 from gavel_client.agents.loop_results import LoopStoppedError, ProviderFailure, Round, StopReason
-from gavel_client.agents.providers import FactNeed, FactProvider, Provider, ToolProvider, ToolReading
+from gavel_client.agents.providers import FactNeed, FactProvider, Provider, RuntimeProvider, ToolProvider, ToolReading
 from gavel_client.agents.threaded_client import LoopClient
 from gavel_client.envelopes import EnvelopeFields, observation_envelope, tool_call_envelope, tool_result_envelope
 from gavel_client.rpc.calls import WRITE_TIMEOUT_MS
 from gavel_client.rpc.errors import GavelError, ProviderError, describe_error
 from gavel_client.timeouts import timeout
+from gavel_client.tools.invocation import ToolContext
 
 _logger = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class EvidenceCollector:
             answer = await self._call_provider(provider.publish, need, provider.timeout_ms)
             found = _recorded_facts(answer)
             self._round.published.extend(found)
+        elif isinstance(provider, RuntimeProvider):
+            found = [await self._call_through_runtime(provider, need)]
         else:
             found = [await self._call_tool(provider, need)]
         missing = set(need.keys) - {key for event in found if event.subject == need.subject for key in _keys(event)}
@@ -103,6 +106,43 @@ class EvidenceCollector:
         recorded = await self._publish(answer)
         observation.observation.evidence_ref = recorded.event_id
         observation.causation_id = recorded.event_id
+        return await self._publish(observation)
+
+    async def _call_through_runtime(self, provider: RuntimeProvider, need: FactNeed) -> Envelope:
+        """Let the runtime call a tool, and record the observation of its result; return the latter. Raises ProviderError."""
+        proposal = self._next_proposal
+        context = ToolContext(
+            need.subject,
+            trace_id=need.trace_id,
+            causation_id=need.causation_id,
+            agent_id=proposal.producer.id,
+            caller_role=provider.caller_role,
+            timeout_ms=max(1, int(min(provider.timeout_ms, self._deadline.ms_left()))),
+            arguments_summary=f"{', '.join(need.keys)} of {need.subject}",
+            version_binding=proposal.version_binding if proposal.HasField("version_binding") else None,
+        )
+        try:
+            outcome = await provider.runtime.invoke(provider.tool_name, provider.arguments(need), context)
+        except GavelError as error:
+            raise ProviderError(error.reason or error.code.name, describe_error(error)) from error
+        self._round.published += [outcome.call, outcome.result]
+        if outcome.error is not None:
+            raise ProviderError(outcome.error.code, outcome.error.message)
+        data = outcome.data or {}
+        fields = await self._call_provider(lambda need: provider.read(need, data), need, provider.timeout_ms)
+        try:
+            observation = observation_envelope(
+                need.subject,
+                proposal.producer,
+                source_tool=outcome.canonical_tool,
+                extracted_fields=fields,
+                evidence=outcome.result,
+                trace_id=outcome.result.trace_id,
+                causation_id=outcome.result.event_id,
+                version_binding=context.version_binding,
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ProviderError("INVALID_READING", f"the values read in the result cannot be recorded: {error}") from error
         return await self._publish(observation)
 
     async def _call_provider(self, function: Callable[[FactNeed], Any], need: FactNeed, timeout_ms: int) -> Any:

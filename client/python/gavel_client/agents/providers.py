@@ -1,16 +1,21 @@
 """Providers: functions, registered by fact key, that get the evidence a rejection requires (constitution §5.6).
 
-There are two kinds of provider for the two kinds of evidence. A *tool* provider reads through a tool of the agent: the call, the
-result and the reading become TOOL_CALL, TOOL_RESULT and OBSERVATION events, which are evidence of tier 2. A *fact* provider asks
-a controlled channel (a gateway, an adapter of a database) to publish and returns the recorded FACT events, which are evidence of
-tier 1; an agent never states facts itself.
+There are two kinds of provider for the two kinds of evidence. A *tool* provider reads through a tool: the call, the result and the
+reading become TOOL_CALL, TOOL_RESULT and OBSERVATION events, which are evidence of tier 2. With a runtime of tools
+(`gavel_client.tools`) the runtime calls the tool, records it and keeps the result, and the function only reads the values in it. A
+*fact* provider asks a controlled channel (a gateway, an adapter of a database) to publish and returns the recorded FACT events, which
+are evidence of tier 1; an agent never states facts itself.
 
-    providers = FactProviders()
+    providers = FactProviders(tools=runtime)
 
     @providers.tool("customer.fraud_score", tool_name="fraud-mcp")
     async def fraud_score(need: FactNeed) -> ToolReading:
         answer = await fraud.score(need.subject)
         return ToolReading(answer, {"customer.fraud_score": answer["score"]})
+
+    @providers.reading("customer.risk", tool_name="crm.lookup", arguments=lambda need: {"customer": need.subject})
+    def risk(need: FactNeed, data: Mapping[str, object]) -> Mapping[str, object]:
+        return {"customer.risk": data["risk"]}
 
     @providers.facts("order.status", "order.total", source="orders-db")
     async def order(need: FactNeed) -> list[Envelope]:
@@ -25,11 +30,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from gavel.v1.common_pb2 import TRUST_TIER_1_SYSTEM_FACT
 from gavel.v1.decision_pb2 import FactRequirement
 from gavel.v1.envelope_pb2 import Envelope
+
+from gavel_client.tools.runtime import ToolRuntime
 
 PROVIDER_TIMEOUT_MS_DEFAULT: Final = 30_000
 
@@ -75,9 +82,11 @@ class ToolReading:
 
 ToolFunction = Callable[[FactNeed], Awaitable[ToolReading] | ToolReading]
 FactFunction = Callable[[FactNeed], Awaitable[Sequence[Envelope]] | Sequence[Envelope]]
+ReadingFunction = Callable[[FactNeed, Mapping[str, Any]], Awaitable[Mapping[str, object]] | Mapping[str, object]]
 Arguments = Callable[[FactNeed], Mapping[str, object]]
 
 _Tool = TypeVar("_Tool", bound=ToolFunction)
+_Reading = TypeVar("_Reading", bound=ReadingFunction)
 _Fact = TypeVar("_Fact", bound=FactFunction)
 
 
@@ -102,6 +111,22 @@ class ToolProvider:
 
 
 @dataclass(frozen=True)
+class RuntimeProvider:
+    """A tool that the runtime calls; `read` returns the values in its result, by fact key."""
+
+    read: ReadingFunction
+    runtime: ToolRuntime
+    tool_name: str
+    timeout_ms: int
+    arguments: Arguments
+    caller_role: str
+
+    def suits(self, row: FactRequirement) -> bool:
+        """Report whether an observation of this tool can meet the row."""
+        return row.required_trust_tier != TRUST_TIER_1_SYSTEM_FACT and (not row.sources or self.tool_name in row.sources)
+
+
+@dataclass(frozen=True)
 class FactProvider:
     """A controlled channel that publishes facts on request. `source` is its producer's id; empty: unknown."""
 
@@ -114,13 +139,14 @@ class FactProvider:
         return not row.sources or not self.source or self.source in row.sources
 
 
-Provider = ToolProvider | FactProvider
+Provider = ToolProvider | RuntimeProvider | FactProvider
 
 
 @dataclass
 class FactProviders:
-    """Providers by fact key, in the order of their registration."""
+    """Providers by fact key, in the order of their registration. `tools` is the runtime for `reading`."""
 
+    tools: ToolRuntime | None = None
     _of_key: dict[str, list[Provider]] = field(default_factory=dict)
 
     def tool(
@@ -139,6 +165,29 @@ class FactProviders:
 
         def register(function: _Tool) -> _Tool:
             self._add(keys, ToolProvider(function, tool_name, timeout_ms, arguments, tool_version, caller_role))
+            return function
+
+        return register
+
+    def reading(
+        self,
+        *keys: str,
+        tool_name: str,
+        timeout_ms: int = PROVIDER_TIMEOUT_MS_DEFAULT,
+        arguments: Arguments = _default_arguments,
+        caller_role: str = "",
+    ) -> Callable[[_Reading], _Reading]:
+        """Register the decorated function, which reads `keys` in the result of a tool that the runtime calls.
+
+        `tool_name` is the canonical name. `arguments` returns the arguments of the call; default: the subject and the keys. Raises
+        ValueError without a runtime.
+        """
+        runtime = self.tools
+        if runtime is None:
+            raise ValueError("reading needs a runtime of tools; pass FactProviders(tools=...)")
+
+        def register(function: _Reading) -> _Reading:
+            self._add(keys, RuntimeProvider(function, runtime, tool_name, timeout_ms, arguments, caller_role))
             return function
 
         return register

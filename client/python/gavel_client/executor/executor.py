@@ -49,6 +49,7 @@ from gavel_client.executor.reports import HANDLER_EXCEPTION, INVALID_RESULT, han
 from gavel_client.handlers import ActionHandler, ExecutionContext, HandlerResult
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError, HandlerError, describe_error
+from gavel_client.tools.runtime import ToolRuntime
 from gavel_client.values import from_struct
 
 GROUP_DEFAULT: Final = "executors"
@@ -81,8 +82,9 @@ class Executor:
     """Carries out approved decisions of `client.bus` with `handlers`, at most `concurrency` at a time.
 
     Decisions come over gRPC, or with `redis_url` from the bus's Redis itself. `producer_id` is the executor's stable name in the
-    log; processes that carry out the same actions may share it and the `group`. Call `run` once; call `stop` in the same event
-    loop. `version_binding` has the versions that the executor runs: a rule set may refuse others than those of the decision's trace.
+    log; processes that carry out the same actions may share it and the `group`. Handlers call tools through `tools`
+    (`ExecutionContext.call_tool`), which stays open. Call `run` once; call `stop` in the same event loop. `version_binding` has the
+    versions that the executor runs: a rule set may refuse others than those of the decision's trace.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Executor:
         min_idle_ms: int = MIN_IDLE_MS_DEFAULT,
         scan_interval_ms: int = SCAN_INTERVAL_MS_DEFAULT,
         stop_grace_ms: int = STOP_GRACE_MS_DEFAULT,
+        tools: ToolRuntime | None = None,
     ) -> None:
         if not handlers:
             raise ValueError("an executor needs at least one handler; register them with Handlers.action")
@@ -108,6 +111,7 @@ class Executor:
         self._producer = Producer(type=PRODUCER_TYPE_EXECUTOR, id=producer_id, version=producer_version)
         self._version_binding = version_binding
         self._lease_ms = lease_ms
+        self._tools = tools
         self._scan_interval_ms = scan_interval_ms
         self._queue: WorkSource = (
             consumers.WorkQueue(redis_url, queue=DECISIONS, group=group, bus=client.bus, min_idle_ms=min_idle_ms)
@@ -245,7 +249,7 @@ class Executor:
         decision = started.decision.decision
         # The action of the log, not of the queue: write access to Redis must not suffice to choose an action.
         handler = self._handlers[decision.action_type]
-        context = ExecutionContext(started.decision, from_struct(decision.params), started.attempt, started.execution_id)
+        context = ExecutionContext(started.decision, from_struct(decision.params), started.attempt, started.execution_id, tools=self._tools)
         _logger.info("decision=%s execution=%s attempt=%d begins", decision.decision_id, started.execution_id, started.attempt)
         began_at = now()
         handling = asyncio.create_task(_run_handler(handler, context, self._threads))

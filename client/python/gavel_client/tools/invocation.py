@@ -11,8 +11,8 @@ from gavel.v1.common_pb2 import VersionBinding
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.tool_pb2 import ToolContract
 
-from gavel_client.handlers import ExecutionContext
-from gavel_client.tools.errors import PERMISSION, ToolError
+from gavel_client.handlers import ExecutionContext, HandlerResult
+from gavel_client.tools.errors import LOST, PERMISSION, TIMEOUT, TOOL, ToolError
 
 TIMEOUT_MS_DEFAULT: Final = 30_000
 
@@ -146,3 +146,10 @@ class ToolOutcome:
     """The TOOL_CALL as recorded."""
     result: Envelope
     """The TOOL_RESULT as recorded: the evidence of observations."""
+
+    def handler_result(self) -> HandlerResult:
+        """Return the outcome of an attempt whose action is this call. After E_TIMEOUT, E_LOST and E_TOOL the effect is unknown."""
+        if self.error is None:
+            return HandlerResult.success(self.data)
+        is_unknown = self.error.code in (TIMEOUT, LOST, TOOL)
+        return (HandlerResult.timeout if is_unknown else HandlerResult.failed)(self.error.code, self.error.message)

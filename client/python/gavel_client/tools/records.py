@@ -31,7 +31,7 @@ MEDIA_TYPE: Final = "application/json"
 # The event_name of the result of a call that the guard refused.
 REFUSED: Final = "ToolCallRefused"
 # Time beyond that of the provider, in which a runtime records the result of a call.
-LEASE_MARGIN_MS: Final = 10_000
+LEASE_MARGIN_MS_DEFAULT: Final = 10_000
 MESSAGE_LENGTH_MAX: Final = 2_000
 _RESULTS: Final = uuid.UUID("5f1a3c2e-6d0b-4d8f-9c1e-2b7a4f60d9e3")
 
@@ -43,6 +43,7 @@ class ToolRecorder:
     client: GavelClient
     producer: Producer
     evidence: EvidenceStore | None
+    lease_margin_ms: int = LEASE_MARGIN_MS_DEFAULT
 
     async def record_call(self, invocation: ToolInvocation, *, carries_out: bool) -> Envelope:
         """Record a TOOL_CALL; with `carries_out` it names the attempt that the call belongs to. Raises GavelError."""
@@ -73,7 +74,7 @@ class ToolRecorder:
                 decision_id=execution.idempotency_key if execution else "",
                 attempt=execution.attempt if execution else 0,
                 started_at=started_at,
-                lease_until=started_at + timedelta(milliseconds=context.timeout_ms + LEASE_MARGIN_MS),
+                lease_until=started_at + timedelta(milliseconds=context.timeout_ms + self.lease_margin_ms),
                 trace_id=context.trace_id,
                 causation_id=context.causation_id,
                 version_binding=context.version_binding,

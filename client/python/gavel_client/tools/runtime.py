@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 from gavel.v1.common_pb2 import PRODUCER_TYPE_TOOL_RUNTIME, Producer
 
 from gavel_client.evidence.store import EvidenceStore
+from gavel_client.handlers import ExecutionContext
 from gavel_client.rpc.client import GavelClient
 from gavel_client.tools.call import CANCEL_GRACE_MS, Call, CallParts
 from gavel_client.tools.hooks import ToolHook
-from gavel_client.tools.invocation import ToolContext, ToolOutcome
+from gavel_client.tools.invocation import TIMEOUT_MS_DEFAULT, ToolContext, ToolOutcome
 from gavel_client.tools.lost_calls import LostCalls
 from gavel_client.tools.provider import Provider
-from gavel_client.tools.records import ToolRecorder
+from gavel_client.tools.records import LEASE_MARGIN_MS_DEFAULT, ToolRecorder
 from gavel_client.tools.schemas import Schemas
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class ToolRuntime:
 
     With authentication the runtime needs a principal of its own: an agent's word for what it read is no evidence
     (docs/arbitration.md#trust-tiers). Without `evidence` the log has only the hashes of results. `aliases` False: only canonical names are
-    known; None: unless the environment has GAVEL_TOOL_ALIASES=false. `client` stays open.
+    known; None: unless the environment has GAVEL_TOOL_ALIASES=false. A call without a result `lease_margin_ms` after its time is lost,
+    and any runtime of the same `producer_id` closes it. `client` stays open.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class ToolRuntime:
         hooks: Sequence[ToolHook] = (),
         aliases: bool | None = None,
         producer_version: str = "",
+        lease_margin_ms: int = LEASE_MARGIN_MS_DEFAULT,
     ) -> None:
         by_id = {provider.provider_id: provider for provider in providers}
         if len(by_id) < len(providers):
             raise ValueError("two providers have the same provider_id; a runtime needs one of each")
         producer = Producer(type=PRODUCER_TYPE_TOOL_RUNTIME, id=producer_id, version=producer_version)
-        recorder = ToolRecorder(client, producer, evidence)
+        recorder = ToolRecorder(client, producer, evidence, lease_margin_ms)
         self._client: Final = client
         self._aliases: Final = _aliases_are_on() if aliases is None else aliases
         self._parts: Final = CallParts(recorder, by_id, tuple(hooks), Schemas())
@@ -108,6 +111,14 @@ class ToolRuntime:
             call.cancel()
             await asyncio.wait({running}, timeout=(CANCEL_GRACE_MS + LAST_RECORD_MS) / 1000)
             raise
+
+    async def execute(self, name: str, execution: ExecutionContext, *, timeout_ms: int = TIMEOUT_MS_DEFAULT) -> ToolOutcome:
+        """Call a tool with the params of the decision that an attempt carries out, in the decision's trace. Like `invoke`."""
+        decision = execution.decision
+        context = ToolContext(
+            decision.subject, trace_id=decision.trace_id, causation_id=decision.event_id, timeout_ms=timeout_ms, execution=execution
+        )
+        return await self.invoke(name, execution.params, context)
 
 
 def _aliases_are_on() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +17,7 @@ from gavel.v1.common_pb2 import EventCategory
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.fact_pb2 import REVIEW_VERDICT_APPROVE, REVIEW_VERDICT_REJECT, ReviewVerdict
 from gavel.v1.proposal_pb2 import Proposal
+from gavel.v1.tool_pb2 import ToolContract, ToolProvider
 from gavel_client import (
     FactNeed,
     FactProviders,
@@ -36,6 +37,7 @@ from gavel_client import (
     reference,
 )
 from gavel_client.agents.run_ids import next_event_id
+from gavel_client.tools import FunctionProvider, ToolRuntime
 
 from tests.integration.services.world import AGENT, ORDERS, Clock, World, running_world
 
@@ -641,3 +643,46 @@ def test_invalid_limits() -> None:
         ProposalLoop(client, FactProviders(), deadline_ms=0)
     with pytest.raises(ValueError, match="fact key"):
         FactProviders().tool(tool_name="t")(lambda need: ToolReading({}, {}))
+
+
+async def test_a_runtime_reads_for_the_loop(world_with_rules: World, client: GavelClient) -> None:
+    """With a runtime the tool is called, recorded and checked by it; the agent's observation rests on its result."""
+    contract = ToolContract(name="fraud-mcp", version="1", default_provider="crm", side_effects=["crm.read"])
+    await client.register_contract(contract)
+    await client.register_provider(ToolProvider(provider_id="crm", version="1", tools=["fraud-mcp"]))
+    provider = FunctionProvider("crm", {"fraud-mcp": lambda call: {"score": 0.1, "of": call.arguments["subject"]}})
+    runtime = ToolRuntime(client, "tools-1", providers=[provider])
+    providers = FactProviders(tools=runtime)
+    providers.facts("order.status", source="orders-db")(Sources(client).status)
+
+    @providers.reading("customer.score", tool_name="fraud-mcp")
+    def score(need: FactNeed, data: Mapping[str, Any]) -> Mapping[str, object]:
+        assert need.subject == data["of"]
+        return {"customer.score": data["score"]}
+
+    result = await ProposalLoop(client, providers).run(draft())
+    assert StopReason.APPROVED == result.reason, result
+    published = {event.WhichOneof("payload"): event for event in result.rounds[0].published}
+    call, answer, observation = (published[name] for name in ("tool_call", "tool_result", "observation"))
+    assert ("tools-1", AGENT.id, AGENT.id) == (call.producer.id, call.tool_call.agent_id, observation.producer.id)
+    assert (answer.event_id, 2) == (observation.observation.evidence_ref, observation.observation.trust_tier)
+
+
+@pytest.mark.parametrize(("is_registered", "code"), [(True, "E_PERMISSION"), (False, "TOOL_NOT_FOUND")])
+async def test_a_refusal_by_the_runtime_ends_the_loop(client: GavelClient, is_registered: bool, code: str) -> None:
+    """A tool that agents may not call, or that nobody has registered, is a failed provider."""
+    if is_registered:
+        await client.register_contract(ToolContract(name="fraud-mcp", version="1", default_provider="crm", side_effects=["external.write"]))
+        await client.register_provider(ToolProvider(provider_id="crm", version="1", tools=["fraud-mcp"]))
+    runtime = ToolRuntime(client, "tools-1", providers=[FunctionProvider("crm", {"fraud-mcp": lambda _: {}})])
+    providers = FactProviders(tools=runtime)
+    providers.facts("order.status", source="orders-db")(Sources(client).status)
+    providers.reading("customer.score", tool_name="fraud-mcp")(lambda need, data: data)
+    result = await ProposalLoop(client, providers).run(draft())
+    assert (StopReason.PROVIDER_FAILED, [code]) == (result.reason, [one.code for one in result.rounds[0].failures])
+
+
+def test_reading_needs_a_runtime() -> None:
+    """Without a runtime there is nobody to call the tool."""
+    with pytest.raises(ValueError, match="needs a runtime of tools"):
+        FactProviders().reading("customer.score", tool_name="fraud-mcp")
