@@ -51,6 +51,7 @@ COMPILED: Final = {
         "replay/*",
         "state/*",
         "state/snapshot/*",
+        "state/transitions/*",
     ),
     "server/gavel_server": (
         "bus/*",

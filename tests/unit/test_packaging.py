@@ -139,6 +139,16 @@ def test_the_list_of_compiled_modules() -> None:
     assert "gavel_rules.decider" in runpy.run_path(str(ROOT / "server/hatch_build.py"))["module_names"]()
 
 
+def test_folders_of_compiled_folders_are_compiled() -> None:
+    """A module that becomes a folder stays compiled: below a compiled folder, every folder of modules is named in the list."""
+    builder = runpy.run_path(str(ROOT / "server/hatch_build.py"))
+    for package, patterns in builder["COMPILED"].items():
+        whole = {Path(pattern).parent for pattern in patterns if pattern.endswith("/*")}
+        below = {path.parent.relative_to(ROOT / package) for folder in whole for path in (ROOT / package / folder).glob("*/*.py")}
+        missing = below - {Path(pattern).parent for pattern in patterns}
+        assert set() == missing, f"name {sorted(map(str, missing))} in COMPILED of server/hatch_build.py"
+
+
 def test_durable_rules_build_flags() -> None:
     """The Rete engine is compiled with optimisation and with defined signed overflow, as the Makefile sets."""
     specification = find_spec("durable_rules_engine")
