@@ -27,6 +27,7 @@ from gavel_server.cli.commands.grants.test import run_grant_suites
 from gavel_server.cli.commands.identity.certs import dev
 from gavel_server.cli.commands.identity.context import context
 from gavel_server.cli.commands.identity.token import create as create_token
+from gavel_server.cli.commands.operations.export import export
 from gavel_server.cli.commands.operations.redis_acl import redis_acl
 from gavel_server.cli.commands.operations.work import work
 from gavel_server.cli.commands.people.accept_clock import accept_clock
@@ -128,6 +129,7 @@ app.command("trace")(trace)
 app.command("replay")(replay)
 app.command("proof")(proof)
 app.command("verify")(verify)
+app.command("export")(export)
 app.command("executor")(executor)
 app.command("fdr")(fdr)
 app.command("redis-acl")(redis_acl)

@@ -1,0 +1,180 @@
+"""`gavel export`: a log for other systems, in files that a later run continues."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gavel_server.cli.connection import command_error, open_client
+from gavel_server.cli.errors import CommandError, InvalidInputError
+from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, Server, check_int64
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncGenerator
+
+    from gavel.v1.event_service_pb2 import SubscribeEventsResponse
+    from gavel_client import GavelClient
+
+    from gavel_server.export.targets import Cursor, Target
+
+# Events between two commits, at most.
+BATCH_EVENTS_MAX: Final = 10_000
+INTERVAL_SECONDS_DEFAULT: Final = 10.0
+RETRY_SECONDS: Final = 1.0
+
+
+class Format(Enum):
+    """A format, by its name on the command line."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    CLOUDEVENTS = "cloudevents"
+    OCSF = "ocsf"
+
+
+def export(
+    format_: Annotated[Format, typer.Option("--format", help="The format of the events.")] = Format.JSONL,
+    to: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The file, or for parquet the directory. Default: standard output.")
+    ] = None,
+    cursor: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the export remembers how far it has come, to resume.")] = None,
+    from_sequence_number: Annotated[
+        int, typer.Option("--from", min=0, callback=check_int64, metavar="N", help="First event of a new export.")
+    ] = 1,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events until interrupted.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="With --follow: the longest time until an event is in the file.")
+    ] = INTERVAL_SECONDS_DEFAULT,
+    server: Server = SERVER_DEFAULT,
+    bus: Bus = BUS_DEFAULT,
+    debug: Debug = False,
+) -> None:
+    """Export a log for other systems.
+
+    jsonl has envelopes as protobuf JSON, cloudevents CloudEvents 1.0, ocsf events of OCSF 1.3 (class API Activity), one a line. parquet has
+    a directory of files. With --cursor, a run continues where the last one ended, also after it was killed, and a file or directory has
+    each event once.
+    """
+    from gavel_server.export.targets import LineFile, ParquetDirectory, StandardOutput
+
+    target: Target
+    if format_ is Format.PARQUET:
+        if to is None:
+            raise InvalidInputError("parquet is exported to a directory; name it with --to DIR")
+        _need_pyarrow()
+        target = ParquetDirectory(to)
+    else:
+        target = StandardOutput(format_.value) if to is None else LineFile(format_.value, to)
+    _run(target, format_.value, cursor, from_sequence_number, server, bus, interval if follow else None)
+
+
+def _run(target: Target, format_name: str, cursor_path: Path | None, first: int, server: str, bus: str, interval: float | None) -> None:
+    import asyncio
+
+    from gavel_client import GavelError
+
+    from gavel_server.cli.consumer import stop_on_signal
+    from gavel_server.export.targets import Cursor, ExportError, read_cursor, write_cursor
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        stop_on_signal(stop.set)
+        async with open_client(server, bus) as client:
+            status = await client.get_status()
+            new = Cursor(bus, format_name, status.bus_incarnation, max(first - 1, 0))
+            known = None if cursor_path is None else read_cursor(cursor_path, new)
+            target.resume(known or new, is_new=known is None)
+            if known is None and cursor_path is not None:
+                write_cursor(cursor_path, new)  # a run that is killed before its first commit can be repeated
+            cursor = known or new
+            last = None if interval is not None else status.head_sequence_number
+            await _Export(client, target, cursor, cursor_path, stop).run(last, interval or INTERVAL_SECONDS_DEFAULT)
+
+    try:
+        asyncio.run(run())
+    except GavelError as error:
+        raise command_error(error, server, bus) from error
+    except (ExportError, OSError) as error:
+        raise CommandError(str(error)) from error
+
+
+class _Export:
+    """One run of an export."""
+
+    def __init__(self, client: GavelClient, target: Target, cursor: Cursor, cursor_path: Path | None, stop: asyncio.Event) -> None:
+        self._client = client
+        self._target = target
+        self._cursor = cursor
+        self._cursor_path = cursor_path
+        self._stop = stop
+        self._reached = cursor.sequence_number
+
+    async def run(self, last: int | None, interval: float) -> None:
+        """Export up to event `last`; None: until `stop` is set. Commit at the end, after BATCH_EVENTS_MAX events, and every `interval`."""
+        import asyncio
+
+        committed_at = time.monotonic()
+        stopped = asyncio.ensure_future(self._stop.wait())
+        responses = self._responses(last is None)
+        pending: asyncio.Future[SubscribeEventsResponse] | None = None
+        try:
+            while not self._stop.is_set() and (last is None or self._reached < last):
+                pending = pending or asyncio.ensure_future(anext(responses))
+                await asyncio.wait((pending, stopped), timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+                if pending.done():
+                    self._take(pending.result())
+                    pending = None
+                is_full = self._reached - self._cursor.sequence_number >= BATCH_EVENTS_MAX
+                if is_full or time.monotonic() - committed_at >= interval:
+                    self._commit()
+                    committed_at = time.monotonic()
+            self._commit()
+        finally:
+            stopped.cancel()
+            if pending is not None:
+                pending.cancel()
+                await asyncio.wait((pending,))
+            await responses.aclose()
+
+    def _take(self, response: SubscribeEventsResponse) -> None:
+        if response.HasField("envelope"):
+            self._target.add(response.envelope)
+        self._reached = response.envelope.sequence_number or response.checkpoint.sequence_number
+
+    def _commit(self) -> None:
+        from gavel_server.export.targets import write_cursor
+
+        if self._reached == self._cursor.sequence_number:
+            return
+        size = self._target.commit()
+        self._cursor = self._cursor._replace(sequence_number=self._reached, size_bytes=size)
+        if self._cursor_path is not None:
+            write_cursor(self._cursor_path, self._cursor)
+
+    async def _responses(self, is_endless: bool) -> AsyncGenerator[SubscribeEventsResponse, None]:
+        """Yield the events after `reached`; if endless, also after the server was away."""
+        import asyncio
+
+        from gavel_client import GavelError
+        from grpc import StatusCode
+
+        while True:
+            try:
+                async for response in self._client.subscribe_events(from_sequence_number=self._reached + 1):
+                    yield response
+            except GavelError as error:
+                if not is_endless or error.code != StatusCode.UNAVAILABLE:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+def _need_pyarrow() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        raise CommandError("--format parquet needs the package pyarrow; install gavel-arbiter[parquet]")
