@@ -19,8 +19,10 @@ from gavel_client.llm.errors import (
 )
 from gavel_client.llm.invocations import InvocationRecorder, LLMContext
 from gavel_client.llm.models import (
+    LLMCitationRef,
     LLMProviderMeta,
     LLMResponse,
+    LLMSafetyAnnotation,
     LLMSegment,
     LLMStreamChunk,
     LLMStreamError,
@@ -55,6 +57,7 @@ __all__ = [
     "FinalAnswer",
     "InvalidOutputError",
     "InvocationRecorder",
+    "LLMCitationRef",
     "LLMContext",
     "LLMError",
     "LLMFailedError",
@@ -65,6 +68,7 @@ __all__ = [
     "LLMProviderMeta",
     "LLMRequest",
     "LLMResponse",
+    "LLMSafetyAnnotation",
     "LLMSegment",
     "LLMService",
     "LLMSettings",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 JsonObject = Mapping[str, Any]
 
@@ -58,16 +58,45 @@ class LLMUsage:
 
 
 @dataclass(frozen=True)
+class LLMCitationRef:
+    """The source of a citation: its id (of a document or file; "" without one) and its address or title.
+
+    `span` has the first character of the text segment that the source supports, and the one after the last; None if the provider does not
+    tell. Places within the source are in the segment's metadata.
+    """
+
+    id: str
+    source: str
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class LLMSafetyAnnotation:
+    """A judgement of the provider about the answer: category and level as it spells them ("" without one), and whether it was withheld."""
+
+    category: str
+    level: str
+    blocked: bool
+
+
+@dataclass(frozen=True)
 class LLMSegment:
     """A part of a response, in the order in which the model wrote it.
 
     `content` is the text: of a tool call its arguments, of a citation the cited text or source, of an error the refusal or failure.
-    `metadata` has the provider's fields, e.g. annotations, signatures, ids.
+    `metadata` has the provider's fields, e.g. annotations, signatures, ids. `citation` is set for citations, `safety` for refusals and
+    filtered answers.
     """
 
     type: SegmentType
     content: str
     metadata: JsonObject = field(default_factory=dict)
+    citation: LLMCitationRef | None = None
+    safety: LLMSafetyAnnotation | None = None
+
+
+# The segment of an answer that the provider's filter ended.
+FILTERED: Final = LLMSegment("error", "", {"code": "content_filter"}, safety=LLMSafetyAnnotation("content_filter", "", True))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from gavel_client.llm.errors import FailureCode, LLMProviderError, UnknownProvid
 from gavel_client.llm.models import (
     FinishReason,
     JsonObject,
+    LLMCitationRef,
     LLMResponse,
+    LLMSafetyAnnotation,
     LLMSegment,
     LLMStreamChunk,
     LLMStreamEvent,
@@ -109,7 +111,9 @@ class MessagesFormat:
             raise UnknownProviderEvent(provider, "stop_reason", reason, raw)
         if reason == "refusal":
             details = raw.get("stop_details") or {}
-            segments.append(LLMSegment("error", details.get("explanation") or "the model refused", {"code": "refusal", **details}))
+            safety = LLMSafetyAnnotation(details.get("category") or "", "", True)
+            explanation = details.get("explanation") or "the model refused"
+            segments.append(LLMSegment("error", explanation, {"code": "refusal", **details}, safety=safety))
         return LLMResponse(
             id=raw["id"],
             model=raw["model"],
@@ -306,7 +310,9 @@ def _segments(block: JsonObject, provider: str) -> list[LLMSegment]:
 def _citation(citation: JsonObject, provider: str) -> LLMSegment:
     if citation["type"] not in _CITATIONS:
         raise UnknownProviderEvent(provider, "citation", citation["type"], citation)
-    return LLMSegment("citation", citation["cited_text"], citation)
+    source_id = citation.get("file_id") or citation.get("document_index", "")
+    source = citation.get("url") or citation.get("source") or citation.get("document_title") or citation.get("title") or ""
+    return LLMSegment("citation", citation["cited_text"], citation, LLMCitationRef(str(source_id), source))
 
 
 def _text_delta(text: str, index: int) -> LLMStreamEvent:

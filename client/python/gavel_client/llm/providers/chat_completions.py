@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from gavel_client.llm.errors import UnknownProviderEvent
 from gavel_client.llm.models import (
+    FILTERED,
     FinishReason,
     JsonObject,
+    LLMCitationRef,
     LLMResponse,
+    LLMSafetyAnnotation,
     LLMSegment,
     LLMStreamChunk,
     LLMStreamEvent,
@@ -96,7 +99,7 @@ class ChatCompletionsFormat:
             finish_reason=finish_reason,
             tool_calls=calls,
             usage=None if usage is None else _usage(usage),
-            segments=tuple(_segments(message, calls, provider)),
+            segments=(*_segments(message, calls, provider), *([FILTERED] if finish_reason == "content_filter" else [])),
             extras={METADATA: {name: raw[name] for name in _METADATA_FIELDS if raw.get(name) is not None}},
         )
 
@@ -229,14 +232,15 @@ def _segments(message: JsonObject, calls: Sequence[LLMToolCall], provider: str) 
         segments.append(LLMSegment("text", message["content"], {"annotations": annotations}))
     segments += [_citation(annotation, provider) for annotation in annotations]
     if message.get("refusal"):
-        segments.append(LLMSegment("error", message["refusal"], {"code": "refusal"}))
+        segments.append(LLMSegment("error", message["refusal"], {"code": "refusal"}, safety=LLMSafetyAnnotation("", "", True)))
     return segments + [_call_segment(call) for call in calls]
 
 
 def _citation(annotation: JsonObject, provider: str) -> LLMSegment:
     if annotation["type"] != "url_citation":
         raise UnknownProviderEvent(provider, "annotation", annotation["type"], annotation)
-    return LLMSegment("citation", annotation["url_citation"]["url"], annotation)
+    cited = annotation["url_citation"]
+    return LLMSegment("citation", cited["url"], annotation, LLMCitationRef("", cited["url"], (cited["start_index"], cited["end_index"])))
 
 
 def _call_segment(call: LLMToolCall) -> LLMSegment:

@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from gavel_client.llm.errors import FailureCode, LLMProviderError, UnknownProviderEvent
 from gavel_client.llm.models import (
+    FILTERED,
     FinishReason,
     JsonObject,
+    LLMCitationRef,
     LLMResponse,
+    LLMSafetyAnnotation,
     LLMSegment,
     LLMStreamChunk,
     LLMStreamEvent,
@@ -139,12 +142,15 @@ class ResponsesFormat:
         _raise_failure(raw, provider)
         segments = [segment for item in raw["output"] for segment in _segments(item, provider)]
         calls = tuple(_tool_call(item) for item in raw["output"] if item["type"] == "function_call")
+        finish_reason = _finish_reason(raw, segments, calls, provider)
+        if finish_reason == "content_filter":
+            segments.append(FILTERED)
         usage = raw.get("usage")
         return LLMResponse(
             id=raw["id"],
             model=raw["model"],
             text="".join(segment.content for segment in segments if segment.type == "text"),
-            finish_reason=_finish_reason(raw, segments, calls, provider),
+            finish_reason=finish_reason,
             tool_calls=calls,
             usage=None if usage is None else _usage(usage),
             segments=tuple(segments),
@@ -277,7 +283,7 @@ def _part_segments(part: JsonObject, identity: dict[str, Any], provider: str) ->
             text = LLMSegment("text", part["text"], identity | {"annotations": annotations})
             return [text, *(_citation(annotation, provider) for annotation in annotations)]
         case "refusal":
-            return [LLMSegment("error", part["refusal"], identity | {"code": "refusal"})]
+            return [LLMSegment("error", part["refusal"], identity | {"code": "refusal"}, safety=LLMSafetyAnnotation("", "", True))]
         case "reasoning_text":
             return [LLMSegment("reasoning", part["text"], identity)]
     raise UnknownProviderEvent(provider, "content part", part["type"], part)
@@ -286,12 +292,17 @@ def _part_segments(part: JsonObject, identity: dict[str, Any], provider: str) ->
 def _citation(annotation: JsonObject, provider: str) -> LLMSegment:
     match annotation["type"]:
         case "url_citation":
-            return LLMSegment("citation", annotation["url"], annotation)
-        case "file_citation" | "container_file_citation":
-            return LLMSegment("citation", annotation["filename"], annotation)
+            citation = LLMCitationRef("", annotation["url"], (annotation["start_index"], annotation["end_index"]))
+        case "container_file_citation":
+            span = (annotation["start_index"], annotation["end_index"])
+            citation = LLMCitationRef(annotation["file_id"], annotation["filename"], span)
+        case "file_citation":
+            citation = LLMCitationRef(annotation["file_id"], annotation["filename"])
         case "file_path":
-            return LLMSegment("citation", annotation["file_id"], annotation)
-    raise UnknownProviderEvent(provider, "annotation", annotation["type"], annotation)
+            citation = LLMCitationRef(annotation["file_id"], annotation["file_id"])
+        case _:
+            raise UnknownProviderEvent(provider, "annotation", annotation["type"], annotation)
+    return LLMSegment("citation", citation.source, annotation, citation)
 
 
 def _tool_call(item: JsonObject) -> LLMToolCall:
