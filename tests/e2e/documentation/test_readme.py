@@ -19,6 +19,7 @@ from typing import Final
 import pytest
 
 from tests.e2e.runs import forker
+from tests.support.llm.transcripts import Reply, TranscriptServer
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
@@ -128,6 +129,18 @@ def test_proofs(tmp_path: Path) -> None:
     page = ROOT / "docs/proofs.md"
     script = "\n".join(_blocks(page, "sh")).replace("$PWD/.venv/bin:", "")
     _assert_shown(page, script, tmp_path, _free_address(), installed=False)
+
+
+def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of the page on models runs to its end, with the provider's SDK on transcripts, and prints what the page shows."""
+    page = ROOT / "docs/models.md"
+    script = "\n".join(_blocks(page, "sh")).replace("$PWD/.venv/bin:", "")
+    with TranscriptServer() as models:
+        models.replies.extend([Reply("parallel_tools"), Reply("refund"), Reply("final_answer")])
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", models.url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "test-key")
+        _assert_shown(page, script, tmp_path, _free_address(), installed=False)
+    assert ["claude-opus-4-6"] * 3 == [request.body["model"] for request in models.requests]
 
 
 def _assert_shown(page: Path, script: str, directory: Path, address: str, *, installed: bool) -> None:

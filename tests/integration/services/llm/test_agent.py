@@ -28,6 +28,7 @@ from gavel_client.llm import (
     LLMToolCall,
     ModelProvider,
     ToolExecutionResult,
+    UserMessage,
     runtime_tool,
 )
 from gavel_client.tools import FunctionProvider, ToolInvocation, ToolRuntime
@@ -162,6 +163,28 @@ async def test_the_whole_run_at_once(client: GavelClient, models: TranscriptServ
         response = await asked.respond(TASK, cause=complaint)
     assert ["refund_create", "final_answer"] == [result.call.name for turn in response.turns for result in turn.tool_results]
     assert "The refund of 40 EUR is approved." == response.final_output
+
+
+@pytest.mark.parametrize("api", APIS.values())
+async def test_each_layer_hands_on_the_whole_response(
+    api: str, client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
+) -> None:
+    """The response in a turn is the provider's, with the attempt's number and the event of the call added, and nothing lost."""
+    provider = models.provider(api, "final_answer")
+    below = await provider.complete(LLMRequest([UserMessage("-")]))
+    await provider.close()
+    async with agent(client, models, await tools_of(client, runtime), api) as asked:
+        response = await asked.respond(TASK, cause=complaint)
+    above = response.turns[-1].llm_response
+    added = {"gavel_invocation": above.extras["gavel_invocation"]}
+    [meta] = below.provider_meta
+    assert above.raw_events == below.raw_events
+    assert (
+        dataclasses.replace(
+            below, extras={**below.extras, **added}, provider_meta=(dataclasses.replace(meta, extra={**meta.extra, "attempt": 1}),)
+        )
+        == above
+    )
 
 
 async def test_a_text_without_calls_ends_a_run(
