@@ -14,7 +14,7 @@ from gavel_server.log import Record
 from gavel_server.process.build import build
 
 from tests.support.driver import BUS, replay_log
-from tests.support.story import play_story
+from tests.support.histories.story import play_story
 
 
 def main(verb: str, file: Path) -> None:

@@ -59,7 +59,7 @@ from tests.support.driver import (
     proposal_envelope,
 )
 from tests.support.hashes import sha256_of
-from tests.support.plays import FACTS
+from tests.support.histories.plays import FACTS
 
 SUBJECTS: Final = 12
 # Settings on which rule sets that share an action must agree.

@@ -16,7 +16,7 @@ from gavel_rules.codec.rule_set_fragments import read_effect
 from gavel_rules.values import value_to_python
 
 from tests.support.driver import ABORTED, PARTIAL, STARTED
-from tests.support.plays import FACTS
+from tests.support.histories.plays import FACTS
 
 APPROVED: Final = decision_pb2.OUTCOME_APPROVED
 REVIEW: Final = decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW

@@ -21,7 +21,7 @@ from gavel_server.log.memory import MemoryLog
 
 from tests.support.citations import references_for
 from tests.support.driver import BUS, EXECUTOR, Core, copy_command
-from tests.support.plays import VERSIONS, Step, command_of
+from tests.support.histories.plays import VERSIONS, Step, command_of
 
 KINDS = (*["fact", "proposal"] * 4, *["begin", "report", "derive"] * 4, "observation", "evidence", "renew", "rules")
 TIMES = 60

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tests.simulation.invariants import holders
 from tests.support.citations import references_for
 from tests.support.driver import BUS, copy_command
-from tests.support.plays import STEPS, Step, command_of, open_bus, play
+from tests.support.histories.plays import STEPS, Step, command_of, open_bus, play
 from tests.unit.rules.state.test_state import rebuild, shuffle_keys
 
 plays = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

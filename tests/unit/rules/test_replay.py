@@ -17,7 +17,7 @@ from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputa
 from gavel_server.log import Record
 
 from tests.support.driver import BUS, START_MS, Core, document, event_id, fact_envelope, rechain, replay_log
-from tests.support.story import story
+from tests.support.histories.story import story
 
 Alter = Callable[[list[Envelope]], None]
 

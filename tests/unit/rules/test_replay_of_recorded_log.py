@@ -9,9 +9,9 @@ from gavel_rules.replay import DamagedError, DivergedError
 from gavel_server.log import Record
 
 from tests.support.driver import BUS, Core, replay_log
+from tests.support.histories.record_log import read_logs
+from tests.support.histories.shared_trace import play_shared_traces
 from tests.support.paths import ROOT
-from tests.support.record_log import read_logs
-from tests.support.shared_trace import play_shared_traces
 
 DATA = ROOT / "tests/data"
 LOGS = read_logs(DATA / "log_arbiter_version_2.jsonl.gz")

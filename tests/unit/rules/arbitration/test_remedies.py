@@ -15,7 +15,7 @@ from gavel_rules.state.state import State
 from hypothesis import HealthCheck, given, settings
 
 from tests.support.driver import BUS
-from tests.support.plays import STEPS, Step, play
+from tests.support.histories.plays import STEPS, Step, play
 
 REJECTED, REVIEW = decision_pb2.OUTCOME_REJECTED, decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW
 STALE, MISSING, NOT_ACCEPTED = (

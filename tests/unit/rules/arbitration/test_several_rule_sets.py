@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.driver import ACTION, SUCCESS, Core, compile_cached, document, replay_log
-from tests.support.several_rule_sets import (
+from tests.support.histories.several_rule_sets import (
     ANSWERS,
     NAMES,
     PARAMS,

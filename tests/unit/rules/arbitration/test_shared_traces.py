@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.driver import AGENT, Core
-from tests.support.shared_trace import APPROVE, GUEST, OWNER, REJECT, WINDOW_MS, rule_set
+from tests.support.histories.shared_trace import APPROVE, GUEST, OWNER, REJECT, WINDOW_MS, rule_set
 
 TRACE: Final = "shared"
 APPROVED = decision_pb2.OUTCOME_APPROVED

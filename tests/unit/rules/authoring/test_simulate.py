@@ -8,7 +8,7 @@ from gavel.v1 import decision_pb2
 from gavel_rules.authoring.simulate import ChangedDecision, Simulation
 
 from tests.support.driver import BUS, RULES, Core, compile_cached, document
-from tests.support.story import STORY, story
+from tests.support.histories.story import STORY, story
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 REJECTED = decision_pb2.OUTCOME_REJECTED

@@ -25,7 +25,7 @@ from google.rpc.status_pb2 import Status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.story import story
+from tests.support.histories.story import story
 
 HASH = bytes(range(32))
 ENVELOPES = st.builds(lambda number, text: Envelope(sequence_number=number, trace_id=text), st.integers(0, 2**62), st.text(max_size=400))

@@ -9,7 +9,7 @@ from gavel_rules.events.arbiter_versions import LATEST
 from gavel_rules.events.timestamps import timestamp
 
 from tests.support.driver import Core
-from tests.support.shared_trace import APPROVE, GUEST, OWNER, WINDOW_MS, rule_set
+from tests.support.histories.shared_trace import APPROVE, GUEST, OWNER, WINDOW_MS, rule_set
 
 TRACE = "shared"
 

@@ -9,7 +9,7 @@ from gavel_rules.state.digest import CHUNK_ITEMS, VALUE_PARTS_MAX, digest_of, di
 from gavel_rules.state.records import Candidate, ToolCallRecord
 from gavel_rules.state.state import State
 
-from tests.support.story import play_story
+from tests.support.histories.story import play_story
 
 
 def candidate(value: object) -> Candidate:

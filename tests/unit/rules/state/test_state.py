@@ -15,7 +15,7 @@ from gavel_rules.state.state import State
 from gavel_server.services.reads.views import pending_decision
 
 from tests.support.driver import BUS, EXECUTOR, PARTIAL, SUCCESS, Core, document, fact_envelope, observation_envelope, proposal_envelope
-from tests.support.story import story
+from tests.support.histories.story import story
 
 
 def rebuild(core: Core) -> State:

@@ -13,7 +13,7 @@ from gavel_server.errors import ServiceError
 from gavel_server.log import Entry
 
 from tests.support.driver import Core, proposal_envelope
-from tests.support.shared_trace import GUEST, OWNER, rule_set
+from tests.support.histories.shared_trace import GUEST, OWNER, rule_set
 from tests.support.simulation.servers import Servers, execute, record_event, with_servers
 
 

@@ -11,7 +11,7 @@ from gavel_server.log import Entry, Head, empty_head
 from gavel_server.log.memory import MemoryLog
 
 from tests.support.driver import BUS, FAILED, START_MS, SUCCESS, Core, document, event_id
-from tests.support.story import story
+from tests.support.histories.story import story
 
 
 async def log_of(core: Core) -> MemoryLog:

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.driver import BUS
+from tests.support.histories.story import play_story
 from tests.support.state.snapshots import tables
-from tests.support.story import play_story
 
 STATE = play_story().state
 HEAD = Head(STATE.head, b"\7" * 32)

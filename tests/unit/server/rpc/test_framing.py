@@ -13,7 +13,7 @@ from gavel_server.log import Record
 from gavel_server.rpc.framing import batch_response, decision_response, stream_response
 from google.rpc.status_pb2 import Status
 
-from tests.support.story import story
+from tests.support.histories.story import story
 
 STATUS = Status(code=8, message="full")
 

@@ -22,8 +22,8 @@ from gavel_rules.replay import DivergedError, Recomputation
 from gavel_rules.state.records import OpenContest
 from gavel_rules.state.state import State
 
-from tests.support.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, contest_document, deliver, verdict
 from tests.support.driver import AGENT, BUS, Core, compile_cached, rechain, replay_log
+from tests.support.histories.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, contest_document, deliver, verdict
 
 
 def test_entry_and_close_are_undone() -> None:

@@ -14,8 +14,8 @@ from gavel_rules.limits import CONTEST_BYTES_MAX, CONTEST_CANDIDATES_MAX, CONTES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.contests import APPROVED, EXPIRED, REJECTED, REVIEW, WINDOW_MS, agent, contest_document, deliver, verdict
 from tests.support.driver import ACTION, AGENT, FACTS, PARAMS, RULES, SUCCESS, Core, document
+from tests.support.histories.contests import APPROVED, EXPIRED, REJECTED, REVIEW, WINDOW_MS, agent, contest_document, deliver, verdict
 
 NONE_APPROVED: list[dict[str, Any]] = [
     {"id": "never", "when": "facts.status != '' || has(facts.score)", "effect": "reject", "reason_code": "NEVER"}

@@ -12,8 +12,8 @@ from gavel_rules.decider import handle
 from gavel_rules.limits import CONTEST_CANDIDATES_MAX
 from gavel_rules.preflight import preflight
 
-from tests.support.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, agent, contest_document, deliver, verdict
 from tests.support.driver import AGENT, Core
+from tests.support.histories.contests import APPROVED, REJECTED, REVIEW, WINDOW_MS, agent, contest_document, deliver, verdict
 
 
 def test_copy_is_refused_and_names_the_waiting_proposal() -> None:

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.driver import PARTIAL, START_MS, SUBJECT, Core
-from tests.support.several_rule_sets import NAMES, STATUS, activate_all, script, scripted_params
+from tests.support.histories.several_rule_sets import NAMES, STATUS, activate_all, script, scripted_params
 
 APPROVED = decision_pb2.OUTCOME_APPROVED
 APPROVAL = scripted_params("approve", "approve", "approve")

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from tests.support.citations import references_for
 from tests.support.driver import AGENT, BUS, SUBJECT, Core, copy_command
 from tests.support.hashes import sha256_of
-from tests.support.plays import STEPS, Step, play
+from tests.support.histories.plays import STEPS, Step, play
+from tests.support.histories.story import play_story
 from tests.support.state.snapshots import restore, tables
-from tests.support.story import play_story
 from tests.unit.rules.tools.test_registry import binding, contract, provider, run
 
 ADMIN = Principal("ada", "token", groups=("people",))

@@ -1,7 +1,7 @@
 """Recorded logs: the story and every scenario, written by one build of the core to a file that later builds replay.
 
 The file contains JSON lines, compressed with gzip, one per event: bus, sequence number, envelope bytes (base64) and chain hash (hex). The
-events of a bus stand together, in order. `python -m tests.support.record_log FILE` writes one; tests/data/README.md says when.
+events of a bus stand together, in order. `python -m tests.support.histories.record_log FILE` writes one; tests/data/README.md says when.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gavel_server.log import Record
 from tests.scenarios.layers import CoreLayer
 from tests.scenarios.player import play_steps
 from tests.scenarios.reader import load_scenarios
-from tests.support.story import play_story
+from tests.support.histories.story import play_story
 
 
 def record_logs() -> dict[str, Sequence[Record]]:
