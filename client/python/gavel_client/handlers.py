@@ -45,6 +45,9 @@ class ToolCaller(Protocol):
     async def execute(self, name: str, execution: ExecutionContext, *, timeout_ms: int) -> ToolOutcome:
         """Call a tool with the params of the decision that an attempt carries out."""
 
+    def execute_blocking(self, name: str, execution: ExecutionContext, *, timeout_ms: int) -> ToolOutcome:
+        """Call a tool like `execute`, from another thread than that of the event loop."""
+
 
 @dataclass(frozen=True)
 class ExecutionContext:
@@ -69,9 +72,16 @@ class ExecutionContext:
 
         Raises RuntimeError if the executor has no runtime, and GavelError like ToolRuntime.invoke.
         """
+        return await self._tool_caller().execute(name, self, timeout_ms=timeout_ms)
+
+    def call_tool_blocking(self, name: str, *, timeout_ms: int = HANDLER_TIMEOUT_MS_DEFAULT) -> ToolOutcome:
+        """Call a tool like `call_tool`, from a plain function, which runs in a thread. The call ends when the handler must stop."""
+        return self._tool_caller().execute_blocking(name, self, timeout_ms=timeout_ms)
+
+    def _tool_caller(self) -> ToolCaller:
         if self.tools is None:
             raise RuntimeError("the executor has no runtime of tools; pass Executor(tools=...)")
-        return await self.tools.execute(name, self, timeout_ms=timeout_ms)
+        return self.tools
 
     @property
     def cancelled(self) -> bool:

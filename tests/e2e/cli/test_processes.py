@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
-from gavel_client import SyncGavelClient, fact_envelope
+from gavel_client import SyncGavelClient, fact_envelope, proposal_envelope, reference
 
 from tests.e2e.cli.programs import gavel, play
 from tests.e2e.runs import RUN_SECONDS_MAX
-from tests.e2e.world import DEPOT, GAVEL, Server
+from tests.e2e.world import AGENT, DEPOT, GAVEL, Server
 
 HANDLERS = """
 from gavel_client.handlers import ExecutionContext, Handlers, HandlerResult
@@ -150,6 +150,60 @@ def test_executor_by_server_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 if response.envelope.execution.status == EXECUTION_STATUS_SUCCESS:
                     break
             assert 0 == stop(executor, signal.SIGTERM)[0]
+
+
+NOTES = """
+gavel: v1
+rule_set: notes
+version: 1
+actions:
+  note.write:
+    params:
+      type: object
+      required: [path, text]
+      additionalProperties: false
+      properties: {path: {type: string}, text: {type: string}}
+    facts:
+      status: {key: note.status, type: string, max_age_ms: 60000, sources: [depot]}
+    decision_ttl_ms: 60000
+rules:
+  - {id: open, action: note.write, priority: 1, when: facts.status == "open", effect: approve}
+"""
+NOTE_HANDLERS = """
+from gavel_client.handlers import ExecutionContext, Handlers, HandlerResult
+
+handlers = Handlers()
+
+@handlers.action("note.write")
+def write(context: ExecutionContext) -> HandlerResult:
+    return context.call_tool_blocking("fs.write_text").handler_result()
+"""
+
+
+def test_executor_with_tools(shop: Server, bus: str, tmp_path: Path) -> None:
+    """Handlers of `gavel executor --tools` call the tools of a profile; a wrong profile ends it at once."""
+    (tmp_path / "work").mkdir()
+    module, profile = tmp_path / "notes.py", tmp_path / "tools.yaml"
+    module.write_text(NOTE_HANDLERS)
+    profile.write_text("{runtime: tools-1, providers: {workspace: {directory: work}}}")
+    at = ("--server", shop.address, "--bus", bus)
+    with SyncGavelClient(shop.address, bus=bus) as client:
+        client.deploy_rule_set(NOTES)
+        client.activate_rule_set("notes", 1)
+        assert 0 == gavel("tools", "register", "--shipped", *at).returncode
+        fact = client.publish_event(fact_envelope("note/1", DEPOT, key="note.status", value="open")).envelope
+        params = {"path": "/workspace/note.txt", "text": "hello"}
+        options = {"action_type": "note.write", "params": params, "max_fact_age_ms": 60_000, "based_on_events": [reference(fact)]}
+        decision = client.submit_proposal(proposal_envelope("note/1", AGENT, **options)).decision  # type: ignore[arg-type]  # one dict
+        with running("executor", module, "--tools", profile, *at) as executor:
+            for response in client.subscribe_events(from_sequence_number=decision.sequence_number, timeout_ms=60_000):
+                if response.envelope.execution.status == EXECUTION_STATUS_SUCCESS:
+                    break
+            assert 0 == stop(executor, signal.SIGTERM)[0]
+    assert "hello" == (tmp_path / "work/note.txt").read_text()
+    profile.write_text("{runtime: tools-1, providers: {workspace: {directory: none}}}")
+    wrong = gavel("executor", module, "--tools", profile, *at)
+    assert (1, True) == (wrong.returncode, "providers.workspace" in wrong.stderr)
 
 
 def test_log_tail_waits_for_a_bus(shop: Server, bus: str) -> None:

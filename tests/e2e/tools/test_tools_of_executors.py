@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from gavel.v1.execution_pb2 import EXECUTION_STATUS_SUCCESS
 from gavel.v1.tool_pb2 import ToolContract, ToolProvider
 from gavel_client import GavelClient
@@ -14,7 +15,8 @@ from gavel_client.tools import FunctionProvider, ToolContext, ToolInvocation, To
 from tests.e2e.world import ACTION, approve, prove, wait_for_events
 
 
-async def test_a_handler_reaches_what_an_agent_does_not(clients: tuple[GavelClient, GavelClient]) -> None:
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_a_handler_reaches_what_an_agent_does_not(clients: tuple[GavelClient, GavelClient], blocking: bool) -> None:
     """The tool is called once, by the executor, with the decision's params; the report has its result."""
     agent, operator = clients
     await agent.register_contract(ToolContract(name="parcel.send", version="1", side_effects=["courier.order"], default_provider="courier"))
@@ -27,9 +29,13 @@ async def test_a_handler_reaches_what_an_agent_does_not(clients: tuple[GavelClie
 
     handlers = Handlers()
 
-    @handlers.action(ACTION)
     async def send_parcel(context: ExecutionContext) -> HandlerResult:
         return (await context.call_tool("parcel.send")).handler_result()
+
+    def send_parcel_blocking(context: ExecutionContext) -> HandlerResult:
+        return context.call_tool_blocking("parcel.send").handler_result()
+
+    handlers.action(ACTION)(send_parcel_blocking if blocking else send_parcel)
 
     async with ToolRuntime(operator, "tools-1", providers=[FunctionProvider("courier", {"parcel.send": send})]) as runtime:
         refused = await runtime.invoke("parcel.send", {"weight": 1}, ToolContext("parcel/1", agent_id="agent-1"))

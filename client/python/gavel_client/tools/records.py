@@ -156,6 +156,7 @@ def _result_envelope(
     else:
         said = {
             "result": _redacted_data(invocation, answer),
+            "response_schema_hash": schema_hash(invocation.contract.result_schema),
             "result_summary": clip(answer.summary),
             "query_ref": answer.query_ref,
             "snapshot_ref": answer.snapshot_ref,
@@ -167,7 +168,6 @@ def _result_envelope(
         evidence_uri=evidence_uri,
         evidence_hash=evidence_hash,
         evidence_media_type=MEDIA_TYPE if evidence_uri else "",
-        response_schema_hash=schema_hash(invocation.contract.result_schema),
         duration_ms=duration_ms,
         event_id=result_event_id(call),
         version_binding=_binding(call),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Final
 
 from gavel.v1.common_pb2 import PRODUCER_TYPE_TOOL_RUNTIME, Producer
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 ALIASES_VARIABLE: Final = "GAVEL_TOOL_ALIASES"
 # Time to record the result of a cancelled call.
 LAST_RECORD_MS: Final = 5_000
+# How soon a call that blocks a thread sees that its attempt must stop.
+_STOP_POLL_S: Final = 0.1
 
 
 class ToolRuntime:
@@ -71,6 +74,7 @@ class ToolRuntime:
         self._parts: Final = CallParts(recorder, by_id, tuple(hooks), Schemas())
         self._lost_calls: Final = LostCalls(client, recorder)
         self._closing: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def providers(self) -> Collection[str]:
@@ -78,6 +82,7 @@ class ToolRuntime:
         return self._parts.providers.keys()
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         self._closing = asyncio.create_task(self._lost_calls.run())
         return self
 
@@ -119,6 +124,21 @@ class ToolRuntime:
             decision.subject, trace_id=decision.trace_id, causation_id=decision.event_id, timeout_ms=timeout_ms, execution=execution
         )
         return await self.invoke(name, execution.params, context)
+
+    def execute_blocking(self, name: str, execution: ExecutionContext, *, timeout_ms: int = TIMEOUT_MS_DEFAULT) -> ToolOutcome:
+        """Call a tool like `execute`, from another thread than that of the runtime's event loop, which `async with` sets.
+
+        Once the attempt must stop, the call is cancelled; then raises CancelledError of concurrent.futures.
+        """
+        if self._loop is None:
+            raise RuntimeError("the runtime has no event loop yet; use it with `async with`")
+        running = asyncio.run_coroutine_threadsafe(self.execute(name, execution, timeout_ms=timeout_ms), self._loop)
+        while True:
+            done, _ = wait([running], timeout=_STOP_POLL_S)
+            if done:
+                return running.result()
+            if execution.cancelled:
+                running.cancel()
 
 
 def _aliases_are_on() -> bool:

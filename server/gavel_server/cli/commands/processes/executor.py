@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 import re
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from gavel_rules.limits import LEASE_MS_DEFAULT, LEASE_MS_MAX, LEASE_MS_MIN, PRODUCER_ID
 
+from gavel_server.cli.commands.tools.profile import open_runtime, read_profile
 from gavel_server.cli.connection import open_client
 from gavel_server.cli.consumer import Data, Redis, run_until_signal, stop_on_signal, work_queue_url
 from gavel_server.cli.errors import InvalidInputError
@@ -60,6 +62,9 @@ def executor(
     lease_ms: Annotated[
         int, typer.Option(min=LEASE_MS_MIN, max=LEASE_MS_MAX, metavar="MS", help="How long no other executor may take over an attempt.")
     ] = LEASE_MS_DEFAULT,
+    tools: Annotated[
+        str, typer.Option("--tools", metavar="FILE", help="Offer the handlers the tools of this profile (ExecutionContext.call_tool).")
+    ] = "",
     redis: Redis = "",
     data: Data = None,
     server: Server = SERVER_DEFAULT,
@@ -73,15 +78,25 @@ def executor(
     """
     handlers = load_handlers(module)
     url = work_queue_url(data, redis)
+    profile = read_profile(tools) if tools else None
 
     async def run() -> None:
         from gavel_client.executor.executor import Executor
 
         from gavel_server.cli.rendering import output
 
-        async with open_client(server, bus) as client:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(open_client(server, bus))
+            runtime = await stack.enter_async_context(open_runtime(profile, client)) if profile is not None else None
             consumer = Executor(
-                client, handlers, redis_url=url, producer_id=producer_id, group=group, concurrency=concurrency, lease_ms=lease_ms
+                client,
+                handlers,
+                redis_url=url,
+                producer_id=producer_id,
+                group=group,
+                concurrency=concurrency,
+                lease_ms=lease_ms,
+                tools=runtime,
             )
             output.print_line(f"gavel: executor {producer_id} carries out {', '.join(sorted(handlers))} on bus {bus}")
             stop_on_signal(consumer.stop)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gavel_server.cli.commands.tools.bind import Session
+from gavel_server.cli.commands.tools.profile import open_runtime, read_profile
 from gavel_server.cli.connection import command_error, open_client
 from gavel_server.cli.errors import CommandError, InvalidInputError
 from gavel_server.cli.options import BUS_DEFAULT, SERVER_DEFAULT, Bus, Debug, JsonReport, Server
@@ -44,7 +45,7 @@ def call_tool(
 
     from gavel_server.cli.rendering import output
 
-    opened, given = _read_profile(profile), _read_arguments(arguments)
+    opened, given = read_profile(profile), _read_arguments(arguments)
     context = ToolContext(subject, trace_id=trace, session_id=session, agent_id=agent, timeout_ms=timeout_ms)
     outcome = asyncio.run(_call(server, bus, opened, name, given, context))
     if as_json:
@@ -61,30 +62,15 @@ def call_tool(
 
 async def _call(server: str, bus: str, profile: ToolProfile, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutcome:
     from gavel_client import GavelError
-    from gavel_client.tools.profile import ToolProfileError
 
     async with open_client(server, bus) as client:
-        try:
-            runtime = profile.open_runtime(client)
-        except (ToolProfileError, ImportError) as error:
-            raise CommandError(str(error)) from error
+        runtime = open_runtime(profile, client)
         try:
             return await runtime.invoke(name, arguments, context)
         except GavelError as error:
             raise command_error(error, server, bus) from error
         finally:
             await runtime.close()
-
-
-def _read_profile(name: str) -> ToolProfile:
-    from gavel_client.tools.profile import ToolProfileError, load_profile
-
-    try:
-        return load_profile(name)
-    except ToolProfileError as error:
-        raise InvalidInputError(str(error)) from error
-    except OSError as error:
-        raise InvalidInputError(f"cannot read {name}: {error.strerror} (--profile)") from error
 
 
 def _read_arguments(text: str) -> Mapping[str, Any]:

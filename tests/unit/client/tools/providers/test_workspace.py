@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from gavel_client.tools import errors
 from gavel_client.tools.errors import ToolError
+from gavel_client.tools.providers.jail import Jail
 from gavel_client.tools.providers.workspace import Workspace
 
 OUTSIDE = "the content of a file outside"
@@ -143,6 +144,33 @@ def test_no_path_leads_out(workspace: Workspace, directory: Path) -> None:
             real = Path(os.path.realpath(directory / path.removeprefix("/workspace/")))
             assert real.is_relative_to(directory), path
     assert before == {path: path.read_bytes() for path in outside.iterdir()}
+
+
+def test_directories_of_commands_stay_inside(directory: Path) -> None:
+    """10,000 generated paths for the directory of a command open a directory of the workspace, or none."""
+    outside = directory.parent / "outside"
+    (directory / "link").symlink_to(outside)
+    (directory / "up").symlink_to("..")
+    (directory / "absolute").symlink_to("/")
+    (directory / "src/inner").mkdir()
+    os.mkfifo(directory / "fifo")
+    randomness = random.Random(2)
+    parts = ["..", ".", "", "link", "src", "inner", "up", "absolute", "fifo", "outside", "a.txt", "src/inner", "proc/self/cwd"]
+    parts += ["\uff0e\uff0e", "n\0"]
+    roots = ["/workspace/"] * 8 + ["/workspace", "/", "", "//workspace/", f"{outside}/", "/proc/self/cwd/"]
+    jail = Jail(directory)
+    opened: set[str] = set()
+    codes: set[str] = set()
+    for _ in range(ESCAPES):
+        path = randomness.choice(roots) + "/".join(randomness.choices(parts, k=randomness.randint(0, 3)))
+        try:
+            with jail.directory(path) as descriptor:
+                opened.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except ToolError as error:
+            codes.add(error.code)
+    jail.close()
+    assert {errors.PATH} == codes
+    assert {str(directory), str(directory / "src"), str(directory / "src/inner")} == opened
 
 
 def test_a_directory_that_becomes_a_link_leads_nowhere(workspace: Workspace, directory: Path) -> None:
