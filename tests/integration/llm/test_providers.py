@@ -279,6 +279,16 @@ async def test_a_conversation_goes_on_with_any_provider(api: str, answered_by: s
         assert "gAAAAABk-encrypted" in text
 
 
+async def test_items_go_back_to_their_own_provider_only(server: TranscriptServer) -> None:
+    """Another provider of the same API, which does not know the ids of the items, gets text and tool calls."""
+    async with provider(server, "responses", "parallel_tools", name="azure") as first:
+        answer = await first.complete(CONVERSATION)
+    async with provider(server, "responses", "text") as asked:
+        await asked.complete(dataclasses.replace(CONVERSATION, messages=[*CONVERSATION.messages, AssistantMessage(answer)]))
+    assert ["function_call", "function_call"] == [item["type"] for item in server.requests[-1].body["input"][2:]]
+    assert "gAAAAABk-encrypted" not in json.dumps(server.requests[-1].body)
+
+
 def _validate(api: str, body: dict[str, Any]) -> None:
     """Check a request against the SDK's own type of parameters."""
     from anthropic.types.message_create_params import MessageCreateParamsNonStreaming as MessageParams

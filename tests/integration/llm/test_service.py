@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -70,6 +72,18 @@ async def test_every_attempt_is_in_the_response(server: TranscriptServer) -> Non
     assert {"code": "overloaded", "message": "overloaded_error: Overloaded", "status": 529} == response.provider_meta[0].extra["error"]
     assert "gpt-5.2-2026-05-14" == response.model
     assert ["messages", "messages", "responses"] == [request.api for request in server.requests]
+
+
+async def test_the_advice_of_a_provider_is_followed(server: TranscriptServer) -> None:
+    """The next attempt waits as long as the provider says; advice beyond the deadline is no attempt, but another provider."""
+    server.replies.append(dataclasses.replace(OVERLOADED, headers={"retry-after-ms": "300"}))
+    async with service(server, ["messages"]) as asked:
+        began_at = time.monotonic()
+        await asked.complete(QUESTION)
+        assert time.monotonic() - began_at >= 0.3
+    server.replies.append(dataclasses.replace(OVERLOADED, headers={"retry-after": "3600"}))
+    async with service(server, ["messages", "responses"]) as asked:
+        assert [("messages", 1, "overloaded"), ("responses", 2, "")] == outcomes((await asked.complete(QUESTION)).provider_meta)
 
 
 async def test_a_refused_request_goes_to_the_next_provider_at_once(server: TranscriptServer) -> None:

@@ -66,21 +66,24 @@ class Agent:
                 raise ValueError(f"two tools have the name {tool.definition.name} for the model")
             self._tools[tool.definition.name] = tool
 
-    async def respond(self, task: str, *, cause: Envelope, run_key: str = "") -> AgentResponse:
+    async def respond(self, task: str, *, cause: Envelope, run_key: str = "", session_id: str = "") -> AgentResponse:
         """Run to the end; return all turns and the final output. Raises what `run` raises."""
-        turns = [turn async for turn in self.run(task, cause=cause, run_key=run_key)]
+        turns = [turn async for turn in self.run(task, cause=cause, run_key=run_key, session_id=session_id)]
         answers = [result for result in turns[-1].tool_results if result.call.name == FINAL_ANSWER and result.error is None]
         return AgentResponse(tuple(turns), answers[0].output if answers else turns[-1].llm_response.text)
 
-    async def run(self, task: str, *, cause: Envelope, run_key: str = "") -> AsyncIterator[AgentTurn]:
+    async def run(self, task: str, *, cause: Envelope, run_key: str = "", session_id: str = "") -> AsyncIterator[AgentTurn]:
         """Yield the turns of one run, each when its tools have ended.
 
         `cause` is the recorded event that begins the work, e.g. a complaint; the run belongs to its subject and trace. `run_key` names
         the run among those of the producer; default: the cause's event_id. A run that is repeated asks the model again, and equal
-        proposals are made once. Raises AgentStoppedError for a run without an answer, and what LLMService.complete raises.
+        proposals are made once. The bindings of tools of `session_id` apply. Raises AgentStoppedError for a run without an answer, and
+        what LLMService.complete raises.
         """
         evidence = [reference(cause)] if cause.event_category in _EVIDENCE else []
-        run = AgentRun(self._client, self._producer, cause.subject, cause.trace_id, run_key or cause.event_id, evidence=evidence)
+        run = AgentRun(
+            self._client, self._producer, cause.subject, cause.trace_id, run_key or cause.event_id, session_id, evidence=evidence
+        )
         messages: list[LLMMessage] = [SystemMessage(self._instructions)] if self._instructions else []
         messages.append(UserMessage(task))
         causation_id = cause.event_id

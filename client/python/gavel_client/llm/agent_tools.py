@@ -52,6 +52,8 @@ class AgentRun:
     trace_id: str
     run_key: str
     """Names the run among those of the producer."""
+    session_id: str = ""
+    """Session of the agent, whose bindings of tools apply."""
     invocation_id: str = ""
     """The event of the model's call that the tools are called for: the cause of what they do."""
     evidence: list[EventReference] = field(default_factory=list)
@@ -84,6 +86,10 @@ class RuntimeTool:
         subject: SubjectOf | None = None,
         timeout_ms: int = TIMEOUT_MS_DEFAULT,
     ) -> None:
+        if observe is not None and subject is None:
+            raise ValueError(
+                f"observe without subject: say what a call of {contract.name} is about, or the model could pass off another's values"
+            )
         self._runtime = runtime
         self._tool_name: Final = contract.name
         self._observe = observe
@@ -100,6 +106,7 @@ class RuntimeTool:
             run.invocation_id,
             call_id=call.call_id,
             agent_id=run.producer.id,
+            session_id=run.session_id,
             timeout_ms=self._timeout_ms,
         )
         outcome = await self._runtime.invoke(self._tool_name, arguments, context)
@@ -141,8 +148,9 @@ async def runtime_tool(
     """Return a registered tool for an agent; its arguments are those of its contract.
 
     `observe` returns the values of facts that a result tells; they become an OBSERVATION with the result as evidence (tier 2), which the
-    proposals of the run cite. `subject` returns the subject of a call, by default that of the run. Raises ValueError for a tool with
-    effects on the outside world, which takes an ActionTool; GavelError if no tool has the name.
+    proposals of the run cite. `subject` returns the subject that a call with such arguments is about, by default that of the run;
+    `observe` requires it. Raises ValueError for a tool with effects on the outside world, which takes an ActionTool; GavelError if no tool
+    has the name.
     """
     resolution = await client.resolve_tool(name)
     if not resolution.guard.agents_may_call:

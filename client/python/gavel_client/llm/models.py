@@ -129,6 +129,10 @@ class LLMResponse:
     raw_events: tuple[JsonObject, ...] = field(default=(), compare=False, repr=False)
     extras: JsonObject = field(default_factory=dict)
 
+    def is_from(self, provider: str) -> bool:
+        """Report whether the provider of this name answered."""
+        return bool(self.provider_meta) and self.provider_meta[-1].provider_name == provider
+
     def to_dict(self) -> dict[str, Any]:
         """Return the whole response as JSON values."""
         return dataclasses.asdict(self)

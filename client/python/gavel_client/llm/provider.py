@@ -73,8 +73,8 @@ class WireFormat(Protocol):
         """Name of the API, e.g. "messages"."""
         ...
 
-    def body(self, request: LLMRequest, model: str) -> dict[str, Any]:
-        """Return the JSON of a request."""
+    def body(self, request: LLMRequest, model: str, provider: str) -> dict[str, Any]:
+        """Return the JSON of a request. Answers that came from `provider` go back as they are."""
         ...
 
     def response(self, raw: JsonObject, provider: str) -> LLMResponse:
@@ -171,7 +171,7 @@ class ModelProvider:
         await self._transport.close()
 
     def _body(self, request: LLMRequest) -> dict[str, Any]:
-        return self._wire.body(request, self._model) | dict(self._options)
+        return self._wire.body(request, self._model, self._name) | dict(self._options)
 
     async def _within(self, call: Awaitable[_Value], timeout_ms: int, started_at: float) -> _Value:
         try:

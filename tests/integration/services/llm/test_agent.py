@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gavel.v1.decision_pb2 import OUTCOME_APPROVED
 from gavel.v1.envelope_pb2 import Envelope
-from gavel.v1.tool_pb2 import ToolContract, ToolProvider
+from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel_client import FactNeed, FactProviders, GavelClient, GavelError, ProposalLoop, StopReason, fact_envelope
 from gavel_client.llm import (
     ActionTool,
@@ -83,7 +83,12 @@ async def tools_of(client: GavelClient, runtime: ToolRuntime) -> list[AgentTool]
     """Return the tools of the agent: two reads, and the refund."""
     return [
         await runtime_tool(
-            client, runtime, "orders.status", "Status of an order", observe=lambda data: {"order.observed_status": data["status"]}
+            client,
+            runtime,
+            "orders.status",
+            "Status of an order",
+            observe=lambda data: {"order.observed_status": data["status"]},
+            subject=lambda arguments: arguments["order"],
         ),
         await runtime_tool(client, runtime, "orders.total", "Total of an order"),
         ActionTool(
@@ -342,6 +347,33 @@ async def test_a_tool_with_effects_is_not_offered(client: GavelClient, runtime: 
         await runtime_tool(client, runtime, "mail.send", "Sends mail")
     with pytest.raises(GavelError, match="orders"):
         await runtime_tool(client, runtime, "order.status", "Status")
+
+
+async def test_readings_belong_to_what_the_call_is_about(
+    client: GavelClient, models: TranscriptServer, runtime: ToolRuntime, complaint: Envelope
+) -> None:
+    """A model that reads another order cannot pass its values off as those of the run's: the call names the subject."""
+    other = (await client.publish_event(fact_envelope("order/8", ORDERS, key="order.complaint", value="broken"))).envelope
+    models.replies.append(Reply("parallel_tools"))
+    async with agent(client, models, await tools_of(client, runtime)) as asked:
+        response = await asked.respond(TASK, cause=other)
+    trace = await trace_of(client, other)
+    assert ["order/7"] * 3 == [trace[event_id].subject for event_id in response.turns[0].tool_results[0].event_ids]
+    with pytest.raises(ValueError, match="observe without subject"):
+        await runtime_tool(client, runtime, "orders.status", "Status", observe=lambda data: data)
+
+
+async def test_bindings_of_a_session_apply(
+    client: GavelClient, models: TranscriptServer, complaint: Envelope, runtime: ToolRuntime
+) -> None:
+    """The tools of a run are those that its session is bound to."""
+    await client.register_provider(ToolProvider(provider_id="archive", version="1", tools=["orders.status"]))
+    await client.bind_tool(ToolBinding(tool_name="orders.status", provider_id="archive", session_id="s-1"))
+    models.replies.append(Reply("parallel_tools"))
+    async with agent(client, models, await tools_of(client, runtime)) as asked:
+        response = await asked.respond(TASK, cause=complaint, session_id="s-1")
+    call = (await trace_of(client, complaint))[response.turns[0].tool_results[0].event_ids[0]]
+    assert ("archive", "s-1") == (call.tool_call.provider_id, call.tool_call.session_id)
 
 
 async def test_invalid_agents_are_refused(client: GavelClient, models: TranscriptServer) -> None:

@@ -78,10 +78,10 @@ class MessagesFormat:
 
     api = API
 
-    def body(self, request: LLMRequest, model: str) -> dict[str, Any]:
-        """Return the JSON of a request."""
+    def body(self, request: LLMRequest, model: str, provider: str) -> dict[str, Any]:
+        """Return the JSON of a request. Answers that came from `provider` go back as they are."""
         settings = request.settings
-        body: dict[str, Any] = {"model": model, "max_tokens": settings.max_output_tokens, "messages": _messages(request)}
+        body: dict[str, Any] = {"model": model, "max_tokens": settings.max_output_tokens, "messages": _messages(request, provider)}
         system = [message.text for message in request.messages if isinstance(message, SystemMessage)]
         if system:
             body["system"] = "\n\n".join(system)
@@ -243,7 +243,7 @@ def failure(raw: JsonObject, provider: str, status: int | None = None, retry_aft
     return LLMProviderError(provider, code, message, status=status, retry_after_ms=retry_after_ms, raw=raw)
 
 
-def _messages(request: LLMRequest) -> list[JsonObject]:
+def _messages(request: LLMRequest, provider: str) -> list[JsonObject]:
     """Return the messages. The outputs of tools that answer one message are blocks of one message of the user."""
     messages: list[dict[str, Any]] = []
     blocks: list[JsonObject]
@@ -256,7 +256,7 @@ def _messages(request: LLMRequest) -> list[JsonObject]:
             case ToolMessage(call_id=call_id, output=output, is_error=is_error):
                 role, blocks = "user", [{"type": "tool_result", "tool_use_id": call_id, "content": output, "is_error": is_error}]
             case AssistantMessage(response):
-                role, blocks = "assistant", _assistant_blocks(response)
+                role, blocks = "assistant", _assistant_blocks(response, provider)
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += blocks
         elif blocks:
@@ -264,8 +264,8 @@ def _messages(request: LLMRequest) -> list[JsonObject]:
     return list(messages)
 
 
-def _assistant_blocks(response: LLMResponse) -> list[JsonObject]:
-    if CONTENT in response.extras:
+def _assistant_blocks(response: LLMResponse, provider: str) -> list[JsonObject]:
+    if CONTENT in response.extras and response.is_from(provider):
         return list(response.extras[CONTENT])
     text: list[JsonObject] = [{"type": "text", "text": response.text}] if response.text else []
     return text + [

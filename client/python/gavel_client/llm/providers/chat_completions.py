@@ -54,7 +54,7 @@ class ChatCompletionsFormat:
         self._max_tokens_field = max_tokens_field
         self._usage_in_streams = usage_in_streams
 
-    def body(self, request: LLMRequest, model: str) -> dict[str, Any]:
+    def body(self, request: LLMRequest, model: str, provider: str) -> dict[str, Any]:
         """Return the JSON of a request."""
         settings = request.settings
         body: dict[str, Any] = {

@@ -106,12 +106,12 @@ class ResponsesFormat:
 
     api = API
 
-    def body(self, request: LLMRequest, model: str) -> dict[str, Any]:
-        """Return the JSON of a request."""
+    def body(self, request: LLMRequest, model: str, provider: str) -> dict[str, Any]:
+        """Return the JSON of a request. Answers that came from `provider` go back as they are."""
         settings = request.settings
         body: dict[str, Any] = {
             "model": model,
-            "input": [item for message in request.messages for item in _input_items(message)],
+            "input": [item for message in request.messages for item in _input_items(message, provider)],
             "max_output_tokens": settings.max_output_tokens,
         }
         if request.tools:
@@ -237,7 +237,7 @@ class ResponsesAssembly:
         return [LLMStreamEvent("response.tool_call.completed", chunk, tuple(segments))]
 
 
-def _input_items(message: LLMMessage) -> list[JsonObject]:
+def _input_items(message: LLMMessage, provider: str) -> list[JsonObject]:
     match message:
         case SystemMessage(text):
             return [{"role": "developer", "content": text}]
@@ -246,7 +246,7 @@ def _input_items(message: LLMMessage) -> list[JsonObject]:
         case ToolMessage(call_id=call_id, output=output):
             return [{"type": "function_call_output", "call_id": call_id, "output": output}]
         case AssistantMessage(response):
-            if OUTPUT in response.extras:
+            if OUTPUT in response.extras and response.is_from(provider):
                 return list(response.extras[OUTPUT])
             items: list[JsonObject] = [{"role": "assistant", "content": response.text}] if response.text else []
             return items + [

@@ -117,7 +117,7 @@ def test_arguments_that_end_early_are_kept_as_they_are() -> None:
 def test_outputs_of_tools_are_one_message_for_anthropic() -> None:
     """The API wants all results of one answer in the next message, before other text."""
     request = LLMRequest([UserMessage("a"), ToolMessage("c1", "t", "1"), ToolMessage("c2", "t", "2", is_error=True), UserMessage("b")])
-    [message] = FORMATS["messages"].body(request, "m")["messages"]
+    [message] = FORMATS["messages"].body(request, "m", "p")["messages"]
     assert ["text", "tool_result", "tool_result", "text"] == [block["type"] for block in message["content"]]
     assert [False, True] == [block["is_error"] for block in message["content"][1:3]]
 
