@@ -23,7 +23,6 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 from google.rpc.status_pb2 import Status
-from grpc_status import rpc_status
 
 if TYPE_CHECKING:
     # For the type only: this module must not load the rules engines.
@@ -75,6 +74,8 @@ _CODES: Final[Mapping[ErrorReason.ValueType, grpc.StatusCode]] = {
     error_pb2.ERROR_REASON_INTERNAL: grpc.StatusCode.INTERNAL,
     error_pb2.ERROR_REASON_NOT_IMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
 }
+# The key of trailing metadata that holds the encoded google.rpc.Status, on every implementation of gRPC.
+DETAILS_KEY: Final = "grpc-status-details-bin"
 # The key of trailing metadata that tells gRPC's own retries how long to wait (gRFC A6).
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 _RETRIABLE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
@@ -200,37 +201,21 @@ class Bug:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:
-    """End a call with an error."""
-    await abort_with(context, error.status())
-
-
-async def abort_with(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
-    """End a call with a status. The delay of its RetryInfo is in the trailing metadata too, where gRPC's own retries look for it.
+    """End a call with an error. The delay of its RetryInfo is in the trailing metadata too, where gRPC's own retries look for it.
 
     Raises CancelledError if the connection is gone, as grpc.aio does a moment later.
     """
-    converted = rpc_status.to_status(status)
-    trailing_metadata = tuple(converted.trailing_metadata or ())
-    delay_ms = _retry_delay_ms(status)
-    if delay_ms is not None:
-        trailing_metadata = (*trailing_metadata, (PUSHBACK_KEY, str(delay_ms)))
+    trailing_metadata: tuple[tuple[str, str | bytes], ...] = ((DETAILS_KEY, error.encoded_status()),)
+    if error.code in _RETRIABLE:
+        trailing_metadata = (*trailing_metadata, (PUSHBACK_KEY, str(error.retry_after_ms or RETRY_AFTER_MS_DEFAULT)))
     try:
-        await context.abort(converted.code, converted.details, trailing_metadata)
+        await context.abort(error.code, error.message, trailing_metadata)
     except grpc.aio.AbortError as aborted:
         asyncio.get_running_loop().call_soon(_forget_frames, aborted)
         raise
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
     raise AssertionError("abort returned")
-
-
-def _retry_delay_ms(status: Status) -> int | None:
-    """Return the delay of a status's RetryInfo, or None without one."""
-    retry = error_details_pb2.RetryInfo()
-    for detail in status.details:
-        if detail.Unpack(retry):
-            return retry.retry_delay.ToMilliseconds()
-    return None
 
 
 def _forget_frames(aborted: BaseException) -> None:

@@ -23,9 +23,8 @@ from gavel_rules.identity.principal import ANONYMOUS, Principal
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from google.rpc.status_pb2 import Status
 
-from gavel_server.errors import ServiceError, abort, abort_with, invalid
+from gavel_server.errors import ServiceError, abort, invalid
 from gavel_server.fairness.quotas import QuotaLimits, Quotas
 from gavel_server.identity.errors import unauthenticated
 from gavel_server.identity.sessions import Session
@@ -178,17 +177,13 @@ class Interceptor:
         async def behaviour(requests: AsyncIterator[bytes], context: _GrpcContext) -> None:
             call_context = await self._begin(name, context)
 
-            async def answer(data: bytes) -> bytes | Status:
-                result = await call(method, data, call_context)
-                return result.status() if isinstance(result, ServiceError) else result
-
             async with _errors(name, context):
                 with self.quotas.stream(call_context.address, is_subscription=False, principal=call_context.principal):
-                    stream = stream_answers(requests, answer, self._closing)
+                    stream = stream_answers(requests, lambda data: call(method, data, call_context), self._closing)
                     async with _lasting(call_context), aclosing(stream) as answers:
                         async for item in answers:
-                            if isinstance(item, Status):
-                                await abort_with(context, item)
+                            if isinstance(item, ServiceError):
+                                await abort(context, item)
                             await _write(context, item)
 
         return grpc.stream_stream_rpc_method_handler(behaviour)

@@ -12,21 +12,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from gavel.v1 import error_pb2
-from google.rpc.status_pb2 import Status
 
 from gavel_server.errors import ServiceError
 
 # Of one stream: requests that were read and whose answers have not been sent.
 STREAM_REQUESTS_MAX: Final = 512
 
-AnswerRequest = Callable[[bytes], Awaitable[bytes | Status]]
-"""Returns the response to one request, or the status that ends the stream."""
+AnswerRequest = Callable[[bytes], Awaitable[bytes | ServiceError]]
+"""Returns the response to one request, or the error that ends the stream."""
 
 
 async def stream_answers(
     requests: AsyncIterator[bytes], answer: AnswerRequest, closing: asyncio.Event
-) -> AsyncGenerator[bytes | Status, None]:
-    """Yield the responses as they come; a Status, if one ends the stream, comes last. Once `closing` is set no more requests are read."""
+) -> AsyncGenerator[bytes | ServiceError, None]:
+    """Yield the responses as they come; an error, if one ends the stream, comes last. Once `closing` is set no more requests are read."""
     stream = _Stream(requests, answer, closing)
     try:
         while (response := await stream.next()) is not None:
@@ -43,15 +42,15 @@ class _Stream:
         self._answer_request = answer
         self._closing = closing
         self._room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        self._responses: asyncio.Queue[bytes | Status | None] = asyncio.Queue()
+        self._responses: asyncio.Queue[bytes | ServiceError | None] = asyncio.Queue()
         self._answering: set[asyncio.Task[None]] = set()
-        self._final_status: Status | None = None
+        self._final_error: ServiceError | None = None
         self._refused = asyncio.Event()
         self._sending = False  # the response that `next` returned last is not sent yet
         self._running = asyncio.create_task(self._run())
 
-    async def next(self) -> bytes | Status | None:
-        """Return the next response, the status that ends the stream, or None at its end. Call it once the last response has been sent."""
+    async def next(self) -> bytes | ServiceError | None:
+        """Return the next response, the error that ends the stream, or None at its end. Call it once the last response has been sent."""
         if self._sending:
             self._room.release()
         response = await self._responses.get()
@@ -74,10 +73,10 @@ class _Stream:
             for task in watched:
                 task.cancel()
         await asyncio.gather(*watched, *self._answering, return_exceptions=True)
-        if not complete and self._final_status is None:
-            error = ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, "the server is shutting down; try again, or use another server")
-            self._final_status = error.status()
-        self._responses.put_nowait(self._final_status)
+        if not complete and self._final_error is None:
+            message = "the server is shutting down; try again, or use another server"
+            self._final_error = ServiceError(error_pb2.ERROR_REASON_SHUTTING_DOWN, message)
+        self._responses.put_nowait(self._final_error)
 
     async def _read(self) -> None:
         async for request in self._requests:
@@ -88,8 +87,8 @@ class _Stream:
 
     async def _answer(self, request: bytes) -> None:
         response = await self._answer_request(request)
-        if isinstance(response, Status):
-            self._final_status = self._final_status or response
+        if isinstance(response, ServiceError):
+            self._final_error = self._final_error or response
             self._refused.set()
         else:
             self._responses.put_nowait(response)

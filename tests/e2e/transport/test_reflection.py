@@ -24,6 +24,7 @@ SERVICES = {
     "gavel.v1.EventService",
     "gavel.v1.ExecutionService",
     "gavel.v1.ProjectionService",
+    "gavel.v1.ProofService",
     "gavel.v1.ReplayService",
     "gavel.v1.RuleSetService",
     "gavel.v1.ToolService",
