@@ -11,6 +11,7 @@ from gavel.v1.diagnostic_pb2 import AgentDiagnostic
 from gavel.v1.fact_pb2 import (
     BusOpened,
     ClockAccepted,
+    CountersOpened,
     CrossCheck,
     CrossCheckChanged,
     GrantsDeployed,
@@ -28,10 +29,13 @@ from gavel_rules.commands import (
     DeployRuleSet,
     EventAnswer,
     Fault,
+    FillCounter,
     GrantsPosition,
     OpenBus,
+    OpenCounters,
     RecordRefusals,
     RuleSetPosition,
+    UnfilledCounters,
 )
 from gavel_rules.events.arbiter_versions import semantics_of
 from gavel_rules.events.timestamps import timestamp
@@ -109,8 +113,11 @@ def deploy(recorder: Recorder, command: DeployRuleSet) -> RuleSetPosition | Faul
     return RuleSetPosition(policy_id, version, rule_set.digest, event.sequence_number)
 
 
-def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | Fault:
-    """Activate a deployed version, or make it a shadow. Activating what is active changes nothing."""
+def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | UnfilledCounters | Fault:
+    """Activate a deployed version, or make it a shadow. Activating what is active changes nothing.
+
+    Its counters have to hold their past first; the server fills them and sends the command again.
+    """
     state = recorder.state
     policy_id, version = command.policy_id, command.version
     deployed = state.rule_sets.get((policy_id, version))
@@ -142,10 +149,42 @@ def activate(recorder: Recorder, command: ActivateRuleSet) -> RuleSetPosition | 
         reason=command.reason,
     )
     subject = f"rule-set/{policy_id}"
+    unfilled = unfilled_counters(state, deployed)
+    if unfilled:
+        return UnfilledCounters(unfilled)
     event = recorder.record_system_fact(
         command.event_id, "RuleSetActivated", subject, traceparent=command.traceparent, rule_set_activated=activated
     )
     return RuleSetPosition(policy_id, version, deployed.digest, event.sequence_number)
+
+
+def open_counters(recorder: Recorder, command: OpenCounters) -> EventAnswer | Fault:
+    """Record that the counters of a deployed version count from now on, those that are not filled yet once more from the beginning."""
+    state = recorder.state
+    deployed = state.rule_sets.get((command.policy_id, command.version))
+    digests = unfilled_counters(state, deployed) if deployed is not None else ()
+    if not digests:
+        message = f"rule set {command.policy_id} version {command.version} has no counters to open"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    opened = CountersOpened(policy_id=command.policy_id, version=command.version, digests=digests)
+    subject = f"rule-set/{command.policy_id}"
+    return EventAnswer(recorder.record_system_fact(command.event_id, "CountersOpened", subject, counters_opened=opened))
+
+
+def fill_counter(recorder: Recorder, command: FillCounter) -> EventAnswer | Fault:
+    """Record entries of a counter from before it was opened."""
+    table = recorder.state.counters.get(command.filled.digest)
+    if table is None or table.is_filled or table.opened_at != command.filled.opened_at:
+        message = "the counters of the rule set were opened again meanwhile, by another activation; try again when it has ended"
+        return Fault(error_pb2.ERROR_REASON_WRONG_STATE, message)
+    subject = f"bus/{recorder.state.bus}"
+    return EventAnswer(recorder.record_system_fact(command.event_id, "CounterFilled", subject, counter_filled=command.filled))
+
+
+def unfilled_counters(state: State, deployed: DeployedRuleSet) -> tuple[str, ...]:
+    """Return the digests of a rule set's counters that do not hold their past, sorted."""
+    digests = {counter.digest for counter in deployed.rule_set.counters.values()}
+    return tuple(sorted(digest for digest in digests if (table := state.counters.get(digest)) is None or not table.is_filled))
 
 
 def deactivate(recorder: Recorder, command: DeactivateRuleSet) -> RuleSetPosition | Fault:

@@ -27,6 +27,8 @@ from gavel_rules.commands import (
     DeployGrants,
     DeployRuleSet,
     Fault,
+    FillCounter,
+    OpenCounters,
     PublishEvent,
     RecordRefusals,
     RenewExecution,
@@ -49,13 +51,15 @@ from gavel_rules.state.state import State
 _ABOUT_DECISIONS: Final = (BeginExecution, RenewExecution, ReportExecution, ResolveReview, RevokeDecision)
 # Attestations of recent callers; building one takes longer than copying it.
 _ATTESTATIONS_MAX: Final = 4_096
+# Commands of Gavel's own, which have no caller.
+_OF_GAVEL: Final = (RecordRefusals, OpenCounters, FillCounter)
 
 
 def authorize(recorder: Recorder, command: Command, principal: Principal) -> Fault | None:
     """Return why the caller may not have the command carried out; or None, after giving the recorder its attestation."""
     state = recorder.state
     in_force = state.grants_in_force
-    if not state.semantics.attests or (in_force is None and principal.is_anonymous) or isinstance(command, RecordRefusals):
+    if not state.semantics.attests or (in_force is None and principal.is_anonymous) or isinstance(command, _OF_GAVEL):
         return None
     access = access_of_command(state, command)
     is_bound = in_force is not None and (in_force.binds_anonymous or not principal.is_anonymous)

@@ -17,7 +17,7 @@ from gavel.v1.decision_pb2 import Decision
 from gavel.v1.diagnostic_pb2 import AccessRefused
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.error_pb2 import ErrorReason
-from gavel.v1.fact_pb2 import CrossCheck
+from gavel.v1.fact_pb2 import CounterFilled, CrossCheck
 
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
 from gavel_rules.events.citation import CitedEvent
@@ -143,6 +143,23 @@ class ActivateRuleSet:
 
 
 @dataclass(slots=True)
+class OpenCounters:
+    """Let the counters of a deployed version count that no rule set in force has. The server does so before an activation."""
+
+    event_id: str
+    policy_id: str
+    version: int
+
+
+@dataclass(slots=True)
+class FillCounter:
+    """Give a counter entries from before it was opened."""
+
+    event_id: str
+    filled: CounterFilled
+
+
+@dataclass(slots=True)
 class DeactivateRuleSet:
     """Deactivate a rule set, or end its shadow."""
 
@@ -207,6 +224,8 @@ Command = (
     | RevokeDecision
     | DeployRuleSet
     | ActivateRuleSet
+    | OpenCounters
+    | FillCounter
     | DeactivateRuleSet
     | DeployGrants
     | ChangeTools
@@ -300,6 +319,12 @@ class RuleSetPosition(NamedTuple):
     sequence_number: int
 
 
+class UnfilledCounters(NamedTuple):
+    """The rule set cannot be activated yet: these of its counters, by digest, lack the part of the log before they were opened."""
+
+    digests: tuple[str, ...]
+
+
 class GrantsPosition(NamedTuple):
     """Grants, with the sequence number of their deployment."""
 
@@ -319,7 +344,18 @@ class NoAnswer(NamedTuple):
     """The answer to a command that nobody waits for."""
 
 
-Answer = EventAnswer | ContestEntry | LeasedAttempt | AttemptRefusal | RuleSetPosition | GrantsPosition | ToolsPosition | NoAnswer | Fault
+Answer = (
+    EventAnswer
+    | ContestEntry
+    | LeasedAttempt
+    | AttemptRefusal
+    | RuleSetPosition
+    | UnfilledCounters
+    | GrantsPosition
+    | ToolsPosition
+    | NoAnswer
+    | Fault
+)
 
 
 class Failure(NamedTuple):

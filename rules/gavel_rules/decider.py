@@ -30,9 +30,11 @@ from gavel_rules.commands import (
     DeactivateRuleSet,
     DeployGrants,
     DeployRuleSet,
+    FillCounter,
     Handled,
     NoAnswer,
     OpenBus,
+    OpenCounters,
     PublishEvent,
     RecordRefusals,
     References,
@@ -125,6 +127,10 @@ def _dispatch(recorder: Recorder, command: Command, references: References, engi
             return administration.deploy(recorder, command)
         case ActivateRuleSet():
             return administration.activate(recorder, command)
+        case OpenCounters():
+            return administration.open_counters(recorder, command)
+        case FillCounter():
+            return administration.fill_counter(recorder, command)
         case DeactivateRuleSet():
             return administration.deactivate(recorder, command)
         case DeployGrants():

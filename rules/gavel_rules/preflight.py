@@ -15,6 +15,7 @@ from gavel.v1.decision_pb2 import ENGINE_RETE, Decision
 
 from gavel_rules.arbitration.action_view import case_of, view_action
 from gavel_rules.arbitration.evaluation import evaluator
+from gavel_rules.arbitration.history import read_history
 from gavel_rules.arbitration.pipeline import arbitrate
 from gavel_rules.arbitration.submission import version_fault
 from gavel_rules.authorization import preflight_fault
@@ -83,5 +84,8 @@ def explain(state: State, proposal: ProposalView, now_ms: int, actions: tuple[Co
     for action in actions:
         if not action.violations(proposal.params):
             view = view_action(state, action, actions, proposal, now_ms)
-            explanations.extend(action.explain(case_of(state, proposal, now_ms, view)))
+            case = case_of(state, proposal, now_ms, view)
+            if action.has_counters:
+                case = case.with_history(read_history(state, action, case, now_ms).numbers)
+            explanations.extend(action.explain(case))
     return explanations

@@ -34,6 +34,7 @@ CONFLICTING_DECISION: Final = "CONFLICTING_DECISION"
 EVALUATION_ERROR: Final = "EVALUATION_ERROR"
 ENGINE_DISAGREEMENT: Final = "ENGINE_DISAGREEMENT"
 NO_RULE_MATCHED: Final = "NO_RULE_MATCHED"
+COUNTER_FULL: Final = "COUNTER_FULL"
 OUTRANKED: Final = "OUTRANKED"
 # First decisions that no stage gives.
 REJECTION_LIMIT: Final = "REJECTION_LIMIT"
@@ -187,6 +188,7 @@ REASON_CODES: Final = (
     # The refusal that it repeats has armed the fingerprint; a proposal that waits for its contest has not been refused.
     _stage(14, DUPLICATE_PROPOSAL, _POLICY, _COUNT, _PROPOSAL, _REVISE, _REFRESH),
     _stage(15, CONFLICTING_DECISION, _CONFLICT, _COUNT, _KEY, _WAIT),
+    _stage(16, COUNTER_FULL, _POLICY, _COUNT, (Release.TIME, Release.RULE_SETS), _WAIT, _ASK),
     _stage(16, EVALUATION_ERROR, _POLICY, _COUNT_AND_FINGERPRINT, _REPAIR, _ASK, retryable=False),
     _stage(16, ENGINE_DISAGREEMENT, _POLICY, _COUNT_AND_FINGERPRINT, _REPAIR, _ASK, retryable=False),
     # A terminal one (stage 17) is not retryable and arms CLOSURE; so does a rule's own reason code.
@@ -225,7 +227,6 @@ RELEASING: Final = frozenset([row.code for row in REASON_CODES if Arms.TRACE_REV
 # Faults of a rule set or of Gavel: operators are alarmed.
 ALARMING: Final = frozenset([row.code for row in REASON_CODES if Release.REPAIR in row.releases])
 
-# The enum of the contract has these codes in the order of the table.
 _NUMBERS: Final[Mapping[str, reason_code_pb2.ReasonCode.ValueType]] = {
     row.code: reason_code_pb2.ReasonCode.Value(f"REASON_CODE_{row.code}") for row in REASON_CODES
 }

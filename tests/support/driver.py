@@ -33,8 +33,10 @@ from gavel_rules.commands import (
     DeployRuleSet,
     EventAnswer,
     Fault,
+    FillCounter,
     LeasedAttempt,
     OpenBus,
+    OpenCounters,
     PublishEvent,
     References,
     RenewExecution,
@@ -44,7 +46,9 @@ from gavel_rules.commands import (
     RuleSetPosition,
     SubmitProposal,
     Tick,
+    UnfilledCounters,
 )
+from gavel_rules.counter_backlog import CounterBacklog
 from gavel_rules.decider import handle
 from gavel_rules.derivation import derive
 from gavel_rules.events.arbiter_versions import ARBITER_VERSION
@@ -209,8 +213,27 @@ class Core:
         rule_set = compile_cached(text)
         self.run(DeployRuleSet(self.new_id(), rule_set, text))
         answer = self.run(ActivateRuleSet(self.new_id(), rule_set.policy_id, rule_set.version, None))
+        if isinstance(answer, UnfilledCounters):
+            self.fill_counters(rule_set)
+            answer = self.run(ActivateRuleSet(self.new_id(), rule_set.policy_id, rule_set.version, None))
         assert isinstance(answer, RuleSetPosition), answer
         return answer
+
+    def fill_counters(self, rule_set: CompiledRuleSet) -> None:
+        """Open the counters of a deployed rule set and give them their past, as the server does."""
+        for filled in self.open_counters(rule_set).fills(self.now_ms):
+            assert isinstance(self.run(FillCounter(self.new_id(), filled)), EventAnswer)
+
+    def open_counters(self, rule_set: CompiledRuleSet) -> CounterBacklog:
+        """Open the counters of a deployed rule set that lack their past, and return that past."""
+        opened = self.run(OpenCounters(self.new_id(), rule_set.policy_id, rule_set.version))
+        assert isinstance(opened, EventAnswer), opened
+        digests = opened.envelope.fact.counters_opened.digests
+        counters = [counter for counter in rule_set.counters.values() if counter.digest in digests]
+        backlog = CounterBacklog(self.bus, counters, opened.envelope.sequence_number)
+        for event in self.events:
+            backlog.feed(event)
+        return backlog
 
     def deactivate(self, policy_id: str) -> None:
         """Deactivate a rule set."""

@@ -24,6 +24,7 @@ class ActionView:
         self.action: Final = action
         self.params: Final = params
         self.evidence: Final = evidence
+        self.case: Case | None = None  # with what its counters give, once they are read
 
 
 def view_action(state: State, action: CompiledAction, actions: Sequence[CompiledAction], proposal: ProposalView, now_ms: int) -> ActionView:

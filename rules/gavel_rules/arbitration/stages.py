@@ -29,11 +29,13 @@ from gavel_rules.arbitration.evidence import (
     known_facts,
     superseded_selections,
 )
+from gavel_rules.arbitration.history import add_rows, read_history
 from gavel_rules.arbitration.verdict import (
     make_terminal,
     merge,
     refuse,
     refuse_for_conflict,
+    refuse_for_counters,
     refuse_for_evidence,
     refuse_for_open_duplicate,
     refuse_score,
@@ -319,7 +321,14 @@ def apply_rules(context: Context) -> bool:
     for view in context.views:
         action = view.action
         match_fragments = action.text_match_fragments() if as_text else action.match_fragments
-        verdict = context.evaluate(action, case_of(context.state, context.proposal, context.now_ms, view))
+        case = case_of(context.state, context.proposal, context.now_ms, view)
+        if action.has_counters:
+            history = read_history(context.state, action, case, context.now_ms)
+            add_rows(decision, history.rows)
+            if history.full:
+                return refuse_for_counters(decision, action.policy_id, history.full)
+            case = view.case = case.with_history(history.numbers)
+        verdict = context.evaluate(action, case)
         if verdict.error:
             errors.append((action.policy_id, verdict.error))
             continue
@@ -380,7 +389,7 @@ def enter_contest(context: Context) -> bool:
     contest = state.contests.get(action_key(context.proposal.action_type, context.conflict_key)) if state.contests else None
     if not window_ms and contest is None and not context.proposal.competes:
         return False
-    score = view.action.score(case_of(state, context.proposal, context.now_ms, view))
+    score = view.action.score(view.case or case_of(state, context.proposal, context.now_ms, view))
     if score is None:
         refuse_score(decision, view.action.policy_id)
         return True

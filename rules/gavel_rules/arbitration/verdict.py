@@ -110,6 +110,15 @@ def hold(decision: Decision) -> None:
     refuse(decision, reason_codes.UNDER_REVIEW)
 
 
+def refuse_for_counters(decision: Decision, policy_id: str, counters: Sequence[str]) -> bool:
+    """Refuse because counters cannot tell what they count, or have no room for an approval; return True."""
+    refuse(decision, reason_codes.COUNTER_FULL)
+    for name in dict.fromkeys(counters):
+        message = f"{policy_id}/{name} gives no number, or has no room for one more entry: see its limits"
+        decision.warnings.add(code=reason_codes.COUNTER_FULL, message=message)
+    return True
+
+
 def refuse_score(decision: Decision, policy_id: str) -> None:
     """Refuse a proposal that the rules approve but whose score cannot be computed."""
     refuse(decision, reason_codes.EVALUATION_ERROR)

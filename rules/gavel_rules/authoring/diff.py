@@ -17,7 +17,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from gavel_rules import reason_codes
-from gavel_rules.authoring.samples.attributes import ATTRIBUTES, attribute_value
+from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, WORK_MIN, CaseGenerator, generate_cases
@@ -238,7 +238,8 @@ class _ActionVersions:
             for condition in version.conditions
             for path, _ in find_variables(condition.tree, version.environment.types)
         }
-        return {path: attribute_value(path, sample.case) for path in sorted(paths) if path in ATTRIBUTES}
+        reads = [read for version in (self._older, self._newer) if version is not None for read in version.counter_reads]
+        return {attribute_name(path, reads): attribute_value(path, sample.case) for path in sorted(paths) if is_attribute(path)}
 
 
 def _evidence_keys(action: Mapping[str, Any]) -> dict[str, _EvidenceKey]:

@@ -11,13 +11,14 @@ before one that refuses. Only a rule that approves what a lower one would refuse
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gavel_rules.authoring.decision_cost import COSTLY, find_costly_actions
-from gavel_rules.authoring.samples.attributes import ATTRIBUTES, attribute_value
+from gavel_rules.authoring.samples.attributes import attribute_name, attribute_value, is_attribute
 from gavel_rules.authoring.samples.builder import SampleCase
 from gavel_rules.authoring.samples.cases import WORK_MAX, CaseGenerator, case_generators
+from gavel_rules.language.cel.counter_reads import CounterRead
 from gavel_rules.language.document.diagnostics import DocumentMessage, Messages
 from gavel_rules.language.document.source import Source
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet, Rule
@@ -110,7 +111,7 @@ class _Linter:
                     rule,
                     "overlapping-rules",
                     f"{rule.id} approves a case that the lower rule {rules[lower].id} would {_VERB_OF_EFFECT[rules[lower].effect]}: "
-                    f"{_describe(sample)}{more}",
+                    f"{_describe(sample, action.counter_reads)}{more}",
                     "give the stricter rule the higher priority, or keep its cases out of this condition",
                 )
 
@@ -128,12 +129,13 @@ def _both_match(action: CompiledAction, indexes: Sequence[int], sample: SampleCa
     return verdict.disagreement is None and {action.rules[index] for index in indexes} <= set(verdict.matches)
 
 
-def _describe(sample: SampleCase) -> str:
+def _describe(sample: SampleCase, reads: Iterable[CounterRead]) -> str:
     """Return a sample as authors read it: its params and facts, and the attributes that were assigned."""
     parts = [f"params {_json(sample.params)}"]
     if sample.facts:
         parts.append(f"facts {_json(sample.facts)}")
-    parts.extend(f"{path} {_json(attribute_value(path, sample.case))}" for path in sorted(sample.assignment) if path in ATTRIBUTES)
+    assigned = (path for path in sorted(sample.assignment) if is_attribute(path))
+    parts.extend(f"{attribute_name(path, reads)} {_json(attribute_value(path, sample.case))}" for path in assigned)
     return ", ".join(parts)
 
 

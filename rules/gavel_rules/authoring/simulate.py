@@ -25,6 +25,7 @@ from gavel_rules.language.shared_action_settings import Disagreement, find_disag
 from gavel_rules.replay import decode
 from gavel_rules.state.active_actions import actions_by_type
 from gavel_rules.state.state import State
+from gavel_rules.state.transitions.counters import open_counters
 
 # Code of the warning on a simulated decision for which the candidate could not have been in force.
 DISAGREES: Final = "RULE_SETS_DISAGREE"
@@ -49,6 +50,8 @@ class Simulation:
 
     def __init__(self, bus: str, candidate: CompiledRuleSet) -> None:
         self.state = State(bus)
+        # The candidate's counters count as if they had always been there.
+        open_counters(self.state.store, candidate.counters.values(), is_pinned=True)
         self._candidate = candidate
         self._cited_events: dict[int, CitedEvent] = {}  # by sequence number
         self._simulated: dict[str, Decision] = {}  # by proposal id

@@ -77,6 +77,8 @@ SYSTEM_FACT_KEY: Final[Mapping[str, str]] = {
     "RuleSetDeployed": "gavel.rule_set_deployed",
     "RuleSetActivated": "gavel.rule_set_activated",
     "RuleSetDeactivated": "gavel.rule_set_deactivated",
+    "CountersOpened": "gavel.counters_opened",
+    "CounterFilled": "gavel.counter_filled",
     "GrantsDeployed": "gavel.grants_deployed",
     "ReviewResolved": "gavel.review_resolved",
     "ReviewVoted": "gavel.review_voted",

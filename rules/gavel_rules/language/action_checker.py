@@ -31,6 +31,8 @@ from gavel_rules.language.cel.vocabulary import (
     subject_scope,
 )
 from gavel_rules.language.compensation import Compensation, check_compensation
+from gavel_rules.language.counters.checker import check_counters
+from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.language.derivation_rules import DerivationRule
 from gavel_rules.language.document.diagnostics import Messages, Path
 from gavel_rules.language.document.models import ActionPart, DerivationPart, FactPart, ReviewPart, RulePart, RuleSetPart, VersionsPart
@@ -77,13 +79,24 @@ class CheckedAction(NamedTuple):
     reviews: Mapping[str, ReviewPart]  # who resolves the reviews of a rule, by the ids of rules that say it
 
 
-def check_actions(part: RuleSetPart, source: Source, messages: Messages, expressions: ExpressionChecker) -> dict[str, CheckedAction]:
-    """Return the valid actions of a document by name, and record the mistakes of the others."""
+class CheckedDocument(NamedTuple):
+    """The valid actions and counters of a document, by name."""
+
+    actions: Mapping[str, CheckedAction]
+    counters: Mapping[str, CompiledCounter]
+
+
+def check_actions(part: RuleSetPart, source: Source, messages: Messages, expressions: ExpressionChecker) -> CheckedDocument:
+    """Return the valid actions and counters of a document, and record the mistakes of the others."""
     actions = getattr(part, "actions", {})
     schemas = {name: _compile_schema(action, ("actions", name, "params"), source, messages) for name, action in actions.items()}
-    checked = {name: _ActionChecker(name, part, schemas, source, messages, expressions).check() for name in actions}
+    counters = check_counters(part, schemas, source, messages)
+    types = counters.types if counters is not None else None
+    checked = {name: _ActionChecker(name, part, schemas, types, source, messages, expressions).check() for name in actions}
     expressions.finish()
-    return {name: action for name, action in checked.items() if action is not None}
+    return CheckedDocument(
+        {name: action for name, action in checked.items() if action is not None}, counters.compiled if counters is not None else {}
+    )
 
 
 def required_versions(part: ActionPart) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -102,10 +115,12 @@ class _ActionChecker:
         name: str,
         document: RuleSetPart,
         schemas: Mapping[str, ParamsSchema | None],
+        counters: Mapping[str, ValueType] | None,
         source: Source,
         messages: Messages,
         expressions: ExpressionChecker,
     ) -> None:
+        self._counters = counters
         self._name = name
         self._path: Path = ("actions", name)
         self._part = document.actions[name]
@@ -136,7 +151,7 @@ class _ActionChecker:
             if getattr(fact, "max_length", None) and getattr(fact, "type", "string") != "string":
                 place = self._source.locate_key((*self._path, "facts", name, "max_length"))
                 self._messages.add(place, "unknown-key", f"facts.{name} is not a string, so it has no max_length", "remove it")
-        environment = self._environment(condition_scope(self._params, fields))
+        environment = self._environment(condition_scope(self._params, fields, self._counters))
         self._expressions.add_environment(environment)
         conflict_environment = self._environment(conflict_key_scope(self._params))
         conflict_key = self._check_expression(

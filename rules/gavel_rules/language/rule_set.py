@@ -21,6 +21,7 @@ from gavel_rules.language.action_checker import CheckedAction, ExpressionCost, c
 from gavel_rules.language.cel.checker import ScopedExpression
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
 from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS
+from gavel_rules.language.counters.counter import CompiledCounter
 from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
 from gavel_rules.language.document.diagnostics import DocumentError, DocumentMessage, Messages
 from gavel_rules.language.document.models import ActionPart, ReviewPart, RuleSetPart
@@ -80,7 +81,14 @@ class Verdict:
 class CompiledAction:
     """One action of a rule set, ready to evaluate cases. Not safe for two threads at once."""
 
-    def __init__(self, document: _DocumentIdentity, action_type: str, part: ActionPart, checked: CheckedAction) -> None:
+    def __init__(
+        self,
+        document: _DocumentIdentity,
+        action_type: str,
+        part: ActionPart,
+        checked: CheckedAction,
+        counters: Mapping[str, CompiledCounter],  # of the document
+    ) -> None:
         self.policy_id = document.policy_id
         self.version = document.version
         self.digest = document.digest
@@ -129,6 +137,14 @@ class CompiledAction:
         self._checked = checked
         self._conflict_reader = _create_reader(self.conflict_key_expression)
         self._conflict_program = Program(checked.conflict_environment, [condition_source(checked.conflict_key.source)])
+        self.counter_reads = checked.environment.counter_reads.all()
+        self.read_counters: tuple[CompiledCounter, ...] = tuple(counters[read.counter] for read in self.counter_reads)
+        # The counters without which no approval may be given: what it reserves must find room.
+        self.reserving_counters: tuple[CompiledCounter, ...] = tuple(
+            counters[name] for name in sorted(counters) if counters[name].is_reserved and action_type in counters[name].actions
+        )
+        self.has_counters = bool(self.counter_reads or self.reserving_counters)
+        self._key_programs: tuple[CaseReader, Program] | None = None
         self._scoring: tuple[CaseReader, Program] | None = None
         self._feasibility: Feasibility | None = None
         self._prepare_engines(document.digest)
@@ -185,6 +201,17 @@ class CompiledAction:
         reader, program = self._scoring
         (score,) = program.evaluate_each(reader.read(case))
         return score if isinstance(score, float) and math.isfinite(score) else None
+
+    def counter_keys(self, case: Case) -> list[str | None]:
+        """Return the group that each of `counter_reads` reads in a case; None if its key errs, as with an absent optional fact."""
+        if self._key_programs is None:
+            self._key_programs = self._prepare_keys()
+        reader, program = self._key_programs
+        values = reader.read(case)
+        keys = program.evaluate_all(values)
+        if keys is None:
+            keys = program.evaluate_each(values)
+        return [key if isinstance(key, str) else None for key in keys]
 
     def evaluate(self, case: Case, cross_check: bool) -> Verdict:
         """Return the rules that match, by Rete. With `cross_check`, the reference engine evaluates them too and has to agree.
@@ -258,6 +285,15 @@ class CompiledAction:
         reader = CaseReader(find_variables(tree, self.environment.types), find_presence_tests(tree))
         return reader, Program(self.environment, [condition_source(SCORE_DEFAULT)])
 
+    def _prepare_keys(self) -> tuple[CaseReader, Program]:
+        sources = [read.key or '""' for read in self.counter_reads]
+        trees = [self.environment.tree(source) for source in sources]
+        reader = CaseReader(
+            (variable for tree in trees for variable in find_variables(tree, self.environment.types)),
+            [path for tree in trees for path in find_presence_tests(tree)],
+        )
+        return reader, Program(self.environment, [condition_source(source) for source in sources])
+
     def _ids(self, indexes: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.rules[index].id for index in indexes)
 
@@ -272,6 +308,7 @@ class CompiledRuleSet:
         text: str,
         part: RuleSetPart,
         checked: Mapping[str, CheckedAction],
+        counters: Mapping[str, CompiledCounter],
         warnings: Iterable[DocumentWarning],
     ) -> None:
         self.policy_id = document.policy_id
@@ -282,8 +319,9 @@ class CompiledRuleSet:
         self.description = part.description
         self._warnings = tuple(warnings)
         self.actions: Mapping[str, CompiledAction] = {
-            name: CompiledAction(document, name, part.actions[name], checked[name]) for name in sorted(checked)
+            name: CompiledAction(document, name, part.actions[name], checked[name], counters) for name in sorted(checked)
         }
+        self.counters: Mapping[str, CompiledCounter] = {name: counters[name] for name in sorted(counters)}
         self.derivations = tuple(rule for name in sorted(checked) for rule in checked[name].derivations)
 
     @property
@@ -303,12 +341,12 @@ def compile_rule_set(text: str) -> CompiledRuleSet:
     if part is None:
         raise DocumentError(messages.sorted())
     expressions = ExpressionChecker(part, source, messages)
-    checked = check_actions(part, source, messages, expressions)
+    checked, counters = check_actions(part, source, messages, expressions)
     if len(messages):
         raise DocumentError(messages.sorted())
     canonical = to_canonical_json(source.data)
     identity = _DocumentIdentity(part.rule_set, part.version, compute_digest(canonical), canonical)
-    return CompiledRuleSet(identity, text, part, checked, find_warnings(part, checked, expressions))
+    return CompiledRuleSet(identity, text, part, checked, counters, find_warnings(part, checked, expressions))
 
 
 class _DocumentIdentity(NamedTuple):

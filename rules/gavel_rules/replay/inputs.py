@@ -22,7 +22,9 @@ from gavel_rules.commands import (
     DeactivateRuleSet,
     DeployGrants,
     DeployRuleSet,
+    FillCounter,
     OpenBus,
+    OpenCounters,
     PublishEvent,
     RecordRefusals,
     References,
@@ -148,6 +150,10 @@ def _system_command(recorded: Envelope, compile_document: Callable[[str], Compil
             activated = fact.rule_set_activated
             is_shadow = _is_shadow(activated)
             return ActivateRuleSet(recorded.event_id, activated.policy_id, activated.version, None, is_shadow, activated.reason, trace)
+        case "counters_opened":
+            return OpenCounters(recorded.event_id, fact.counters_opened.policy_id, fact.counters_opened.version)
+        case "counter_filled":
+            return FillCounter(recorded.event_id, fact.counter_filled)
         case "rule_set_deactivated":
             deactivated = fact.rule_set_deactivated
             is_shadow = _is_shadow(deactivated)

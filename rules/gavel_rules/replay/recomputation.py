@@ -25,6 +25,7 @@ from gavel_rules.events.citation import CitedEvent, cited_event
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.language.rule_set import CompiledRuleSet, DocumentError, compile_rule_set
+from gavel_rules.replay.counter_fills import RecordedFill
 from gavel_rules.replay.differences import field_differences
 from gavel_rules.replay.errors import DivergedError
 from gavel_rules.replay.inputs import command_of, is_consequence, unjudged_candidates
@@ -56,6 +57,7 @@ class Recomputation:
         self._cited_events: dict[int, CitedEvent] = {}
         self._input: Envelope | None = None
         self._early_judging: EarlyJudging | None = None
+        self.fills: list[RecordedFill] = []  # for `FillProof`
         self.events = 0
         self.decisions = 0
         self.derived_facts = 0
@@ -94,6 +96,8 @@ class Recomputation:
             event = self._expected.popleft()
             self._compare(recorded, event.envelope)
             self._count(recorded)
+        if recorded.HasField("fact"):
+            self._note_fill(recorded)
         event.pack(envelope_bytes)
         citation = cited_event(recorded)
         if citation.keys:
@@ -105,6 +109,17 @@ class Recomputation:
         if self._expected and at_head:
             missing = self._expected[0].envelope
             raise self._diverged(missing, "missing-event", f"event {missing.sequence_number} should follow, but the log ends", [])
+
+    def _note_fill(self, recorded: Envelope) -> None:
+        """Note events that open and fill counters."""
+        kind = recorded.fact.WhichOneof("system")
+        if kind == "counters_opened":
+            tables = [self.state.counters[digest] for digest in recorded.fact.counters_opened.digests]
+            self.fills.append(RecordedFill(recorded.sequence_number, [table.counter for table in tables]))
+        elif kind == "counter_filled":
+            for fill in self.fills:
+                if fill.awaits(recorded.fact.counter_filled):
+                    fill.events.append(recorded)
 
     def _predict(self, recorded: Envelope) -> None:
         """Handle the command of an input again, or fire a timer that is due before it, and expect the events."""

@@ -20,6 +20,7 @@ from gavel.v1.envelope_pb2 import Envelope
 from google.protobuf.message import Message
 
 from gavel_rules.events.stored_event import StoredEvent
+from gavel_rules.state.counters import CounterTable
 from gavel_rules.state.packed_evidence import unpack_evidence
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import ToolRegistry
@@ -105,6 +106,8 @@ def digest_parts(store: Store) -> Iterator[str]:
         tables["answers"] = _table(store.answers, _text)
     if store.tools.contracts or store.tools.providers:
         tables["tools"] = _text(_plain_tools(store.tools))
+    if store.counters:
+        tables["counters"] = _table(store.counters, _counter)
     if store.grants_in_force is not None:  # digests of buses without grants stay what they were
         tables["access_grants"] = _text(
             [(version, deployed.digest, deployed.sequence_number) for version, deployed in sorted(store.grants_versions.items())]
@@ -112,6 +115,18 @@ def digest_parts(store: Store) -> Iterator[str]:
         in_force = store.grants_in_force
         tables["access_grants_in_force"] = _text((in_force.deployed.version, in_force.deployed.sequence_number, in_force.binds_anonymous))
     yield from _table(tables, lambda parts: parts)
+
+
+def _counter(table: CounterTable) -> Iterator[str]:
+    """Yield a counter. Totals, orders and lapses follow from its entries."""
+    parts: dict[str, Iterator[str]] = {
+        "opened_at": _text(table.opened_at),
+        "entries": _table(table.entries, _text),
+        "faults": _text(table.faults),
+        "early_ends": _table(table.early_ends, _text),
+        "flags": _text(table.flags),
+    }
+    yield from _table(parts, lambda part: part)
 
 
 def _plain_tools(tools: ToolRegistry) -> list[object]:

@@ -55,6 +55,7 @@ class State:
         self.active_rule_sets: Final = store.active_rule_sets
         self.shadows: Final = store.shadows
         self.grants_versions: Final = store.grants_versions
+        self.counters: Final = store.counters
         self.open_proposals: Final = store.open_proposals
         self.open_proposals_by_subject: Final = store.open_proposals_by_subject
         self.open_proposals_by_trace: Final = store.open_proposals_by_trace

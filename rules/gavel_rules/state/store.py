@@ -17,6 +17,7 @@ from gavel_rules.events.arbiter_versions import LATEST
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
 from gavel_rules.limits import IDEMPOTENCY_WINDOW_MS_DEFAULT
+from gavel_rules.state.counters import CounterTable
 from gavel_rules.state.keys import action_key
 from gavel_rules.state.packed_evidence import KeyCandidates, unpack_evidence
 from gavel_rules.state.records import (
@@ -75,6 +76,9 @@ class Store:
         # Evidence by subject, then fact key; by subject, evidence of a snapshot that nothing has read yet. Read both by `evidence_of`.
         self.evidence: dict[str, KeyCandidates] = {}
         self.packed_evidence: Final[dict[str, bytes]] = {}
+
+        # Counters by the digest of their definition.
+        self.counters: Final[dict[str, CounterTable]] = {}
 
         # Proposals that wait for a contest, by event_id; contests by `action_key` of the conflict key.
         self.open_proposals: dict[str, RecordedEvent] = {}

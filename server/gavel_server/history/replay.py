@@ -1,9 +1,10 @@
 """Replays a log: reads it page by page and feeds the passes of the core. `gavel replay` and ReplayService share this module.
 
 `verify` first proves the integrity of the whole log, before it compiles any rule set (`Integrity`), then recomputes every decision
-and derived fact (`Recomputation`). `impact` runs the same first pass, then decides past proposals under a candidate rule set. Both
-yield messages of the contract, progress first and the result last, and let other tasks run after each page. Nothing here writes or
-repairs. A log that cannot be read raises LogUnavailableError, which is no verdict on its contents.
+and derived fact (`Recomputation`), and the past of counters (`FillProof`). `impact` runs the same first pass, then decides past
+proposals under a candidate rule set. Both yield messages of the contract, progress first and the result last, and let other tasks run
+after each page. Nothing here writes or repairs. A log that cannot be read raises LogUnavailableError, which is no verdict on its
+contents.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gavel.v1.replay_service_pb2 import Divergence, ReplayStatus, ReplayVerdict,
 from gavel.v1.rule_set_service_pb2 import ChangedDecision, ReplayProgress, SimulateRuleSetResponse, SimulationSummary
 from gavel_rules.authoring.simulate import Simulation
 from gavel_rules.language.rule_set import CompiledRuleSet
-from gavel_rules.replay import DamagedError, DivergedError, Integrity, Recomputation, VersionNotImplementedError
+from gavel_rules.replay import DamagedError, DivergedError, FillProof, Integrity, Recomputation, VersionNotImplementedError
 
 from gavel_server.compile.precompiler import Precompiler
 from gavel_server.errors import GavelServerError
@@ -53,7 +54,7 @@ async def verify(
     try:
         head, last = await _range(log, from_sequence_number, to_sequence_number)
         integrity = Integrity(log.bus)
-        async for number in _pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
+        async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
         precompiler = Precompiler(documents=True)
         recomputation = Recomputation(
@@ -71,9 +72,12 @@ async def verify(
             while early_judging is not None and early_judging.step():
                 await time_slice.spend(1)
 
-        async for number in _pages(log, last, lambda record: feed(record.sequence_number, record.envelope), before):
+        async for number in pages(log, last, lambda record: feed(record.sequence_number, record.envelope), before):
             yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
         recomputation.finish(at_head=last == head)
+        proof = FillProof(log.bus, recomputation.fills)
+        async for number in pages(log, proof.last, lambda record: proof.feed(record.sequence_number, record.envelope)):
+            yield VerifyReplayResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=proof.last))
     except (DamagedError, DivergedError, VersionNotImplementedError, LogCorruptError) as error:
         yield VerifyReplayResponse(verdict=verdict_of(error))
         return
@@ -100,7 +104,7 @@ async def impact(
     """
     _, last = await _range(log, from_sequence_number, to_sequence_number)
     integrity = Integrity(log.bus)
-    async for number in _pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
+    async for number in pages(log, last, lambda record: integrity.feed(record.sequence_number, record.envelope, record.chain_hash)):
         yield SimulateRuleSetResponse(progress=ReplayProgress(sequence_number=number, to_sequence_number=last))
     simulation = Simulation(log.bus, candidate)
     decisions = replaced = 0
@@ -120,7 +124,7 @@ async def impact(
                 )
                 transitions[transition(change.recorded.outcome, change.simulated.outcome)] += 1
 
-    async for number in _pages(log, last, feed, partial(Precompiler().before, simulation.state)):
+    async for number in pages(log, last, feed, partial(Precompiler().before, simulation.state)):
         for change in changed:
             yield SimulateRuleSetResponse(changed=change)
         changed.clear()
@@ -167,7 +171,7 @@ async def _range(log: EventLog, from_sequence_number: int, to_sequence_number: i
     return head, last
 
 
-async def _pages(
+async def pages(
     log: EventLog, last: int, feed: Callable[[Record], object], before: Callable[[bytes], Awaitable[None]] | None = None
 ) -> AsyncGenerator[int, None]:
     """Feed every event from the first to `last`; yield the number reached after each page, and let other tasks run."""

@@ -29,13 +29,14 @@ from gavel.v1.rule_set_service_pb2 import (
     ValidateRuleSetResponse,
 )
 from gavel_rules.authoring.decision_cost import total_steps
-from gavel_rules.commands import ActivateRuleSet, Command, DeactivateRuleSet, DeployRuleSet, RuleSetPosition
+from gavel_rules.commands import ActivateRuleSet, Answer, Command, DeactivateRuleSet, DeployRuleSet, RuleSetPosition, UnfilledCounters
 from gavel_rules.language.cel.cost import DECISION_STEPS_MAX
 from gavel_rules.language.shared_action_settings import find_disagreements, format_disagreements
 from gavel_rules.replay import DamagedError, DivergedError, VersionNotImplementedError
 from gavel_rules.state.records import DeployedRuleSet
 from gavel_rules.state.state import State
 
+from gavel_server.bus.counter_filling import fill_counters
 from gavel_server.bus.sequencer import Sequencer
 from gavel_server.compile.compiler import Compiler, ensure_compiled
 from gavel_server.errors import ServiceError, invalid
@@ -96,7 +97,12 @@ class RuleSetServicer:
             # Compiled here, the version need not be compiled when the event is applied.
             await ensure_compiled(deployed)
             _check_cost(await sequencer.settled(), deployed, shadow=shadow)
-        return ActivateRuleSetResponse(sequence_number=(await _execute(sequencer, command, context)).sequence_number)
+        answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+        if isinstance(answer, UnfilledCounters) and deployed is not None:
+            # The core has allowed the activation but for the counters' past.
+            await fill_counters(sequencer, deployed.rule_set)
+            answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+        return ActivateRuleSetResponse(sequence_number=_position(command, answer).sequence_number)
 
     async def DeactivateRuleSet(self, request: DeactivateRuleSetRequest, context: CallContext) -> DeactivateRuleSetResponse:
         """Deactivate a rule set, or end its shadow."""
@@ -170,6 +176,10 @@ class RuleSetServicer:
 
 async def _execute(sequencer: Sequencer, command: Command, context: CallContext) -> RuleSetPosition:
     answer = (await sequencer.execute(command, caller=context.caller, principal=context.principal)).answer
+    return _position(command, answer)
+
+
+def _position(command: Command, answer: Answer) -> RuleSetPosition:
     if not isinstance(answer, RuleSetPosition):
         raise TypeError(f"{type(command).__name__} was answered with {type(answer).__name__}")
     return answer

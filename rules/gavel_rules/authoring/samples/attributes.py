@@ -6,7 +6,7 @@ and its id, and a case without evidence has no age of evidence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ from gavel.v1.common_pb2 import ProducerType
 
 from gavel_rules.authoring.samples.constraints import Domain, Scalar
 from gavel_rules.authoring.samples.texts import BASE_TIME
+from gavel_rules.language.cel.counter_reads import CounterRead
+from gavel_rules.language.cel.vocabulary import COUNTER_READS, HISTORY
 from gavel_rules.language.engines.case import Case
 from gavel_rules.values import INTEGER_MAX
 
@@ -48,9 +50,19 @@ ATTRIBUTES: Final[Mapping[str, tuple[Scalar, Domain]]] = {
 }
 
 
-def attribute_schema(path: str) -> dict[str, Any]:
+def is_attribute(path: str) -> bool:
+    """Return whether a path is an attribute: one of the table, or what a counter gives."""
+    return path in ATTRIBUTES or path.startswith(f"{COUNTER_READS}.")
+
+
+def attribute_of(path: str, kind: str = "") -> tuple[Scalar, Domain]:
+    """Return the default and the domain of an attribute. `kind` is the type of a counter's read."""
+    return ATTRIBUTES.get(path) or (0, Domain(low=0, high=INTEGER_MAX, integer=kind == "int"))
+
+
+def attribute_schema(path: str, kind: str = "") -> dict[str, Any]:
     """Return a JSON Schema for the values of an attribute."""
-    default, domain = ATTRIBUTES[path]
+    default, domain = attribute_of(path, kind)
     if domain.allowed is not None:
         return {"enum": sorted(domain.allowed, key=repr)}
     if isinstance(default, str):
@@ -61,6 +73,7 @@ def attribute_schema(path: str) -> dict[str, Any]:
 def complete_attributes(assigned: Mapping[str, object], facts: int) -> dict[str, Any] | None:
     """Return all attributes of a case with `facts` facts: those assigned, and defaults. None if they contradict each other."""
     attributes: dict[str, Any] = {path: assigned.get(path, default) for path, (default, _) in ATTRIBUTES.items()}
+    attributes.update({path: value for path, value in assigned.items() if path.startswith(f"{COUNTER_READS}.")})
     if _SUBJECT not in assigned:
         attributes[_SUBJECT] = f"{attributes['subject.type']}/{attributes['subject.id']}"
     kind, _, identity = attributes[_SUBJECT].partition("/")
@@ -97,7 +110,13 @@ def build_case(params: dict[str, object], facts: dict[str, object], attributes: 
         evidence_oldest_age_ms=int(attributes["evidence.oldest_age_ms"]),
         consecutive_rejections=int(attributes["trace.consecutive_rejections"]),
         now_ms=int(attributes[NOW]),
+        history={path: value for path, value in attributes.items() if path.startswith(f"{COUNTER_READS}.")},
     )
+
+
+def attribute_name(path: str, reads: Iterable[CounterRead]) -> str:
+    """Return the name of an attribute as authors write it: that of a counter's read is a call."""
+    return next((f"{HISTORY}.{read.counter}({read.key})" for read in reads if read.variable == path), path)
 
 
 def attribute_value(path: str, case: Case) -> object:
@@ -111,5 +130,7 @@ def attribute_value(path: str, case: Case) -> object:
     }
     if path in values:
         return values[path]
+    if path in case.history:
+        return case.history[path]
     root, _, name = path.rpartition(".")
     return getattr(case, name if root in ("proposal", "trace") else f"{root}_{name}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice, product
 from typing import Any, Final, NamedTuple
 
-from gavel_rules.authoring.samples.attributes import ATTRIBUTES, attribute_schema, build_case, complete_attributes
+from gavel_rules.authoring.samples.attributes import attribute_of, attribute_schema, build_case, complete_attributes, is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.hints import NO_HINTS, Hints, Reference, collect_hints
 from gavel_rules.authoring.samples.values import VALUES_MAX, Sampler, resolve_schema, value_key
@@ -71,7 +71,7 @@ class CaseBuilder:
         """Return values to try for a path, the plainest first."""
         values = self._values.get(path)
         if values is None:
-            default = [ATTRIBUTES[path][0]] if path in ATTRIBUTES else []
+            default = [attribute_of(path)[0]] if is_attribute(path) else []
             values = self._values[path] = [*default, *self._sampler.values(self._schema(path), path)]
         return values
 
@@ -109,7 +109,9 @@ class CaseBuilder:
                     facts[name] = value
             else:
                 assigned_attributes[path] = value
-        attributes = complete_attributes(assigned_attributes, len(facts))
+        # A counter gives a number in every case that does not assign one.
+        reads = {read.variable: attribute_of(read.variable)[0] for read in self.action.counter_reads}
+        attributes = complete_attributes({**reads, **assigned_attributes}, len(facts))
         if attributes is None or self.action.violations(params):
             return None
         return SampleCase(params, facts, build_case(self.action.typed_params(params), facts, attributes), dict(assignment))
@@ -132,8 +134,8 @@ class CaseBuilder:
 
     def _schema(self, path: str) -> object:
         """Return the schema of a path's values."""
-        if path in ATTRIBUTES:
-            return attribute_schema(path)
+        if is_attribute(path):
+            return attribute_schema(path, self._kind(path))
         if path in self._fact_schemas:
             return self._fact_schemas[path]
         part: object = self.action.params_schema
@@ -142,6 +144,10 @@ class CaseBuilder:
             items = schema.get("items", schema.get("additionalProperties", {}))
             part = items if step == "[]" else schema.get("properties", {}).get(step, schema.get("additionalProperties", {}))
         return part
+
+    def _kind(self, path: str) -> str:
+        type_ = self.action.environment.types.get(path)
+        return type_.kind if type_ is not None else "double"
 
     def _expand_templates(self) -> None:
         """Add the texts of the templates to the hints, with the plainest values of the paths that they contain."""

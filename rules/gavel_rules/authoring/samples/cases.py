@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from typing import Final, NamedTuple
 
-from gavel_rules.authoring.samples.attributes import ATTRIBUTES
+from gavel_rules.authoring.samples.attributes import is_attribute
 from gavel_rules.authoring.samples.budget import Budget
 from gavel_rules.authoring.samples.builder import CaseBuilder, SampleCase
 from gavel_rules.authoring.samples.constraints import negate, solve
@@ -117,7 +117,7 @@ class CaseGenerator:
     def vary_values(self, start: SampleCase) -> Iterator[SampleCase]:
         """Yield a case with each value of each path that is worth trying, changing one path of `start` at a time."""
         for path in sorted({*self._builder.hints, *self._universe.optional}):
-            if not self.budget.exhausted and (path in ATTRIBUTES or path in self._universe.optional):
+            if not self.budget.exhausted and (is_attribute(path) or path in self._universe.optional):
                 flips = (value for probe in self._probes.values() if path in probe.paths for value in probe.boundaries(path))
                 for value in self._search.options(path, self._universe, flips):
                     sample = self._builder.build({**start.assignment, path: value})

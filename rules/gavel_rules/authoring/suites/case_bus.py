@@ -34,15 +34,18 @@ from gavel_rules.commands import (
     DeployRuleSet,
     EventAnswer,
     Fault,
+    FillCounter,
     Handled,
     LeasedAttempt,
     OpenBus,
+    OpenCounters,
     PublishEvent,
     References,
     ReportExecution,
     SubmitProposal,
     Tick,
 )
+from gavel_rules.counter_backlog import CounterBacklog
 from gavel_rules.decider import handle
 from gavel_rules.derivation import STATUS_RULE_ID, derive, failed_rules
 from gavel_rules.errors import GavelRulesError
@@ -126,6 +129,8 @@ class CaseBus:
         cross_check = CrossCheck(mode=fact_pb2.CROSS_CHECK_MODE_ALWAYS)
         self._execute(OpenBus(self._new_id(), cross_check, IDEMPOTENCY_WINDOW_MS_DEFAULT), 0)
         self._execute(DeployRuleSet(self._new_id(), rule_set, rule_set.document), 0)
+        if rule_set.counters:
+            self._open_counters(rule_set)
         self._execute(ActivateRuleSet(self._new_id(), rule_set.policy_id, rule_set.version, None), 0)
         self._state.commit()
 
@@ -277,6 +282,14 @@ class CaseBus:
         return self._execute(SubmitProposal(ProposalView(proposal)), now_ms, References(cited_events=cited_events))
 
     # Commands
+
+    def _open_counters(self, rule_set: CompiledRuleSet) -> None:
+        """Open the counters, on a bus where nothing has happened that they could count."""
+        opened = self._execute(OpenCounters(self._new_id(), rule_set.policy_id, rule_set.version), 0)
+        assert isinstance(opened, EventAnswer)  # noqa: S101  # for the type checker: a rule set with counters opens some
+        backlog = CounterBacklog(self._state.bus, rule_set.counters.values(), opened.envelope.sequence_number)
+        for filled in backlog.fills(0):
+            self._execute(FillCounter(self._new_id(), filled), 0)
 
     def _execute(self, command: Command, at_ms: int, references: References | None = None) -> Answer:
         return self._handle(command, at_ms, references).answer

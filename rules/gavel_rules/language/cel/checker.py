@@ -20,11 +20,13 @@ from typing import Any, Final, NamedTuple
 from cel_expr_python import cel
 
 from gavel_rules.language.cel.cost import EXPRESSION_STEPS_MAX, ITERATIONS_MAX, estimate_cost, suggest_bounds
+from gavel_rules.language.cel.counter_reads import KEYS_PER_COUNTER_MAX, CounterReads, ReadPlace
 from gavel_rules.language.cel.library import NESTED_TOO_DEEP, Report, library_config, report_complaint
 from gavel_rules.language.cel.name_analysis import ERRORS_PER_CONDITION_MAX, NameAnalysis
 from gavel_rules.language.cel.syntax_tree import Constant, Node, decode, walk
+from gavel_rules.language.cel.tokens import closing_offset
 from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
-from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS, ValueType, flatten_scope
+from gavel_rules.language.cel.vocabulary import HISTORY, PRESENCE_MAPS, ValueType, flatten_scope
 from gavel_rules.values import text_problem
 
 _NO_NAMES: Final[frozenset[str]] = frozenset()
@@ -69,7 +71,17 @@ class Environment:
         declared = {name: cel.Type(type_.cel()) for name, type_ in self.types.items()}
         presence = cel.Type("map<string,dyn>")
         declared.update({PRESENCE_MAPS[root]: presence for root in PRESENCE_MAPS if root in scope})
+        self._declared = declared
         self._library = cel.NewEnv(config=library_config(), variables=declared)
+        self.counter_reads = CounterReads()
+
+    def declare_read(self, variable: str, counter: str) -> None:
+        """Declare the variable that stands for a read of a counter."""
+        type_ = self.scope[HISTORY].fields[counter].type.element
+        assert type_ is not None  # noqa: S101  # every counter gives something
+        self.types[variable] = type_
+        self._declared[variable] = cel.Type(type_.cel())
+        self._library = cel.NewEnv(config=library_config(), variables=self._declared)
 
     def compile(self, source: str) -> Any:
         """Return the library's compiled expression. Raises RuntimeError with all its complaints."""
@@ -106,9 +118,9 @@ class Environment:
     ) -> CheckedExpression | None:
         """Return the checked expression; None with its mistakes reported.
 
-        `result` is the type that it should have, "SCALAR" for a string, number or boolean, "" for any. `open_names` stand for parts
-        that could not be read: mistakes elsewhere are reported, and the answer is None. `variables` are the document's, for
-        suggestions; these are made only while few mistakes are `reported`.
+        `result` is the type that it should have, "SCALAR" for a string, number or boolean, "NUMBER" for an int or double, "" for any.
+        `open_names` stand for parts that could not be read: mistakes elsewhere are reported, and the answer is None. `variables` are
+        the document's, for suggestions; these are made only while few mistakes are `reported`.
         """
         return _Check(self, report, variables, reported).run(text, result, text if written is None else written, open_names)
 
@@ -123,6 +135,7 @@ class _Check:
         self._variables = variables
         self._reported_before = reported
         self._reports = 0
+        self._key_steps = 0.0
 
     def run(self, text: str, result: str, written: str, open_names: frozenset[str]) -> CheckedExpression | None:
         source = self._check_parsed(text, open_names)
@@ -172,7 +185,45 @@ class _Check:
                 self._note(literal.offset, "bad-character", f"a text {problem}", "remove it: no event can carry it")
             elif isinstance(value, float) and not math.isfinite(value):
                 self._note(literal.offset, "bad-number", "the number is too large for a double", "write one below 1.8e308")
-        return None if open_names else analysis.rewrite(text)
+        if open_names or (analysis.counter_reads and self._reports):
+            return None
+        return self._replace_reads(analysis.rewrite(text), analysis.counter_reads)
+
+    def _replace_reads(self, source: str, places: list[ReadPlace]) -> str:
+        """Replace reads of counters by their variables, and report keys that cannot be evaluated before the expression."""
+        environment = self._environment
+        inner = [place for place in places if any(_encloses(source, other, place) for other in places)]
+        for place in inner:
+            self._note(place.start, "not-supported", "the key of a counter reads another counter", "read only one of them in a rule")
+        for place in places if not inner else ():
+            found = environment.counter_reads.find(source, place)
+            if found is None:
+                message = f"the expressions of the action read {place.counter} with more than {KEYS_PER_COUNTER_MAX} different keys"
+                self._note(place.start, "too-complex", message, "read it with fewer keys")
+                continue
+            read, is_new = found
+            if is_new:
+                environment.declare_read(read.variable, read.counter)
+            if read.key:
+                self._check_key(read.key, source.index(read.key, place.opening))
+            source = CounterReads.replace(source, place, read)
+        return source
+
+    def _check_key(self, key: str, start: int) -> None:
+        """Check that a key is a text that does not depend on a macro around the read."""
+
+        def note(offset: int, code: str, message: str, hint: str) -> None:
+            self._note(start + offset, code, message, hint)
+
+        try:
+            compiled = self._environment.compile(key)
+        except RuntimeError as error:
+            report_complaint(self._names, key, str(error), note, reported=False)
+            return
+        result = compiled.return_type().name()
+        if result != "STRING":
+            self._note(start, *_wrong_result(result.lower(), "string"))
+        self._key_steps += estimate_cost(decode(compiled.serialize()), self._environment.types).steps
 
     def _nests(self, source: str) -> bool:
         """Report whether the expression still compiles inside the list and the guard of evaluation."""
@@ -193,7 +244,11 @@ class _Check:
             # A report has no schema that bounds it. `report_expressions` counts its elements once the report exists.
             elif cost.map_offset >= 0 and cost.elements > ITERATIONS_MAX and "execution" not in environment.scope:
                 self._note(cost.map_offset, *_unordered(cost.elements, names))
-        return math.ceil(min(cost.steps, EXPRESSION_STEPS_MAX))
+        return math.ceil(min(cost.steps + self._key_steps, EXPRESSION_STEPS_MAX))
+
+
+def _encloses(source: str, outer: ReadPlace, inner: ReadPlace) -> bool:
+    return outer.opening < inner.start < closing_offset(source, outer.opening)
 
 
 def _ignore(offset: int, code: str, message: str, hint: str) -> None:
@@ -222,8 +277,11 @@ def _unordered(elements: float, names: Mapping[str, ValueType]) -> tuple[str, st
     return "hidden-input", message, suggest_bounds(names) or "loop over fewer elements"
 
 
-_RESULTS: Final[Mapping[str, tuple[str, ...]]] = {"SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN")}
-_RESULT_NAMES: Final[Mapping[str, str]] = {"scalar": "a string, number or boolean"}
+_RESULTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "SCALAR": ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "DYN"),
+    "NUMBER": ("INT", "DOUBLE", "DYN"),
+}
+_RESULT_NAMES: Final[Mapping[str, str]] = {"scalar": "a string, number or boolean", "number": "a number"}
 _CONVERSIONS: Final[Mapping[str, str]] = {
     "bool": "compare it with something",
     "double": "write 1.0 instead of 1, or double(x)",

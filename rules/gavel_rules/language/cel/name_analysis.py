@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gavel_rules.language.cel.counter_reads import ReadPlace
 from gavel_rules.language.cel.library import TIME_FIELDS, UNSUPPORTED_FUNCTIONS, Report, literal_problems
 from gavel_rules.language.cel.syntax_tree import Call, Comprehension, Constant, Identifier, ListLiteral, MapLiteral, Node, Select, children
-from gavel_rules.language.cel.vocabulary import DYN, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
+from gavel_rules.language.cel.vocabulary import DYN, HISTORY, PRESENCE_MAPS, STRING, TYPE_NAMES, ValueType
 from gavel_rules.text import SUGGESTED_MAX, suggestion
 
 ERRORS_PER_CONDITION_MAX: Final = 20
@@ -48,7 +49,8 @@ _NOTHING: Final[_Known] = frozenset()
 class NameAnalysis:
     """One walk over a parsed expression: names, guards, functions with hidden inputs.
 
-    `unguarded` are the paths that the expression reads without testing their presence, in the author's notation.
+    `unguarded` are the paths that the expression reads without testing their presence, in the author's notation; `counter_reads` the
+    places where it reads counters.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class NameAnalysis:
         self._comprehensions = 0
         self._presence_tests: set[int] = set()
         self.unguarded: dict[str, None] = {}
+        self.counter_reads: list[ReadPlace] = []
 
     def _note(self, offset: int, code: str, message: str, hint: str = "") -> None:
         self._reports += 1
@@ -130,7 +133,9 @@ class NameAnalysis:
         if place is _BROKEN:
             return
         name = _dotted(place)
-        if place.type.kind == "scope":
+        if place.type.kind == "counter":
+            self._note(place.offset, "not-a-value", f"{name} is a counter", f"call it: {name}({'key' if place.type.size_max else ''})")
+        elif place.type.kind == "scope":
             fields = sorted(place.type.fields)
             self._note(place.offset, "not-a-value", f"{name} is not a value", f"read one of its fields: {', '.join(fields[:8])}")
         elif place.type.kind == "dyn" and place.path[0] == "params" and not self._schema_is_broken:
@@ -161,7 +166,25 @@ class NameAnalysis:
             self._note(place.offset, "needless-has", f"{_dotted(tested)} is always present", "remove has()")
         self._check_guarded(place, known)
 
+    def _visit_counter(self, node: Call, counters: ValueType, start: int) -> None:
+        """Check `history.NAME(key)` and note its place; its key is visited like any other argument."""
+        counter = counters.fields.get(node.function)
+        if counter is None:
+            known = [f"{HISTORY}.{name}" for name in sorted(counters.fields)]
+            message = f"the rule set has no counter {node.function}"
+            self._note_unknown(start, message, f"{HISTORY}.{node.function}", known)
+        elif len(node.arguments) != counter.type.size_max:
+            wanted = "one argument, the key of a group" if counter.type.size_max else "no argument, because it has no `by`"
+            self._note(start, "wrong-call", f"{HISTORY}.{node.function} takes {wanted}", "")
+        else:
+            self.counter_reads.append(ReadPlace(node.function, start, node.offset))
+
     def _visit_call(self, node: Call, known: _Known, names: _Locals) -> None:
+        if isinstance(node.target, Identifier) and node.target.name == HISTORY and HISTORY in self._scope and HISTORY not in names:
+            self._visit_counter(node, self._scope[HISTORY], node.target.offset)
+            for argument in node.arguments:
+                self._visit(argument, known, names)
+            return
         if node.function in TIME_FIELDS and node.arguments:
             zone = node.arguments[0]
             if not (isinstance(zone, Constant) and isinstance(zone.value, str) and _FIXED_ZONE.fullmatch(zone.value)):

@@ -46,8 +46,11 @@ RESERVED_WORDS: Final = frozenset(
 )
 # The names of CEL's own types, which are values in it.
 TYPE_NAMES: Final = frozenset(["bool", "int", "uint", "double", "string", "bytes", "list", "map", "null_type", "type"])
-# Every root name that some scope has.
+# Every root name that some scope of the language's first version has.
 ROOTS: Final = frozenset(["params", "facts", "proposal", "subject", "producer", "evidence", "trace", "now", "execution", "decision"])
+# The root of the counters, as authors write it and as the root of the variables that stand for reads of them: see `counter_reads`.
+HISTORY: Final = "history"
+COUNTER_READS: Final = "History"
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 # The maps of present values, by the root that they stand for. Both names have the same length: see `checker`.
@@ -56,11 +59,12 @@ PRESENCE_MAPS: Final[Mapping[str, str]] = MappingProxyType({"params": "Params", 
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """A type of value. `kind` is "bool", "int", "double", "string", "timestamp", "list", "map", "object", "scope" or "dyn".
+    """A type of value. `kind` is "bool", "int", "double", "string", "timestamp", "list", "map", "object", "scope", "counter" or "dyn".
 
     A list or map has an `element`. An object has typed `fields`, and so has a string with parts (`subject`). A scope is not a value:
-    only its fields can be read. "dyn" is a value whose type the schema leaves open. `size_max` is the greatest number of characters,
-    elements or entries of a valid value; None if only the size of messages bounds it.
+    only its fields can be read. A counter is a function of `size_max` arguments that gives an `element`. "dyn" is a value whose type the
+    schema leaves open. Of the others `size_max` is the greatest number of characters, elements or entries of a valid value; None if only
+    the size of messages bounds it.
     """
 
     kind: str
@@ -105,9 +109,16 @@ _SUBJECT: Final = ValueType("string", fields={"type": Field(_text(64)), "id": Fi
 _PRODUCER: Final = _scope(type=_text(128), id=_text(PRODUCER_ID_LENGTH_MAX), version=_text(VERSION_LENGTH_MAX))
 
 
-def condition_scope(params: ValueType, facts: Mapping[str, Field]) -> Mapping[str, ValueType]:
-    """Return the scope of a rule's condition. `params` of type "dyn", from a broken schema, may have any field."""
+def condition_scope(
+    params: ValueType, facts: Mapping[str, Field], counters: Mapping[str, ValueType] | None = None
+) -> Mapping[str, ValueType]:
+    """Return the scope of a rule's condition. `params` of type "dyn", from a broken schema, may have any field.
+
+    `counters` are those of the document, by name; None in the language's first version.
+    """
+    history = {} if counters is None else {HISTORY: _scope(**counters)}
     return {
+        **history,
         "params": _params(params),
         "facts": ValueType("scope", fields=facts),
         "proposal": _scope(risk=DOUBLE, cost=DOUBLE, confidence=DOUBLE, priority=INT, expected_outcome=STRING),
@@ -156,6 +167,20 @@ def derivation_scope(params: ValueType) -> Mapping[str, ValueType]:
     return {**compensation_scope(params), "decision": _DECISION, "subject": _SUBJECT}
 
 
+def counted_event_scope(source: str, params: ValueType | None, value: ValueType) -> Mapping[str, ValueType]:
+    """Return the scope of a counter's expressions.
+
+    `source` is the counter's `of`, `params` the type that the params of all its actions share, `value` that of its facts.
+    """
+    common: dict[str, ValueType] = {"subject": _SUBJECT, "producer": _PRODUCER, "trace": _scope(id=STRING)}
+    if source in ("facts", "observations"):
+        return {**common, "value": value}
+    common["params"] = _params(params if params is not None else ValueType("object"))
+    if source == "executions":
+        return {**common, "execution": _EXECUTION}
+    return common if source == "proposals" else {**common, "outcome": STRING, "reason_code": STRING}
+
+
 def _params(type_: ValueType) -> ValueType:
     return type_ if type_.kind == "dyn" else ValueType("scope", fields=type_.fields)
 
@@ -167,7 +192,7 @@ def flatten_scope(scope: Mapping[str, ValueType]) -> Iterator[tuple[str, ValueTy
 
 
 def _flatten(name: str, type_: ValueType) -> Iterator[tuple[str, ValueType]]:
-    if type_.kind != "scope":
+    if type_.kind not in ("scope", "counter"):
         yield name, type_
     for part, field_ in type_.fields.items():
         if is_spellable(part):

@@ -36,6 +36,12 @@ DURATION_MS_MAX: Final = 10 * 365 * 24 * 60 * 60 * 1000
 BACKOFF_MS_MAX: Final = 2**31 - 1
 ATTEMPTS_MAX: Final = 100
 VERSIONS_MAX: Final = 32
+COUNTERS_MAX: Final = 32
+COUNTER_ACTIONS_MAX: Final = 64
+COUNTER_SCALE_MAX: Final = 9
+COUNTER_GROUPS_MAX: Final = 1_000_000
+COUNTER_ENTRIES_MAX: Final = 10_000_000
+COUNTER_DISTINCT_MAX: Final = 100_000
 COMPENSATION_PARAMS_MAX: Final = 64
 REJECTION_LIMIT_MAX: Final = 1_000
 
@@ -232,10 +238,77 @@ class DerivationPart(Part):
     """The fact's value: CEL that gives a string, number or boolean."""
 
 
+CounterName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+ActionPattern = Annotated[str, StringConstraints(pattern=f"^({DOTTED_NAME}|({DOTTED_NAME}\\.)?\\*)$", max_length=ACTION_TYPE_LENGTH_MAX)]
+ActionPatterns = Annotated[
+    list[ActionPattern],
+    Field(min_length=1, max_length=COUNTER_ACTIONS_MAX),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+FactKeys = Annotated[
+    list[FactKey],
+    Field(min_length=1, max_length=COUNTER_ACTIONS_MAX),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+
+
+class CalendarPart(Part):
+    """A window that begins anew with each unit of the calendar."""
+
+    unit: Literal["hour", "day", "week", "month"]
+    """The unit. A week begins on Monday."""
+    time_zone: Annotated[str, StringConstraints(pattern=r"^(UTC|[+-](0[0-9]|1[0-4]):[0-5][0-9])$")] = "UTC"
+    """UTC, or a fixed offset from it such as "+02:00", by which the unit begins."""
+
+
+class CounterPart(Part):
+    """A number that Gavel keeps over the events of the log, for conditions to read as history.NAME(key)."""
+
+    of: Literal["approvals", "executions", "proposals", "rejections", "facts", "observations"]
+    """The events that are counted. `executions` are reports of attempts."""
+    action: ActionPatterns | None = None
+    """The actions whose events are counted, or patterns such as "refund.*". Required unless facts or observations are counted."""
+    fact: FactKeys | None = None
+    """The keys of the facts or observations that are counted."""
+    where: ExpressionText | None = None
+    """CEL that gives a bool: whether an event is counted. Default: all are."""
+    by: ExpressionText | None = None
+    """CEL that gives a string: the group that an event belongs to. Default: one group."""
+    sum: ExpressionText | None = None
+    """CEL that gives a number, which is added up."""
+    distinct: ExpressionText | None = None
+    """CEL that gives a string: its different values are counted."""
+    min: ExpressionText | None = None
+    """CEL that gives a number, of which the smallest counts."""
+    max: ExpressionText | None = None
+    """CEL that gives a number, of which the largest counts."""
+    last: ExpressionText | None = None
+    """CEL that gives a number, of which the latest counts."""
+    scale: Annotated[int, Field(ge=0, le=COUNTER_SCALE_MAX)] = 2
+    """The number of decimal places of `sum`, `min`, `max` and `last` of a double. More exact values are rounded up."""
+    window_ms: Milliseconds | None = None
+    """For how long an event counts after it was recorded, in milliseconds."""
+    calendar: CalendarPart | None = None
+    """Instead of `window_ms`: an event counts until its hour, day, week or month ends."""
+    keep: Literal["reserved"] | None = None
+    """Only of approvals. An approval counts while its work may still happen, and for the window after its report. It no longer counts if
+    nothing comes of it: it expires, is revoked, fails or is compensated."""
+    settle: ExpressionText | None = None
+    """With `keep: reserved`: CEL over the report that gives the number that counts from then on. Default: the approved one."""
+    groups_max: Annotated[int, Field(ge=1, le=COUNTER_GROUPS_MAX)] = 100_000
+    """The greatest number of groups that count at a time. Past it, actions that the counter concerns are refused."""
+    entries_max: Annotated[int, Field(ge=1, le=COUNTER_ENTRIES_MAX)] = 1_000_000
+    """The greatest number of events that count at a time. Past it, actions that the counter concerns are refused."""
+    distinct_max: Annotated[int, Field(ge=1, le=COUNTER_DISTINCT_MAX)] = 1_000
+    """The greatest number of different values of a group. Past it, actions that read the group are refused."""
+
+
 class RuleSetPart(Part):
     """A rule set document."""
 
-    gavel: Literal["v1"]
+    gavel: Literal["v1", "v2"]
     """Version of the language."""
     rule_set: Name
     """The policy id."""
@@ -251,3 +324,5 @@ class RuleSetPart(Part):
     """Facts that are derived from reports of executions."""
     variables: Annotated[dict[str, ExpressionText], Field(max_length=VARIABLES_MAX)] = {}
     """Named CEL expressions for use in other expressions."""
+    counters: Annotated[dict[CounterName, CounterPart], Field(max_length=COUNTERS_MAX)] = {}
+    """Numbers over the history of the bus, by name. Needs `gavel: v2`."""

@@ -13,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from gavel_rules.errors import CaseError
-from gavel_rules.language.cel.vocabulary import PRESENCE_MAPS, ValueType
+from gavel_rules.language.cel.vocabulary import COUNTER_READS, PRESENCE_MAPS, ValueType
 from gavel_rules.values import INTEGER_MAX, problems
 
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 _INFINITE: Final = float("inf")
+NO_HISTORY: Final[Mapping[str, float]] = {}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -42,6 +43,7 @@ class Case:
         evidence_oldest_age_ms: int,
         consecutive_rejections: int,
         now_ms: int,
+        history: Mapping[str, float] = NO_HISTORY,  # what counters give, by the variable of the read
     ) -> None:
         self.params: Final = params
         self.facts: Final = facts
@@ -59,6 +61,7 @@ class Case:
         self.evidence_oldest_age_ms: Final = evidence_oldest_age_ms
         self.consecutive_rejections: Final = consecutive_rejections
         self.now_ms: Final = now_ms
+        self.history: Final = history
 
     def __repr__(self) -> str:
         return f"Case({', '.join([f'{name}={getattr(self, name)!r}' for name in CASE_FIELDS])})"
@@ -82,6 +85,29 @@ class Case:
             self.evidence_oldest_age_ms,
             self.consecutive_rejections,
             self.now_ms,
+            self.history,
+        )
+
+    def with_history(self, history: Mapping[str, float]) -> Case:
+        """Return the same case with what its counters give."""
+        return Case(
+            self.params,
+            self.facts,
+            self.risk,
+            self.cost,
+            self.confidence,
+            self.priority,
+            self.expected_outcome,
+            self.subject,
+            self.producer_type,
+            self.producer_id,
+            self.producer_version,
+            self.evidence_count,
+            self.evidence_worst_trust,
+            self.evidence_oldest_age_ms,
+            self.consecutive_rejections,
+            self.now_ms,
+            history,
         )
 
 
@@ -107,7 +133,7 @@ _ATTRIBUTES: Final[Mapping[str, str]] = {
     "trace.consecutive_rejections": "consecutive_rejections",
 }
 # All attributes of a case.
-CASE_FIELDS: Final = ("params", "facts", *_ATTRIBUTES.values(), "now_ms")
+CASE_FIELDS: Final = ("params", "facts", *_ATTRIBUTES.values(), "now_ms", "history")
 
 
 class CaseReader:
@@ -120,6 +146,7 @@ class CaseReader:
         self._facts: list[tuple[str, str, str]] = []
         self._attributes: list[tuple[str, str, str]] = []
         self._subject_parts: list[str] = []
+        self._history: list[tuple[str, str]] = []
         self._reads_now = False
         for name, type_ in sorted(dict(reads).items()):
             root, *steps = name.split(".")
@@ -127,6 +154,8 @@ class CaseReader:
                 self._reads_now = True
             elif name in ("subject.type", "subject.id"):
                 self._subject_parts.append(name)
+            elif root == COUNTER_READS:
+                self._history.append((name, type_.kind))
             elif root == "facts":
                 self._facts.append((name, steps[0], type_.kind))
             elif root == "params" and len(steps) == 1:
@@ -164,6 +193,9 @@ class CaseReader:
         for name in self._subject_parts:
             kind_of_subject, _, identity = case.subject.partition("/")
             values[name] = _convert(kind_of_subject if name == "subject.type" else identity, "string", name)
+        for name, kind in self._history:
+            if name in case.history:
+                values[name] = _convert(case.history[name], kind, name)
         if self._reads_now:
             values["now"] = _EPOCH + timedelta(milliseconds=case.now_ms)
         if self._params_tree:

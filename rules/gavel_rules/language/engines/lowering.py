@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Final, NamedTuple
 
 from gavel_rules.errors import GavelRulesError
 from gavel_rules.language.cel.checker import CheckedExpression, Environment
 from gavel_rules.language.cel.syntax_tree import Call, Constant, Identifier, ListLiteral, Node
+from gavel_rules.language.cel.tokens import tokens
 from gavel_rules.language.cel.tree_queries import count_macros, presence_path
 from gavel_rules.language.cel.vocabulary import ValueType
 from gavel_rules.values import INTEGER_MAX
@@ -247,18 +248,11 @@ def text_to_json(text: str) -> str:
     return encode_basestring_ascii(text)
 
 
-_TOKEN: Final = re.compile(
-    r"""(?P<text>[bB]?[rR][bB]?(?:'''[\s\S]*?'''|\"{3}[\s\S]*?\"{3}|'[^'\n]*'|"[^"\n]*")"""
-    r"""|[bB]?(?:'''(?:\\[\s\S]|[^\\])*?'''|\"{3}(?:\\[\s\S]|[^\\])*?\"{3}|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"))"""
-    r"""|(?P<comment>//[^\n]*)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<word>\w+)|(?P<other>[\s\S])"""
-)
-
-
 def operand_span(source: str, span: Span) -> Span:
     """Return the span of an operand without the parentheses around it, its own or halves of others."""
     low, high = span
     opened: list[re.Match[str]] = []
-    for token in _tokens(source, low, high):
+    for token in tokens(source, low, high):
         if token.lastgroup == "open":
             opened.append(token)
         elif token.lastgroup == "close":
@@ -274,7 +268,7 @@ def operand_span(source: str, span: Span) -> Span:
 def _colon(source: str, low: int, high: int) -> int:
     """Return the place of the colon for the question mark just before `low`."""
     depth = 0
-    for token in _tokens(source, low, high):
+    for token in tokens(source, low, high):
         depth += {"open": 1, "close": -1}.get(token.lastgroup or "", 0)
         if depth == 0 and token.group() == ":":
             return token.start()  # a nested choice before the colon needs parentheses in CEL
@@ -283,29 +277,19 @@ def _colon(source: str, low: int, high: int) -> int:
 
 def _strip_parentheses(source: str, low: int, high: int) -> Span:
     """Return a span without the pairs of parentheses that enclose all of it."""
-    tokens = [token for token in _tokens(source, low, high) if token.lastgroup != "comment" and not token.group().isspace()]
-    first, last = 0, len(tokens) - 1
-    while first < last and tokens[first].group() == "(" and _find_closing(tokens, first) == last:
-        low, high = tokens[first].end(), tokens[last].start()
+    parts = [token for token in tokens(source, low, high) if token.lastgroup != "comment" and not token.group().isspace()]
+    first, last = 0, len(parts) - 1
+    while first < last and parts[first].group() == "(" and _find_closing(parts, first) == last:
+        low, high = parts[first].end(), parts[last].start()
         first, last = first + 1, last - 1
     return low, high
 
 
-def _find_closing(tokens: Sequence[re.Match[str]], opening: int) -> int:
+def _find_closing(parts: Sequence[re.Match[str]], opening: int) -> int:
     """Return the index of the token that closes an opening one, or -1."""
     depth = 0
-    for index in range(opening, len(tokens)):
-        depth += {"open": 1, "close": -1}.get(tokens[index].lastgroup or "", 0)
+    for index in range(opening, len(parts)):
+        depth += {"open": 1, "close": -1}.get(parts[index].lastgroup or "", 0)
         if depth == 0:
             return index
     return -1
-
-
-def _tokens(source: str, low: int, high: int) -> Iterator[re.Match[str]]:
-    at = low
-    while at < high:
-        token = _TOKEN.match(source, at, high)
-        if token is None:
-            return
-        yield token
-        at = token.end()

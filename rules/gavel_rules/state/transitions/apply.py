@@ -11,6 +11,7 @@ from typing import Final
 from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.approvals import forget_ended_decisions
+from gavel_rules.state.transitions.counters import count_event, expire_entries
 from gavel_rules.state.transitions.decisions import apply_decision, apply_proposal
 from gavel_rules.state.transitions.evidence import apply_fact, apply_observation, apply_tool_call, apply_tool_result
 from gavel_rules.state.transitions.executions import apply_execution, apply_late_report, receive_derived_fact
@@ -29,9 +30,13 @@ def apply_event(store: Store, event: RecordedEvent, recorded_at_ms: int) -> None
         forget_lapsed_traces(store)
         if store.decision_ends:
             forget_ended_decisions(store)
+        if store.counters:
+            expire_entries(store)
     touch_trace(store, event.trace_id)
     if store.semantics.binds_versions:
         note_versions(store, event)
+    if store.counters:
+        count_event(store, event)
     _TRANSITIONS[event.payload](store, event)
 
 

@@ -16,6 +16,7 @@ from gavel_rules.events.timestamps import milliseconds
 from gavel_rules.limits import LATE_REPORT_MS_MAX
 from gavel_rules.state.records import APPROVED, AWAITING_FACTS, EndedDecision, LiveDecision
 from gavel_rules.state.store import Store
+from gavel_rules.state.transitions.counters import release
 
 
 def approve(store: Store, event: RecordedEvent, decision: Decision, proposal: StoredEvent) -> None:
@@ -63,6 +64,8 @@ def end_decision(store: Store, live: LiveDecision) -> None:
     if live.timer_due_ms:
         store.unschedule(store.timers, (live.timer_due_ms, live.sequence_number, live.decision_id))
     store.drop(store.decisions, live.decision_id)
+    if store.counters:
+        release(store, live)
     if live.unreported_attempts:
         store.put(store.ended_decisions, live.decision_id, EndedDecision(live, store.recorded_at_ms))
         store.schedule(store.decision_ends, (store.recorded_at_ms, live.decision_id))

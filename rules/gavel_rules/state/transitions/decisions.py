@@ -22,6 +22,7 @@ from gavel_rules.state.records import (
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.approvals import approve, end_decision, end_decision_if_complete, free_conflict_key, update_decision
 from gavel_rules.state.transitions.contests import enter_contest, leave_contest
+from gavel_rules.state.transitions.counters import release
 from gavel_rules.state.transitions.reviews import close_review, open_review
 from gavel_rules.state.transitions.traces import close_action, count_rejections, end_review
 
@@ -63,7 +64,7 @@ def _refuse(store: Store, event: RecordedEvent, decision: Decision, proposal: Re
     if event.outcome == OUTCOME_NEEDS_HUMAN_REVIEW:
         review = event.event_id
         open_review(store, Review(review, event.sequence_number, event.envelope, "", proposal.envelope))
-    elif arms_fingerprint(reason_code):
+    elif arms_fingerprint(reason_code) and not decision.counters:  # what its counters give may have changed at the next proposal
         refusal_fingerprint = fingerprint(proposal.proposal)
     rejections = NO_REJECTIONS
     if decision.consecutive_rejections:
@@ -122,4 +123,6 @@ def _resolve_execution_review(store: Store, event: RecordedEvent, decision: Deci
     else:
         # The key is free, but facts derived from reports may still come (constitution §7.2).
         free_conflict_key(store, live)
+        if store.counters:
+            release(store, live)
         end_decision_if_complete(store, update_decision(store, live, event, phase=AWAITING_FACTS, review="", grant=None, is_revoked=True))

@@ -12,6 +12,7 @@ from gavel_rules.identity.attestation import caller_identity
 from gavel_rules.state.records import AWAITING_FACTS, EXECUTING, Holder, LiveDecision
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.approvals import end_decision_if_complete, reopen_decision, update_decision
+from gavel_rules.state.transitions.counters import settle
 
 
 def apply_execution(store: Store, event: RecordedEvent) -> None:
@@ -62,6 +63,8 @@ def _report(store: Store, event: RecordedEvent, execution: Execution, live: Live
     decision = live.decision.decision
     rule_set = store.rule_set(decision.policy_id, decision.policy_version) if decision.rule_set_digest else None
     facts = derivation.derive(event.envelope, live.decision, rule_set)
+    if store.counters:
+        settle(store, live, execution)
     update_decision(
         store,
         live,
@@ -83,6 +86,8 @@ def apply_late_report(store: Store, event: RecordedEvent) -> None:
     ended = store.ended_decisions.get(execution.decision_id)
     live = reopen_decision(store, ended) if ended is not None else store.decisions.get(execution.decision_id)
     if live is not None:
+        if store.counters:
+            settle(store, live, execution)
         update_decision(store, live, event, unreported_attempts=_without(live.unreported_attempts, execution.attempt))
 
 

@@ -19,6 +19,7 @@ from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
 from gavel_rules.state.records import ActiveRuleSet, ClockAcceptance, DeployedGrants, DeployedRuleSet, GrantsInForce, ShadowRuleSet
 from gavel_rules.state.store import Store
 from gavel_rules.state.transitions.contests import rekey_candidates
+from gavel_rules.state.transitions.counters import fill_counter, keep_counters, open_counters
 from gavel_rules.state.transitions.tools import bind_tool, register_contract, register_provider, unbind_tool
 from gavel_rules.state.transitions.traces import begin_counts_anew
 
@@ -94,6 +95,12 @@ def _deactivate_rule_set(store: Store, envelope: Envelope) -> None:
     _refresh_actions(store)
 
 
+def _open_counters(store: Store, envelope: Envelope) -> None:
+    opened = envelope.fact.counters_opened
+    counters = store.rule_sets[opened.policy_id, opened.version].rule_set.counters
+    open_counters(store, [counter for counter in counters.values() if counter.digest in opened.digests])
+
+
 def _deploy_grants(store: Store, envelope: Envelope) -> None:
     deployed = envelope.fact.grants_deployed
     attestation = envelope.attestation
@@ -119,6 +126,7 @@ def _deploy_grants(store: Store, envelope: Envelope) -> None:
 
 def _refresh_actions(store: Store) -> None:
     active = {policy_id: active.rule_set for policy_id, active in store.active_rule_sets.items()}
+    keep_counters(store)
     store.set("active_actions", actions_by_type(active.values()))
     store.set("shadows_by_action", shadows_by_type(active, store.shadows))
 
@@ -131,6 +139,8 @@ _TRANSITIONS: Final[Mapping[str, Callable[[Store, Envelope], None]]] = {
     "rule_set_deployed": _deploy_rule_set,
     "rule_set_activated": _activate_rule_set,
     "rule_set_deactivated": _deactivate_rule_set,
+    "counters_opened": _open_counters,
+    "counter_filled": lambda store, envelope: fill_counter(store, envelope.fact.counter_filled),
     "grants_deployed": _deploy_grants,
     "tool_contract_registered": register_contract,
     "tool_provider_registered": register_provider,

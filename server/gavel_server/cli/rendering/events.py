@@ -235,6 +235,13 @@ def _system_fact(fact: Fact, system: str) -> str:
             deployed = fact.rule_set_deployed
             what = f"rule set {deployed.policy_id} {deployed.version} deployed"
             return f"{what}{_cause(deployed.principal, deployed.reason)}, {short_digest(deployed.digest)}"
+        case "counters_opened":
+            opened = fact.counters_opened
+            return f"counters of rule set {opened.policy_id} {opened.version} opened: {len(opened.digests)}"
+        case "counter_filled":
+            filled = fact.counter_filled
+            rest = "" if filled.complete else ", more follow"
+            return f"counter {short_digest(filled.digest)} filled with {len(filled.entries)} entries{rest}"
         case "rule_set_activated":
             activated = fact.rule_set_activated
             before = f" in place of {activated.previous_version}" if activated.previous_version else ""

@@ -229,6 +229,7 @@ class Decision(_message.Message):
     REJECTION_COUNTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REVIEW_POLICY_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
     """The envelope's event_id."""
     proposal_id: _builtins.str
@@ -327,6 +328,10 @@ class Decision(_message.Message):
     def review_policy(self) -> Global___ReviewPolicy:
         """For a review: who has to resolve it. Unset: one person."""
 
+    @_builtins.property
+    def counters(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterReading]:
+        """The counters that the rules could read, with their values at the time of the decision."""
+
     def __init__(
         self,
         *,
@@ -363,14 +368,55 @@ class Decision(_message.Message):
         rejection_counts: Global___RejectionCounts | None = ...,
         reason: _reason_code_pb2.ReasonCode.ValueType = ...,
         review_policy: Global___ReviewPolicy | None = ...,
+        counters: _abc.Iterable[Global___CounterReading] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["contest", b"contest", "evaluated_at", b"evaluated_at", "params", b"params", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "decision_id", b"decision_id", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason", b"reason", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_facts", b"absent_facts", "action_type", b"action_type", "active_policy_ids", b"active_policy_ids", "active_rule_sets", b"active_rule_sets", "arbiter_version", b"arbiter_version", "compensates_decision_id", b"compensates_decision_id", "conflict_key", b"conflict_key", "conflict_with_proposal_ids", b"conflict_with_proposal_ids", "consecutive_rejections", b"consecutive_rejections", "contest", b"contest", "counters", b"counters", "decision_id", b"decision_id", "engine_verdicts", b"engine_verdicts", "evaluated_at", b"evaluated_at", "outcome", b"outcome", "params", b"params", "pinned_facts", b"pinned_facts", "policy_id", b"policy_id", "policy_version", b"policy_version", "previous_decision_id", b"previous_decision_id", "proposal_id", b"proposal_id", "reason", b"reason", "reason_code", b"reason_code", "rejection_counts", b"rejection_counts", "retry_hint", b"retry_hint", "retry_policy", b"retry_policy", "review_policy", b"review_policy", "rule_id", b"rule_id", "rule_matches", b"rule_matches", "rule_set_digest", b"rule_set_digest", "state_version", b"state_version", "terminal", b"terminal", "valid_until", b"valid_until", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class CounterReading(_message.Message):
+    """A counter as a decision read it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_ID_FIELD_NUMBER: _builtins.int
+    COUNTER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    FREES_AT_FIELD_NUMBER: _builtins.int
+    policy_id: _builtins.str
+    """The rule set that declares the counter."""
+    counter: _builtins.str
+    """The counter."""
+    key: _builtins.str
+    """The group that was read; empty for a counter without groups."""
+    value: _builtins.float
+    """The value."""
+    @_builtins.property
+    def frees_at(self) -> _timestamp_pb2.Timestamp:
+        """When the next event stops counting. Unset: none does by the passing of time."""
+
+    def __init__(
+        self,
+        *,
+        policy_id: _builtins.str = ...,
+        counter: _builtins.str = ...,
+        key: _builtins.str = ...,
+        value: _builtins.float = ...,
+        frees_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frees_at", b"frees_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "frees_at", b"frees_at", "key", b"key", "policy_id", b"policy_id", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterReading: _TypeAlias = CounterReading  # noqa: Y015
 
 @_typing.final
 class ReviewPolicy(_message.Message):

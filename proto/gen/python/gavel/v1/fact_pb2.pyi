@@ -3,11 +3,13 @@
 isort:skip_file
 Facts, and facts about Gavel itself (constitution §4.7)."""
 
+from collections import abc as _abc
 from gavel.v1 import tool_pb2 as _tool_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -162,6 +164,8 @@ class Fact(_message.Message):
     GRANTS_DEPLOYED_FIELD_NUMBER: _builtins.int
     REVIEW_VOTED_FIELD_NUMBER: _builtins.int
     TOOL_UNBOUND_FIELD_NUMBER: _builtins.int
+    COUNTERS_OPENED_FIELD_NUMBER: _builtins.int
+    COUNTER_FILLED_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Dotted name, e.g. "order.status": parts of [a-z0-9_-] joined by dots, starting with a letter, at most 256
     characters.
@@ -246,6 +250,14 @@ class Fact(_message.Message):
     def tool_unbound(self) -> _tool_pb2.ToolUnbound:
         """The binding of a tool ended."""
 
+    @_builtins.property
+    def counters_opened(self) -> Global___CountersOpened:
+        """Counters of a rule set count from this event on, before the rule set is activated."""
+
+    @_builtins.property
+    def counter_filled(self) -> Global___CounterFilled:
+        """A counter got entries from before it was opened."""
+
     def __init__(
         self,
         *,
@@ -273,12 +285,14 @@ class Fact(_message.Message):
         grants_deployed: Global___GrantsDeployed | None = ...,
         review_voted: Global___ReviewVoted | None = ...,
         tool_unbound: _tool_pb2.ToolUnbound | None = ...,
+        counters_opened: Global___CountersOpened | None = ...,
+        counter_filled: Global___CounterFilled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "grants_deployed", b"grants_deployed", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "counter_filled", b"counter_filled", "counters_opened", b"counters_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "grants_deployed", b"grants_deployed", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "grants_deployed", b"grants_deployed", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arbiter_version_changed", b"arbiter_version_changed", "bus_opened", b"bus_opened", "clock_accepted", b"clock_accepted", "counter_filled", b"counter_filled", "counters_opened", b"counters_opened", "cross_check_changed", b"cross_check_changed", "data_loss_accepted", b"data_loss_accepted", "decision_id", b"decision_id", "derivation_rule_id", b"derivation_rule_id", "derivation_rule_version", b"derivation_rule_version", "execution_id", b"execution_id", "grants_deployed", b"grants_deployed", "key", b"key", "max_age_ms", b"max_age_ms", "observed_from", b"observed_from", "review_resolved", b"review_resolved", "review_voted", b"review_voted", "revocation_requested", b"revocation_requested", "rule_set_activated", b"rule_set_activated", "rule_set_deactivated", b"rule_set_deactivated", "rule_set_deployed", b"rule_set_deployed", "system", b"system", "tool_bound", b"tool_bound", "tool_contract_registered", b"tool_contract_registered", "tool_provider_registered", b"tool_provider_registered", "tool_unbound", b"tool_unbound", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted", "grants_deployed", "review_voted", "tool_unbound"]  # noqa: Y015
+    _WhichOneofReturnType_system: _TypeAlias = _typing.Literal["bus_opened", "arbiter_version_changed", "cross_check_changed", "rule_set_deployed", "rule_set_activated", "rule_set_deactivated", "review_resolved", "revocation_requested", "data_loss_accepted", "tool_contract_registered", "tool_provider_registered", "tool_bound", "clock_accepted", "grants_deployed", "review_voted", "tool_unbound", "counters_opened", "counter_filled"]  # noqa: Y015
     _WhichOneofArgType_system: _TypeAlias = _typing.Literal["system", b"system"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_system) -> _WhichOneofReturnType_system | None: ...
 
@@ -481,6 +495,126 @@ class RuleSetActivated(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RuleSetActivated: _TypeAlias = RuleSetActivated  # noqa: Y015
+
+@_typing.final
+class CountersOpened(_message.Message):
+    """The counters of a rule set that no rule set in force has. They count from this event on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    policy_id: _builtins.str
+    """The rule set."""
+    version: _builtins.int
+    """Its version."""
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Digests of the counters."""
+
+    def __init__(
+        self,
+        *,
+        policy_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountersOpened: _TypeAlias = CountersOpened  # noqa: Y015
+
+@_typing.final
+class CounterFilled(_message.Message):
+    """Entries of a counter from before it was opened. Several events may fill one counter; the last one has `complete`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    FULL_UNTIL_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Digest of the counter."""
+    complete: _builtins.bool
+    """Whether the counter now holds all of its past."""
+    opened_at: _builtins.int
+    """The sequence number of the event that opened the counter."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterEntry]:
+        """Entries that had not lapsed."""
+
+    @_builtins.property
+    def full_until(self) -> _timestamp_pb2.Timestamp:
+        """Unset: nothing of the past is missing. Else an event could not be counted, and the counter gives no number until then."""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        entries: _abc.Iterable[Global___CounterEntry] | None = ...,
+        complete: _builtins.bool = ...,
+        full_until: _timestamp_pb2.Timestamp | None = ...,
+        opened_at: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["full_until", b"full_until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "digest", b"digest", "entries", b"entries", "full_until", b"full_until", "opened_at", b"opened_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CounterFilled: _TypeAlias = CounterFilled  # noqa: Y015
+
+@_typing.final
+class CounterEntry(_message.Message):
+    """An event that counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LAPSES_AT_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    entry_id: _builtins.str
+    """The decision_id of an approval, the event_id of any other event; of an observation with "/" and the key."""
+    group: _builtins.str
+    """The group."""
+    amount: _builtins.int
+    """1 for each event counted, or the amount in the counter's smallest unit."""
+    text: _builtins.str
+    """The text of which different ones are counted."""
+    sequence_number: _builtins.int
+    """The event's place in the log."""
+    @_builtins.property
+    def lapses_at(self) -> _timestamp_pb2.Timestamp:
+        """When the entry no longer counts. Unset: when its decision ends."""
+
+    def __init__(
+        self,
+        *,
+        entry_id: _builtins.str = ...,
+        group: _builtins.str = ...,
+        amount: _builtins.int = ...,
+        text: _builtins.str = ...,
+        lapses_at: _timestamp_pb2.Timestamp | None = ...,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "lapses_at", b"lapses_at", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "entry_id", b"entry_id", "group", b"group", "lapses_at", b"lapses_at", "sequence_number", b"sequence_number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["amount", "text"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___CounterEntry: _TypeAlias = CounterEntry  # noqa: Y015
 
 @_typing.final
 class RuleSetDeactivated(_message.Message):

@@ -101,6 +101,8 @@ class _ReasonCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReasonCode
     """An attempt may not start: the decision is not an approval."""
     REASON_CODE_EXECUTION_VERSION_MISMATCH: _ReasonCode.ValueType  # 39
     """An attempt may not start: the executor runs other versions than those that the trace is bound to."""
+    REASON_CODE_COUNTER_FULL: _ReasonCode.ValueType  # 40
+    """A counter gives no number, or has no room for the approval."""
 
 class ReasonCode(_ReasonCode, metaclass=_ReasonCodeEnumTypeWrapper):
     """ReasonCode is a reason of Gavel's own for a decision or for the refusal of an attempt. docs/arbitration.md lists for
@@ -186,4 +188,6 @@ REASON_CODE_NOT_APPROVED: ReasonCode.ValueType  # 38
 """An attempt may not start: the decision is not an approval."""
 REASON_CODE_EXECUTION_VERSION_MISMATCH: ReasonCode.ValueType  # 39
 """An attempt may not start: the executor runs other versions than those that the trace is bound to."""
+REASON_CODE_COUNTER_FULL: ReasonCode.ValueType  # 40
+"""A counter gives no number, or has no room for the approval."""
 Global___ReasonCode: _TypeAlias = ReasonCode  # noqa: Y015

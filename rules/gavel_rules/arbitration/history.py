@@ -1,0 +1,54 @@
+"""What the counters of a rule set give for a proposal: for its conditions, for its score, and in the decision.
+
+A counter that cannot tell, and a reservation for which a counter has no room, refuse the proposal: nothing unknown is permission.
+"""
+
+from __future__ import annotations
+
+from gavel.v1.decision_pb2 import CounterReading, Decision
+
+from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.language.engines.case import Case
+from gavel_rules.language.rule_set import CompiledAction
+from gavel_rules.state.state import State
+
+
+class HistoryReading:
+    """What an action's counters give: the numbers by variable, the rows for the decision, and the counters that cannot tell."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, float] = {}
+        self.rows: list[CounterReading] = []
+        self.full: list[str] = []
+
+
+def read_history(state: State, action: CompiledAction, case: Case, now_ms: int) -> HistoryReading:
+    """Return what the counters of an action give for a case. A read whose key has no value is left out, like an absent fact."""
+    reading = HistoryReading()
+    keys = action.counter_keys(case) if action.counter_reads else []
+    for position, key in enumerate(keys):
+        if key is None:
+            continue
+        counter = action.read_counters[position]
+        table = state.counters.get(counter.digest)
+        found = table.read(key, now_ms) if table is not None else None
+        if found is None:
+            reading.full.append(counter.name)
+            continue
+        reading.numbers[action.counter_reads[position].variable] = found.value
+        row = CounterReading(policy_id=action.policy_id, counter=counter.name, key=key, value=found.value)
+        if found.frees_at_ms:
+            set_timestamp(row.frees_at, found.frees_at_ms)
+        reading.rows.append(row)
+    for counter in action.reserving_counters:
+        table = state.counters.get(counter.digest)
+        if table is None or not table.has_room_for_one(now_ms):
+            reading.full.append(counter.name)
+    return reading
+
+
+def add_rows(decision: Decision, rows: list[CounterReading]) -> None:
+    """Add rows to a decision that it does not have yet."""
+    for row in rows:
+        if row not in decision.counters:
+            decision.counters.append(row)

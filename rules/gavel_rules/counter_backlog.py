@@ -1,0 +1,85 @@
+"""The past of counters: what they would hold if they had counted the log from its beginning.
+
+Counters count from their `CountersOpened` on. The server feeds the events before it to a backlog, and records the entries that have not
+lapsed as `CounterFilled`. A replay does the same and compares. The log alone therefore gives the state of every counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from gavel.v1.envelope_pb2 import Envelope
+from gavel.v1.fact_pb2 import CounterEntry as EntryMessage
+from gavel.v1.fact_pb2 import CounterFilled
+
+from gavel_rules.events.timestamps import set_timestamp
+from gavel_rules.language.counters.counter import NEVER_MS, CompiledCounter
+from gavel_rules.state.counters import ALL_GROUPS, CounterEntry, CounterTable
+from gavel_rules.state.state import State
+from gavel_rules.state.transitions.counters import open_counters
+
+# Entries in one event: an event holds at most 1 MiB, and an entry with a long group and text takes about 1 KB.
+ENTRIES_PER_FILL_MAX: Final = 500
+
+
+class CounterBacklog:
+    """Counts the events of a log before `opened_at`, fed in order from the first."""
+
+    def __init__(self, bus: str, counters: Iterable[CompiledCounter], opened_at: int) -> None:
+        self.state: Final = State(bus)
+        self._opened_at: Final = opened_at
+        counters = tuple(counters)
+        open_counters(self.state.store, counters, is_pinned=True)
+        self._tables: Final = {counter.digest: self.state.counters[counter.digest] for counter in counters}
+
+    @property
+    def head(self) -> int:
+        """The sequence number of the last event that was fed."""
+        return self.state.head
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has every event before the counters were opened."""
+        return self.state.head >= self._opened_at - 1
+
+    def feed(self, envelope: Envelope) -> None:
+        """Count the next event. Events from `opened_at` on are left out: the counters count them themselves."""
+        if envelope.sequence_number < self._opened_at:
+            self.state.apply(envelope)
+            self.state.commit()
+
+    def fills(self, now_ms: int) -> Iterator[CounterFilled]:
+        """Yield the events that fill the counters at a time, in order; the last one of each counter is `complete`."""
+        for digest in sorted(self._tables):
+            table = self._tables[digest]
+            entries = [entry for entry in table.entries.values() if entry.lapses_at_ms > now_ms]
+            entries.sort(key=_place)
+            for start in range(0, max(len(entries), 1), ENTRIES_PER_FILL_MAX):
+                chunk = entries[start : start + ENTRIES_PER_FILL_MAX]
+                filled = CounterFilled(digest=digest, entries=map(_message, chunk), opened_at=self._opened_at)
+                filled.complete = start + len(chunk) == len(entries)
+                full_until_ms = _full_until_ms(table)
+                if filled.complete and full_until_ms > now_ms:
+                    set_timestamp(filled.full_until, full_until_ms)
+                yield filled
+
+
+def _place(entry: CounterEntry) -> tuple[int, str]:
+    return entry.number, entry.entry_id
+
+
+def _full_until_ms(table: CounterTable) -> int:
+    """Return until when something of the past is missing, in any group: the fill states it for all of them."""
+    return max(table.faults.values(), default=table.faults.get(ALL_GROUPS, 0))
+
+
+def _message(entry: CounterEntry) -> EntryMessage:
+    message = EntryMessage(entry_id=entry.entry_id, group=entry.group, sequence_number=entry.number)
+    if isinstance(entry.value, str):
+        message.text = entry.value
+    else:
+        message.amount = entry.value
+    if entry.lapses_at_ms != NEVER_MS:
+        set_timestamp(message.lapses_at, entry.lapses_at_ms)
+    return message

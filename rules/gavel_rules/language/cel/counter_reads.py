@@ -1,0 +1,65 @@
+"""Reads of counters in expressions: `history.NAME(key)` becomes a variable that both engines read as a plain number.
+
+A read is replaced by a name of the same length (`History.NAME_0` and spaces), so that every place in the text stays right. Reads of the
+same counter with the same key share a variable. Before an expression is evaluated, arbitration evaluates the keys and looks the counters
+up; a read whose key has no value leaves its variable absent, as an absent fact does.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gavel_rules.language.cel.tokens import closing_offset
+from gavel_rules.language.cel.vocabulary import COUNTER_READS
+
+# Different keys with which the expressions of an action may read one counter.
+KEYS_PER_COUNTER_MAX: Final = 36
+
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class CounterRead(NamedTuple):
+    """A counter that an action reads with a key. `key` is a CEL expression as the library is given it, "" for a counter without groups."""
+
+    counter: str
+    key: str
+    variable: str
+
+
+class ReadPlace(NamedTuple):
+    """The place of a read in a text."""
+
+    counter: str
+    start: int
+    opening: int  # of its parenthesis
+
+
+class CounterReads:
+    """The reads of one action."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, str], CounterRead] = {}
+
+    def all(self) -> tuple[CounterRead, ...]:
+        """Return the reads in the order in which they were found."""
+        return tuple(self._by_key.values())
+
+    def find(self, text: str, place: ReadPlace) -> tuple[CounterRead, bool] | None:
+        """Return the read at a place, and whether it is new; None if the action reads the counter with too many keys."""
+        key = text[place.opening + 1 : closing_offset(text, place.opening)].strip()
+        known = self._by_key.get((place.counter, key))
+        if known is not None:
+            return known, False
+        number = sum(1 for counter, _ in self._by_key if counter == place.counter)
+        if number >= KEYS_PER_COUNTER_MAX:
+            return None
+        read = CounterRead(place.counter, key, f"{COUNTER_READS}.{place.counter}_{_DIGITS[number]}")
+        self._by_key[place.counter, key] = read
+        return read, True
+
+    @staticmethod
+    def replace(text: str, place: ReadPlace, read: CounterRead) -> str:
+        """Return the text with the read at a place replaced by its variable, and spaces to its length. Line breaks stay."""
+        end = closing_offset(text, place.opening) + 1
+        rest = text[place.start + len(read.variable) : end]
+        return text[: place.start] + read.variable + "".join("\n" if character == "\n" else " " for character in rest) + text[end:]

@@ -1,0 +1,196 @@
+"""Checks the counters of a document and compiles them.
+
+A counter counts events of actions that its own document declares: their schemas give the params their types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from gavel_rules.language.cel.checker import Environment, ScopedExpression
+from gavel_rules.language.cel.vocabulary import BOOL, DOUBLE, DYN, INT, STRING, Field, ValueType, counted_event_scope
+from gavel_rules.language.counters.counter import COUNT, DISTINCT, CompiledCounter, CounterExpressions, aggregate_of
+from gavel_rules.language.document.canonical_form import compute_digest, to_canonical_json
+from gavel_rules.language.document.diagnostics import Messages, Path
+from gavel_rules.language.document.models import CounterPart, RuleSetPart
+from gavel_rules.language.document.params_schema import ParamsSchema
+from gavel_rules.language.document.source import Source
+from gavel_rules.text import suggestion
+
+_FACT_TYPES: Final[Mapping[str, ValueType]] = {"string": STRING, "number": DOUBLE, "integer": INT, "boolean": BOOL}
+_OF_FACTS: Final = ("facts", "observations")
+
+
+class CheckedCounters(NamedTuple):
+    """The counters of a document: those without mistakes, and the type of each, as far as it is known, for conditions."""
+
+    compiled: Mapping[str, CompiledCounter]
+    types: Mapping[str, ValueType]
+
+
+def check_counters(
+    part: RuleSetPart, schemas: Mapping[str, ParamsSchema | None], source: Source, messages: Messages
+) -> CheckedCounters | None:
+    """Return the counters of a document, and record the mistakes of the others. None in the language's first version."""
+    counters: Mapping[str, CounterPart] = getattr(part, "counters", {})
+    if getattr(part, "gavel", "v1") == "v1":
+        if counters:
+            place = source.locate_key(("counters",))
+            messages.add(place, "wrong-version", "counters need the language's second version", "write `gavel: v2`")
+        return None
+    compiled: dict[str, CompiledCounter] = {}
+    types: dict[str, ValueType] = {}
+    for name, counter in counters.items():
+        checker = _CounterChecker(name, counter, part, schemas, source, messages)
+        result = checker.check()
+        if result is not None:
+            compiled[name] = result
+        arguments = 1 if getattr(counter, "by", None) is not None else 0
+        types[name] = ValueType("counter", checker.value_type, size_max=arguments)
+    return CheckedCounters(compiled, types)
+
+
+class _CounterChecker:
+    """Checks one counter. Attributes of its model may be missing: see `read_document`."""
+
+    def __init__(
+        self,
+        name: str,
+        part: CounterPart,
+        document: RuleSetPart,
+        schemas: Mapping[str, ParamsSchema | None],
+        source: Source,
+        messages: Messages,
+    ) -> None:
+        self._name = name
+        self._path: Path = ("counters", name)
+        self._part = part
+        self._document = document
+        self._schemas = schemas
+        self._source = source
+        self._messages = messages
+        self.value_type = DYN
+
+    def check(self) -> CompiledCounter | None:
+        """Return the counter, or record its mistakes and return None."""
+        before = len(self._messages)
+        part = self._part
+        self._check_keys()
+        actions = self._matched_actions()
+        schemas = {action: schema for action in actions if (schema := self._schemas.get(action)) is not None}
+        if len(self._messages) > before or len(schemas) < len(actions):
+            return None  # a schema with a mistake is reported with its action
+        environment = Environment(counted_event_scope(part.of, _shared_params(schemas), self._fact_type()))
+        aggregate = aggregate_of(part)
+        amount = None
+        self.value_type = INT
+        if aggregate != COUNT:
+            amount = self._check_expression(environment, aggregate, "STRING" if aggregate == DISTINCT else "NUMBER")
+            if amount is not None and aggregate != DISTINCT and amount.expression.result != "INT":
+                self.value_type = DOUBLE
+        where = self._check_expression(environment, "where", "BOOL")
+        by = self._check_expression(environment, "by", "STRING")
+        settle = None
+        if part.settle is not None:
+            reports = Environment(counted_event_scope("executions", _shared_params(schemas), DYN))
+            settle = self._check_expression(reports, "settle", "STRING" if aggregate == DISTINCT else "NUMBER")
+        if len(self._messages) > before:
+            return None
+        return CompiledCounter(
+            self._name, self._digest(schemas), part, CounterExpressions(where, by, amount, settle), schemas, self.value_type
+        )
+
+    def _check_keys(self) -> None:
+        """Record keys that are missing, or that contradict each other."""
+        part = self._part
+        source = getattr(part, "of", "")
+        if source in _OF_FACTS:
+            self._require("fact", f"a counter of {source} needs the keys of the facts", "add e.g. `fact: order.refunded`")
+            self._refuse("action", f"a counter of {source} counts facts, not actions", "remove it; compare `value` or `producer.id`")
+        elif source:
+            self._require("action", f"a counter of {source} needs the actions that it counts", "add e.g. `action: refund.create`")
+            self._refuse("fact", f"a counter of {source} counts actions, not facts", "remove it, or write `of: facts`")
+        windows = [key for key in ("window_ms", "calendar") if getattr(part, key, None) is not None]
+        if not windows:
+            self._require("window_ms", "the counter has no window", "add `window_ms`, or `calendar`")
+        elif len(windows) == 2:
+            self._refuse("calendar", "the counter has two windows", "remove `calendar` or `window_ms`")
+        aggregates = [key for key in ("sum", "distinct", "min", "max", "last") if getattr(part, key, None) is not None]
+        for key in aggregates[1:]:
+            self._refuse(key, f"the counter already has `{aggregates[0]}`", "declare another counter")
+        if getattr(part, "keep", None) is not None and source != "approvals":
+            self._refuse("keep", "only approvals are reserved", "remove it, or write `of: approvals`")
+        if getattr(part, "settle", None) is not None:
+            if getattr(part, "keep", None) is None:
+                self._refuse("settle", "only reserved approvals are settled", "add `keep: reserved`")
+            elif not aggregates:
+                self._refuse("settle", "a counted approval has no amount to settle", "add `sum`")
+
+    def _require(self, key: str, message: str, hint: str) -> None:
+        if getattr(self._part, key, None) is None and (*self._path, key) not in self._source.broken_paths:
+            self._messages.add(self._source.locate_key(self._path), "missing-key", message, hint)
+
+    def _refuse(self, key: str, message: str, hint: str) -> None:
+        if getattr(self._part, key, None) is not None:
+            self._messages.add(self._source.locate_key((*self._path, key)), "unwanted-key", message, hint)
+
+    def _matched_actions(self) -> list[str]:
+        """Return the declared actions that the counter counts; record patterns that match none."""
+        declared = sorted(self._schemas)
+        matched: dict[str, None] = {}
+        for index, pattern in enumerate(getattr(self._part, "action", None) or ()):
+            prefix = pattern.removesuffix("*")
+            found = [name for name in declared if name == pattern or (prefix != pattern and name.startswith(prefix))]
+            if not found:
+                message = f"no action under `actions` is {pattern}, so the counter could not read its params"
+                place = self._source.locate_key((*self._path, "action", index))
+                self._messages.add(place, "undeclared-action", message, suggestion(pattern, declared, len(self._messages)))
+            matched.update(dict.fromkeys(found))
+        return list(matched)
+
+    def _fact_type(self) -> ValueType:
+        """Return the type of the counted facts' values, as the document's actions declare it."""
+        keys = getattr(self._part, "fact", None) or ()
+        types = {
+            _FACT_TYPES.get(fact.type, DYN)
+            for action in self._document.actions.values()
+            for fact in getattr(action, "facts", {}).values()
+            if getattr(fact, "key", None) in keys
+        }
+        return types.pop() if len(types) == 1 else DYN
+
+    def _check_expression(self, environment: Environment, key: str, result: str) -> ScopedExpression | None:
+        text = getattr(self._part, key, None)
+        if text is None:
+            return None
+        path: Path = (*self._path, key)
+
+        def report(offset: int, code: str, message: str, hint: str) -> None:
+            self._messages.add(self._source.locate_within(path, offset), code, message, hint)
+
+        checked = environment.check(text, report, result)
+        return None if checked is None else ScopedExpression(environment, checked)
+
+    def _digest(self, schemas: Mapping[str, ParamsSchema]) -> str:
+        """Return the digest of all that determines what the counter counts: its keys, and the schemas of its actions."""
+        document: Any = self._source.data
+        counted = document["counters"][self._name]
+        params = {name: document["actions"][name]["params"] for name in schemas}
+        value = self._fact_type().kind
+        return compute_digest(to_canonical_json(json.loads(json.dumps({"counter": counted, "params": params, "value": value}))))
+
+
+def _shared_params(schemas: Mapping[str, ParamsSchema]) -> ValueType:
+    """Return the params that all actions declare with the same type; one that an action may lack is optional."""
+    types = [schema.type for schema in schemas.values()]
+    if not types:
+        return ValueType("object")
+    first, *others = types
+    fields: dict[str, Field] = {}
+    for name, field in first.fields.items():
+        same = [other.fields.get(name) for other in others]
+        if all(one is not None and one.type == field.type for one in same):
+            fields[name] = Field(field.type, field.required and all(one is not None and one.required for one in same))
+    return ValueType("object", fields=fields)

@@ -1,0 +1,228 @@
+"""A counter of a rule set, compiled: what it reads of one event.
+
+A counter is a pure function of events: whether an event counts, in which group, with which amount, and until when. `gavel_rules.state`
+keeps the entries. Amounts of money are added as whole numbers of the counter's smallest unit (`scale` decimal places), never as floats,
+whose sum would depend on their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_CEILING, Decimal
+from typing import Final, NamedTuple
+
+from gavel_rules.errors import CaseError
+from gavel_rules.language.cel.checker import ScopedExpression
+from gavel_rules.language.cel.tree_queries import find_presence_tests, find_variables
+from gavel_rules.language.cel.vocabulary import ValueType
+from gavel_rules.language.document.models import CounterPart
+from gavel_rules.language.document.params_schema import ParamsSchema
+from gavel_rules.language.engines.case import Case, CaseReader
+from gavel_rules.language.engines.cel import Program, condition_source
+
+# The greatest whole number that a group may reach, in its smallest unit: a double holds it exactly.
+TOTAL_MAX: Final = 2**53
+GROUP_LENGTH_MAX: Final = 256
+# The time at which an entry lapses that counts until its decision ends.
+NEVER_MS: Final = 2**62
+
+COUNT: Final = "count"
+SUM: Final = "sum"
+DISTINCT: Final = "distinct"
+LAST: Final = "last"
+MIN: Final = "min"
+MAX: Final = "max"
+# The keys of a counter that say what is added up; without one, events are counted.
+AGGREGATES: Final = (SUM, DISTINCT, MIN, MAX, LAST)
+
+_CASE_ROOTS: Final = ("params", "subject", "producer")
+
+
+class CountedEvent(NamedTuple):
+    """An event as a counter's expressions read it."""
+
+    action_type: str  # "" for facts and observations
+    params: dict[str, object]
+    subject: str
+    producer_type: str
+    producer_id: str
+    producer_version: str
+    others: Mapping[str, object]  # trace.id, value, outcome, reason_code and execution, by variable
+
+
+class Amount(NamedTuple):
+    """The amount with which an event counts in a group. `value` is 1, a whole number of the counter's smallest unit, or a text."""
+
+    group: str
+    value: int | str
+
+
+class CounterError(CaseError):
+    """An event cannot be counted: an expression of the counter errs, or gives a value that no group can hold."""
+
+
+class _Expression:
+    """One expression over counted events."""
+
+    def __init__(self, scoped: ScopedExpression) -> None:
+        environment, expression = scoped
+        variables = dict(find_variables(expression.tree, environment.types))
+        self._reader = CaseReader(
+            [(name, type_) for name, type_ in variables.items() if name.partition(".")[0] in _CASE_ROOTS],
+            find_presence_tests(expression.tree),
+        )
+        self._others = [name for name in sorted(variables) if name.partition(".")[0] not in _CASE_ROOTS]
+        self._program = Program(environment, [condition_source(expression.source)])
+
+    def evaluate(self, event: CountedEvent) -> object:
+        """Return the value for an event; None if the expression errs."""
+        case = Case(
+            event.params,
+            {},
+            0.0,
+            0.0,
+            0.0,
+            0,
+            "",
+            event.subject,
+            event.producer_type,
+            event.producer_id,
+            event.producer_version,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
+        try:
+            values = self._reader.read(case)
+        except CaseError:
+            return None  # params of another version of the schema
+        others = event.others
+        for name in self._others:
+            if name in others:
+                values[name] = others[name]
+        answers = self._program.evaluate_all(values)
+        return None if answers is None else answers[0]
+
+
+class CounterExpressions(NamedTuple):
+    """The checked expressions of a counter; None for a key that its document does not have."""
+
+    where: ScopedExpression | None
+    by: ScopedExpression | None
+    amount: ScopedExpression | None
+    settle: ScopedExpression | None
+
+
+class CompiledCounter:
+    """A counter, compiled. Counters with equal digests count alike, whichever rule set declares them."""
+
+    def __init__(
+        self,
+        name: str,
+        digest: str,
+        part: CounterPart,
+        expressions: CounterExpressions,
+        schemas: Mapping[str, ParamsSchema],  # of the actions whose events it counts
+        value_type: ValueType,  # of what `history.NAME` gives
+    ) -> None:
+        self.name: Final = name
+        self.digest: Final = digest
+        self.source: Final = part.of
+        self.actions: Final = frozenset(schemas)
+        self.fact_keys: Final = frozenset(part.fact or ())
+        self.aggregate: Final = aggregate_of(part)
+        self.is_whole: Final = value_type.kind == "int"
+        self.scale: Final = 0 if self.is_whole else part.scale
+        self.window_ms: Final = part.window_ms or 0
+        self.is_reserved: Final = part.keep == "reserved"
+        self.has_groups: Final = part.by is not None
+        self.groups_max: Final = part.groups_max
+        self.entries_max: Final = part.entries_max
+        self.distinct_max: Final = part.distinct_max
+        self._schemas: Final = dict(schemas)
+        self._calendar_unit: Final = part.calendar.unit if part.calendar is not None else ""
+        self._offset: Final = _offset_of(part.calendar.time_zone) if part.calendar is not None else timedelta()
+        self._where: Final = _compile(expressions.where)
+        self._by: Final = _compile(expressions.by)
+        self._amount: Final = _compile(expressions.amount)
+        self._settle: Final = _compile(expressions.settle)
+
+    def amount_of(self, event: CountedEvent) -> Amount | None:
+        """Return the group and the amount of an event, None if it does not count. Raises CounterError."""
+        typed = self._typed(event)
+        if self._where is not None:
+            counts = self._where.evaluate(typed)
+            if not isinstance(counts, bool):
+                raise CounterError(f"`where` of counter {self.name} errs")
+            if not counts:
+                return None
+        group: object = "" if self._by is None else self._by.evaluate(typed)
+        if not isinstance(group, str) or len(group) > GROUP_LENGTH_MAX:
+            raise CounterError(f"`by` of counter {self.name} gives no text of at most {GROUP_LENGTH_MAX} characters")
+        if self._amount is None:
+            return Amount(group, 1)
+        return Amount(group, self._scaled(self._amount.evaluate(typed)))
+
+    def settled_amount(self, event: CountedEvent, approved: int | str) -> int | str:
+        """Return the amount of a reserved approval after its report. Raises CounterError."""
+        return approved if self._settle is None else self._scaled(self._settle.evaluate(self._typed(event)))
+
+    def lapse_ms(self, recorded_at_ms: int) -> int:
+        """Return the time from which an event recorded at `recorded_at_ms` no longer counts."""
+        if not self._calendar_unit:
+            return recorded_at_ms + self.window_ms
+        local = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=recorded_at_ms) + self._offset
+        end = _unit_end(local, self._calendar_unit) - self._offset
+        return round((end - datetime.fromtimestamp(0, UTC)) / timedelta(milliseconds=1))
+
+    def number(self, value: int) -> float | int:
+        """Return a whole number of the smallest unit as expressions read it."""
+        return value if self.is_whole else value / 10**self.scale
+
+    def _typed(self, event: CountedEvent) -> CountedEvent:
+        schema = self._schemas.get(event.action_type)
+        return event if schema is None else event._replace(params=schema.typed(event.params))
+
+    def _scaled(self, value: object) -> int | str:
+        if self.aggregate == DISTINCT:
+            if isinstance(value, str) and len(value) <= GROUP_LENGTH_MAX:
+                return value
+        elif isinstance(value, int) and not isinstance(value, bool):
+            if abs(value) * 10**self.scale <= TOTAL_MAX:
+                return int(value * 10**self.scale)
+        elif isinstance(value, float) and abs(value) * 10**self.scale <= TOTAL_MAX:
+            # Through its shortest decimal text: 0.1 is one tenth. Rounded up, so that a budget is never overrun by a fraction.
+            return int((Decimal(repr(value)) * Decimal(10) ** self.scale).to_integral_value(ROUND_CEILING))
+        raise CounterError(f"`{self.aggregate}` of counter {self.name} gives a value that cannot be counted")
+
+
+def aggregate_of(part: CounterPart) -> str:
+    """Return what a counter makes of its events: "count", or one of AGGREGATES."""
+    return next((key for key in AGGREGATES if getattr(part, key, None) is not None), COUNT)
+
+
+def _compile(scoped: ScopedExpression | None) -> _Expression | None:
+    return None if scoped is None else _Expression(scoped)
+
+
+def _offset_of(time_zone: str) -> timedelta:
+    if time_zone == "UTC":
+        return timedelta()
+    hours, minutes = time_zone[1:].split(":")
+    offset = timedelta(hours=int(hours), minutes=int(minutes))
+    return -offset if time_zone[0] == "-" else offset
+
+
+def _unit_end(local: datetime, unit: str) -> datetime:
+    """Return the end of the unit of the calendar that a local time is in."""
+    if unit == "hour":
+        return local.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    day = local.replace(hour=0, minute=0, second=0, microsecond=0)
+    if unit == "day":
+        return day + timedelta(days=1)
+    if unit == "week":
+        return day + timedelta(days=7 - day.weekday())
+    return (day.replace(day=1) + timedelta(days=32)).replace(day=1)

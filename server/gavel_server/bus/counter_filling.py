@@ -1,0 +1,36 @@
+"""Gives the counters of a rule set their past before the rule set is activated.
+
+The counters are opened first and count from there on. Then the log before that is read and counted beside the decisions, in short slices,
+and its entries are recorded. Decisions go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from gavel.v1.envelope_pb2 import Envelope
+from gavel_rules.commands import EventAnswer, FillCounter, OpenCounters
+from gavel_rules.counter_backlog import CounterBacklog
+from gavel_rules.language.rule_set import CompiledRuleSet
+
+from gavel_server.bus.sequencer import Sequencer
+from gavel_server.compile.precompiler import Precompiler
+from gavel_server.history.replay import pages
+from gavel_server.intake.event_ids import new_event_id
+
+
+async def fill_counters(sequencer: Sequencer, rule_set: CompiledRuleSet) -> None:
+    """Open the counters of a deployed rule set that lack their past, and fill them. Raises ServiceError and LogError."""
+    opened = (await sequencer.execute(OpenCounters(new_event_id(), rule_set.policy_id, rule_set.version))).answer
+    if not isinstance(opened, EventAnswer):
+        raise TypeError(f"OpenCounters was answered with {type(opened).__name__}")
+    opened_at = opened.envelope.sequence_number
+    digests = opened.envelope.fact.counters_opened.digests
+    counters = [counter for counter in rule_set.counters.values() if counter.digest in digests]
+    backlog = CounterBacklog(sequencer.bus, counters, opened_at)
+    before: Callable[[bytes], Awaitable[None]] = partial(Precompiler().before, backlog.state)
+    async for _ in pages(sequencer.log, opened_at - 1, lambda record: backlog.feed(Envelope.FromString(record.envelope)), before):
+        pass
+    for filled in backlog.fills(sequencer.now_ms()):
+        await sequencer.execute(FillCounter(new_event_id(), filled))

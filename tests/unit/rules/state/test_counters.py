@@ -1,0 +1,241 @@
+"""Counters: reservations, settlements, releases, windows, and their past, on the real core."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gavel.v1 import execution_pb2, fact_pb2
+from gavel.v1.decision_pb2 import Decision
+from gavel_rules import reason_codes
+from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, FillCounter, RuleSetPosition
+from gavel_rules.values import python_to_value
+
+from tests.support.driver import Core, compile_cached, document
+
+DAY_MS = 86_400_000
+SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
+FAILED = execution_pb2.EXECUTION_STATUS_FAILED
+PARTIAL = execution_pb2.EXECUTION_STATUS_PARTIAL
+
+PARAMS: dict[str, Any] = {
+    "type": "object",
+    "required": ["amount", "customer_id"],
+    "properties": {"amount": {"type": "number"}, "customer_id": {"type": "string", "maxLength": 40}},
+}
+FACTS: dict[str, Any] = {"status": {"key": "order.status", "type": "string", "max_age_ms": 10 * DAY_MS}}
+BUDGET: dict[str, Any] = {
+    "of": "approvals",
+    "action": "refund.create",
+    "by": "params.customer_id",
+    "sum": "params.amount",
+    "window_ms": DAY_MS,
+}
+RESERVED: dict[str, Any] = {**BUDGET, "keep": "reserved"}
+OVER = {
+    "id": "over-budget",
+    "when": "history.spent(params.customer_id) + params.amount > 1000.0",
+    "effect": "reject",
+    "reason_code": "DAILY_BUDGET",
+}
+OK = {"id": "ok", "when": 'facts.status == "delivered"', "effect": "approve"}
+
+
+def counted(counter: dict[str, Any] = RESERVED, *, over: dict[str, Any] = OVER, version: int = 1, **changes: Any) -> str:
+    """Return a rule set of the second version with the counter `spent`."""
+    text = document(FACTS, [over, OK], params=PARAMS, version=version, conflict_key='"order/" + string(now)', **changes)
+    data = json.loads(text)
+    for action in data["actions"].values():
+        action["conflict_key"] = "subject"
+    return json.dumps({**data, "gavel": "v2", "counters": {"spent": counter}})
+
+
+class Orders:
+    """A bus with the budget in force, on which each proposal is about an order of its own."""
+
+    def __init__(self, text: str | None = None) -> None:
+        self.core = Core(text if text is not None else counted())
+        self._orders = 0
+
+    def propose(self, amount: float, customer_id: str = "ann") -> Decision:
+        """Propose a refund of a delivered order, and return the decision."""
+        self._orders += 1
+        subject = f"order/{self._orders}"
+        status = self.core.fact("order.status", "delivered", subject=subject)
+        params = python_to_value({"amount": amount, "customer_id": customer_id}).struct_value
+        trace_id = f"trace-{self._orders}"
+        return self.core.decide([status], subject=subject, trace_id=trace_id, params=params, max_fact_age_ms=10 * DAY_MS)
+
+    def approve(self, amount: float, customer_id: str = "ann") -> Decision:
+        """Propose a refund that must be approved."""
+        decision = self.propose(amount, customer_id)
+        assert "" == decision.reason_code
+        return decision
+
+    def spent(self, customer_id: str = "ann") -> float:
+        """Return what the counter gives now."""
+        (table,) = self.core.state.counters.values()
+        reading = table.read(customer_id, self.core.now_ms)
+        assert reading is not None
+        return reading.value
+
+
+def test_a_budget_holds() -> None:
+    """Approvals add up within their group, and a decision names the counters that it read."""
+    orders = Orders()
+    orders.approve(600)
+    refusal = orders.propose(400.01)
+    assert ("DAILY_BUDGET", [("refunds", "spent", "ann", 600.0)]) == (
+        refusal.reason_code,
+        [(row.policy_id, row.counter, row.key, row.value) for row in refusal.counters],
+    )
+    orders.approve(400)
+    orders.approve(1000, "bob")
+    assert (1000.0, 1000.0, 0.0) == (orders.spent(), orders.spent("bob"), orders.spent("carl"))
+    orders.core.prove()
+
+
+def test_entries_lapse_with_their_window() -> None:
+    """An approval no longer counts once its window has passed, at the very millisecond, whether or not another event came."""
+    orders = Orders(counted(BUDGET))
+    orders.approve(600)
+    approved_at_ms = orders.core.now_ms
+    orders.core.now_ms = approved_at_ms + DAY_MS - 1
+    assert 600.0 == orders.spent()
+    orders.core.now_ms += 1
+    assert 0.0 == orders.spent()
+    orders.approve(1000)
+    assert 1000.0 == orders.spent()
+    orders.core.prove()
+
+
+def carried_out(orders: Orders, decision: Decision, status: execution_pb2.ExecutionStatus.ValueType, **changes: Any) -> None:
+    """Begin and report the work of an approval."""
+    core = orders.core
+    started = core.start(core.by_id[decision.decision_id])
+    core.report(started, status, **changes)
+
+
+def test_reservations_last_until_the_work_ends() -> None:
+    """A reserved approval counts beyond its window while its work may happen, then for the window after its report."""
+    orders = Orders(counted(RESERVED, decision_ttl_ms=2 * DAY_MS))
+    decision = orders.approve(600)
+    orders.core.now_ms += DAY_MS + 1
+    assert 600.0 == orders.spent()
+    carried_out(orders, decision, SUCCESS)
+    orders.core.now_ms += DAY_MS - 1
+    assert 600.0 == orders.spent()
+    orders.core.now_ms += 1
+    assert 0.0 == orders.spent()
+    orders.core.prove()
+
+
+def test_what_comes_to_nothing_is_released() -> None:
+    """An approval that expires, is revoked, or whose last attempt fails and is given up no longer counts."""
+    orders = Orders(counted(RESERVED, retry={"max_attempts": 1}))
+    orders.approve(100)
+    orders.core.tick(20_000)
+    assert 0.0 == orders.spent()
+    revoked = orders.approve(200)
+    orders.core.revoke(orders.core.by_id[revoked.decision_id])
+    assert 0.0 == orders.spent()
+    failing = orders.approve(300)
+    carried_out(orders, failing, FAILED)
+    assert 300.0 == orders.spent()  # a person may still let it be tried again
+    (review,) = orders.core.events_named("HumanReviewRequested")
+    orders.core.resolve(review, fact_pb2.REVIEW_VERDICT_REJECT)
+    assert 0.0 == orders.spent()
+    orders.core.prove()
+
+
+def test_settlement() -> None:
+    """The report may say a smaller amount than was approved; it counts from then on, rounded up to the counter's scale."""
+    orders = Orders(counted({**RESERVED, "settle": "double(execution.result.refunded)"}))
+    decision = orders.approve(600)
+    started = orders.core.start(orders.core.by_id[decision.decision_id])
+    orders.core.report(started, SUCCESS, result=python_to_value({"refunded": 12.341}).struct_value)
+    assert 12.35 == orders.spent()
+    orders.core.prove()
+
+
+def test_sums_are_exact() -> None:
+    """A thousand amounts of a tenth add up to a hundred, as no sum of floats does."""
+    orders = Orders(counted(BUDGET))
+    for _ in range(100):
+        orders.approve(0.1)
+    assert 10.0 == orders.spent()
+    assert 10.0 != sum([0.1] * 100)
+
+
+def test_a_counter_gets_its_past() -> None:
+    """A counter that comes into force on a bus with a history gives what it would have given from the beginning."""
+    orders = Orders(counted(BUDGET))
+    decisions = [orders.approve(amount, customer) for amount, customer in ((100, "ann"), (200, "bob"), (300, "ann"))]
+    carried_out(orders, decisions[0], SUCCESS)
+    orders.core.activate(counted(RESERVED, version=2))
+    assert (400.0, 200.0) == (orders.spent(), orders.spent("bob"))
+    carried_out(orders, decisions[1], FAILED)
+    orders.core.tick(60_000)
+    assert 100.0 == orders.spent()  # the other approval has expired
+    orders.core.prove()
+
+
+def test_ends_while_a_counter_is_filled() -> None:
+    """What ends between the opening of a counter and its fill counts as it ended, and not as the fill has it."""
+    orders = Orders(counted(BUDGET))
+    settled, expiring, _ = orders.approve(100), orders.approve(200, "bob"), orders.approve(400, "carl")
+    core = orders.core
+    text = counted({**RESERVED, "settle": "double(execution.result.refunded)"}, version=2)
+    rule_set = compile_cached(text)
+    core.run(DeployRuleSet(core.new_id(), rule_set, text))
+    backlog = core.open_counters(rule_set)
+    started = core.start(core.by_id[settled.decision_id])
+    core.report(started, SUCCESS, result=python_to_value({"refunded": 30}).struct_value)
+    core.revoke(core.by_id[expiring.decision_id])
+    orders.approve(50, "dora")
+    for filled in backlog.fills(core.now_ms):
+        assert isinstance(core.run(FillCounter(core.new_id(), filled)), EventAnswer)
+    assert isinstance(core.run(ActivateRuleSet(core.new_id(), "refunds", 2, None)), RuleSetPosition)
+    assert [30.0, 0.0, 400.0, 50.0] == [orders.spent(customer) for customer in ("ann", "bob", "carl", "dora")]
+    core.prove()
+
+
+@pytest.mark.parametrize(
+    ("counter", "expected"),
+    [
+        ({"distinct": "params.customer_id"}, [1, 2, 2, 2, 0]),
+        ({"min": "params.amount"}, [5.0, 5.0, 2.0, 2.0, 0.0]),
+        ({"max": "params.amount"}, [5.0, 7.0, 7.0, 9.0, 0.0]),
+        ({"last": "params.amount"}, [5.0, 7.0, 2.0, 9.0, 0.0]),
+        ({}, [1, 2, 3, 3, 0]),
+    ],
+)
+def test_aggregates(counter: dict[str, Any], expected: list[float]) -> None:
+    """Each aggregate gives what a look at the list of events gives, also after the first of them has lapsed."""
+    over = {**OVER, "when": "history.spent() > 1000"}
+    orders = Orders(counted({"of": "proposals", "action": "refund.*", "window_ms": 4_000 - 1, **counter}, over=over))
+    found = []
+    for amount, customer in ((5, "ann"), (7, "bob"), (2, "bob"), (9, "carl")):
+        orders.propose(amount, customer)
+        orders.core.now_ms += 1_000
+        found.append(orders.spent(""))
+    orders.core.now_ms += 3_000
+    assert expected == [*found, orders.spent("")]
+    orders.core.prove()
+
+
+def test_a_full_counter_refuses() -> None:
+    """A counter without room for one more group or entry lets no proposal pass, until an entry lapses."""
+    orders = Orders(counted({**BUDGET, "entries_max": 2}))
+    orders.approve(1)
+    orders.approve(2, "bob")
+    orders.approve(3, "bob")  # finds no room, so the counter can no longer tell
+    refusal = orders.propose(1, "carl")
+    assert (reason_codes.COUNTER_FULL, ["COUNTER_FULL"]) == (refusal.reason_code, [warning.code for warning in refusal.warnings])
+    orders.core.now_ms += DAY_MS + 60_000
+    orders.approve(1, "carl")
+    reserved = Orders(counted({**RESERVED, "groups_max": 1}))
+    reserved.approve(1)
+    assert reason_codes.COUNTER_FULL == reserved.propose(1).reason_code
+    reserved.core.prove()
