@@ -61,6 +61,8 @@ LIMITS_OF_DOCUMENTS: Final = (
     "language.cel.pattern_cost",
     "text",
     "language.cel.variables",
+    "language.cel.counter_reads",
+    "language.counters.counter",
     "language.rule_set",
 )
 # Named in the docs as not there yet.

@@ -47,8 +47,10 @@ _NO_TOTALS: Final = Totals(0, 0)
 class CounterTable:
     """The entries of one counter. Read it freely; `transitions.counters` alone changes it."""
 
-    def __init__(self, counter: CompiledCounter, opened_at: int) -> None:
+    def __init__(self, counter: CompiledCounter, opened_at: int, policy_id: str = "", version: int = 0) -> None:
         self.counter: Final = counter
+        self.policy_id: Final = policy_id  # the rule set for which it was opened
+        self.version: Final = version
         self.opened_at: Final = opened_at  # the sequence number from which on it counts events itself
         self.entries: Final[dict[str, CounterEntry]] = {}
         self.totals: Final[dict[str, Totals]] = {}

@@ -9,6 +9,7 @@ from gavel_rules.events.recorded_event import RecordedEvent
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import CompiledGrants
 from gavel_rules.language.rule_set import CompiledAction, CompiledRuleSet
+from gavel_rules.state.counters import CounterTable
 from gavel_rules.state.packed_evidence import unpack_evidence
 from gavel_rules.state.records import Candidate, ClosedAction, LiveDecision, Refusals
 from gavel_rules.state.snapshot.decoding import StateDecoder
@@ -55,6 +56,9 @@ def _plain(value: Any) -> Any:  # one line for each kind of record
             return value.plain()
         case LiveDecision():
             return _plain(value.values())
+        case CounterTable():
+            names = ("opened_at", "policy_id", "version", "entries", "totals", "lapses", "lapses_by_group", "order", "values", "faults")
+            return [value.counter.digest, *(_plain(getattr(value, name)) for name in (*names, "early_ends", "flags"))]
         case ToolRegistry():
             return _plain([value.contracts, value.aliases, value.providers, value.bindings])
         case Message():

@@ -258,7 +258,8 @@ def _ignore(offset: int, code: str, message: str, hint: str) -> None:
 def _wrong_result(result: str, expected: str) -> tuple[str, str, str]:
     """Return (code, message, suggestion) for an expression of the wrong type."""
     description = _RESULT_NAMES.get(expected, expected)
-    return f"not-{expected}", f"the expression gives {result}, not {description}", _CONVERSIONS.get(expected, "")
+    code = "type-error" if expected == "number" else f"not-{expected}"
+    return code, f"the expression gives {result}, not {description}", _CONVERSIONS.get(expected, "")
 
 
 def _too_costly(steps: float, names: Mapping[str, ValueType]) -> tuple[str, str, str]:

@@ -175,7 +175,7 @@ class NameAnalysis:
             self._note_unknown(start, message, f"{HISTORY}.{node.function}", known)
         elif len(node.arguments) != counter.type.size_max:
             wanted = "one argument, the key of a group" if counter.type.size_max else "no argument, because it has no `by`"
-            self._note(start, "wrong-call", f"{HISTORY}.{node.function} takes {wanted}", "")
+            self._note(start, "type-error", f"{HISTORY}.{node.function} takes {wanted}", "")
         else:
             self.counter_reads.append(ReadPlace(node.function, start, node.offset))
 

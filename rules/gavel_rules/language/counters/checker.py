@@ -38,7 +38,7 @@ def check_counters(
     if getattr(part, "gavel", "v1") == "v1":
         if counters:
             place = source.locate_key(("counters",))
-            messages.add(place, "wrong-version", "counters need the language's second version", "write `gavel: v2`")
+            messages.add(place, "unknown-key", "no such key here: counters need the language's second version", "write `gavel: v2`")
         return None
     compiled: dict[str, CompiledCounter] = {}
     types: dict[str, ValueType] = {}
@@ -134,7 +134,7 @@ class _CounterChecker:
 
     def _refuse(self, key: str, message: str, hint: str) -> None:
         if getattr(self._part, key, None) is not None:
-            self._messages.add(self._source.locate_key((*self._path, key)), "unwanted-key", message, hint)
+            self._messages.add(self._source.locate_key((*self._path, key)), "unknown-key", message, hint)
 
     def _matched_actions(self) -> list[str]:
         """Return the declared actions that the counter counts; record patterns that match none."""

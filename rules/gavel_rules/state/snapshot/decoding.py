@@ -19,6 +19,7 @@ from gavel_rules.events.recorded_event import read_event
 from gavel_rules.events.stored_event import StoredEvent
 from gavel_rules.identity.grants import compile_grants
 from gavel_rules.state.active_actions import actions_by_type, shadows_by_type
+from gavel_rules.state.counters import CounterEntry, CounterTable
 from gavel_rules.state.records import (
     ActiveRuleSet,
     ClockAcceptance,
@@ -40,6 +41,7 @@ from gavel_rules.state.records import (
 from gavel_rules.state.state import State
 from gavel_rules.state.store import Store
 from gavel_rules.state.tools import BoundTool, RegisteredContract, RegisteredProvider
+from gavel_rules.state.transitions.counters import insert
 from gavel_rules.state.versions import BoundVersion, ModelAnswer, ToolSchemas, TraceVersions, VersionMismatch
 
 
@@ -285,6 +287,30 @@ def _list(table: Callable[[Store], dict[str, tuple[str, ...]]]) -> Callable[[Sto
     return add
 
 
+def _add_counter(store: Store, row: snapshot.Counter) -> None:
+    counters = store.rule_sets[row.policy_id, row.version].rule_set.counters.values()
+    counter = next(counter for counter in counters if counter.digest == row.digest)
+    table = CounterTable(counter, row.opened_at, row.policy_id, row.version)
+    table.flags.update(dict.fromkeys(row.flags, True))
+    table.faults.update((fault.key, fault.value) for fault in row.faults)
+    table.early_ends.update((one.entry_id, _counter_entry(one)) for one in row.early_ends)
+    store.counters[row.digest] = table
+
+
+def _add_counter_entry(store: Store, row: snapshot.CounterEntry) -> None:
+    entry = _counter_entry(row)
+    if entry is not None:
+        insert(store, store.counters[row.digest], entry)
+        store.undo_log.commit()
+
+
+def _counter_entry(row: snapshot.CounterEntry) -> CounterEntry | None:
+    kind = row.WhichOneof("value")
+    if kind is None:
+        return None
+    return CounterEntry(row.entry_id, row.group, row.text if kind == "text" else row.amount, row.lapses_at_ms, row.sequence_number)
+
+
 def _add_trace(store: Store, row: snapshot.Number) -> None:
     store.traces[row.key] = row.value
 
@@ -360,6 +386,8 @@ _TABLES: Final[Mapping[str, Callable[[Store, Any], None]]] = {
     "tool_results": _add_tool_results,
     "readings": _text_table(lambda store: store.readings),
     "contradictions": _text(lambda store: store.contradictions),
+    "counters": _add_counter,
+    "counter_entries": _add_counter_entry,
     "timers": _add_timer,
     "candidate_counts": _add_candidate_count,
     "outliving_results": _add_outliving_result,

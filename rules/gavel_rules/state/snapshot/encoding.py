@@ -16,6 +16,7 @@ from gavel.internal.v1.state_snapshot_pb2 import StateSnapshot
 from gavel.v1.decision_pb2 import RejectionCounts
 from google.protobuf.message import Message
 
+from gavel_rules.state.counters import CounterEntry, CounterTable
 from gavel_rules.state.packed_evidence import pack_evidence
 from gavel_rules.state.records import EndedDecision, Holder, LiveDecision, OpenContest, Review
 from gavel_rules.state.store import Store
@@ -161,7 +162,36 @@ def _traces(store: Store) -> dict[str, Iterator[Message] | Iterator[bytes] | Ite
         "outliving_results": iter(sorted(store.outliving_results)),
         "trace_versions": (_trace_versions(trace_id, store.trace_versions[trace_id]) for trace_id in sorted(store.trace_versions)),
         "answers": (snapshot.ModelAnswer(**store.answers[prompt_hash]._asdict()) for prompt_hash in sorted(store.answers)),
+        "counters": (_counter(store.counters[digest]) for digest in sorted(store.counters)),
+        "counter_entries": (
+            _counter_entry(digest, entry_id, store.counters[digest].entries[entry_id])
+            for digest in sorted(store.counters)
+            for entry_id in sorted(store.counters[digest].entries)
+        ),
     }
+
+
+def _counter(table: CounterTable) -> snapshot.Counter:
+    return snapshot.Counter(
+        digest=table.counter.digest,
+        policy_id=table.policy_id,
+        version=table.version,
+        opened_at=table.opened_at,
+        flags=sorted(flag for flag, is_set in table.flags.items() if is_set),
+        faults=_numbers(table.faults),
+        early_ends=(_counter_entry("", entry_id, table.early_ends[entry_id]) for entry_id in sorted(table.early_ends)),
+    )
+
+
+def _counter_entry(digest: str, entry_id: str, entry: CounterEntry | None) -> snapshot.CounterEntry:
+    row = snapshot.CounterEntry(digest=digest, entry_id=entry_id)
+    if entry is not None:
+        row.group, row.lapses_at_ms, row.sequence_number = entry.group, entry.lapses_at_ms, entry.number
+        if isinstance(entry.value, str):
+            row.text = entry.value
+        else:
+            row.amount = entry.value
+    return row
 
 
 def _serialize(message: Message) -> bytes:

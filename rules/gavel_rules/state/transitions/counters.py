@@ -72,8 +72,10 @@ def count_event(store: Store, event: RecordedEvent) -> None:
         _count_execution(store, event.envelope, event.envelope.agent_diagnostic.late_execution.execution)
 
 
-def open_counters(store: Store, counters: Iterable[CompiledCounter], *, is_pinned: bool = False) -> None:
-    """Let counters count from the next event on.
+def open_counters(
+    store: Store, counters: Iterable[CompiledCounter], policy_id: str = "", version: int = 0, *, is_pinned: bool = False
+) -> None:
+    """Let counters of a rule set count from the next event on.
 
     With `is_pinned`, nothing before that counts, and they stay whatever the log says of them: for counting a log from its beginning.
     """
@@ -81,7 +83,7 @@ def open_counters(store: Store, counters: Iterable[CompiledCounter], *, is_pinne
         known = store.counters.get(counter.digest)
         if known is not None and known.is_pinned:
             continue
-        table = CounterTable(counter, store.head)
+        table = CounterTable(counter, store.head, policy_id, version)
         store.put(store.counters, counter.digest, table)
         if is_pinned:
             store.put(table.flags, "pinned", True)
@@ -158,16 +160,25 @@ def enter(store: Store, table: CounterTable, entry: CounterEntry) -> None:
         return
     group = entry.group
     if table.counter.aggregate == DISTINCT:
-        counts = store.subtable(table.values, group)
+        counts = table.values.get(group, {})
         text = str(entry.value)
         if text not in counts and len(counts) >= table.counter.distinct_max:
             _fail(store, table, group, lapses_at_ms)
             return
+    insert(store, table, entry)
+
+
+def insert(store: Store, table: CounterTable, entry: CounterEntry) -> None:
+    """Add an entry that has room."""
+    group = entry.group
+    if table.counter.aggregate == DISTINCT:
+        counts = store.subtable(table.values, group)
+        text = str(entry.value)
         store.put(counts, text, counts.get(text, 0) + 1)
     store.put(table.entries, entry.entry_id, entry)
     totals = table.totals.get(group, _EMPTY)
     store.put(table.totals, group, Totals(totals.entries + 1, totals.total + (entry.value if isinstance(entry.value, int) else 0)))
-    place = (lapses_at_ms, entry.entry_id)
+    place = (entry.lapses_at_ms, entry.entry_id)
     store.schedule(table.lapses, place)
     store.schedule(_list_of(store, table.lapses_by_group, group), place)
     key = order_key(table, entry)

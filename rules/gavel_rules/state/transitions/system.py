@@ -98,7 +98,7 @@ def _deactivate_rule_set(store: Store, envelope: Envelope) -> None:
 def _open_counters(store: Store, envelope: Envelope) -> None:
     opened = envelope.fact.counters_opened
     counters = store.rule_sets[opened.policy_id, opened.version].rule_set.counters
-    open_counters(store, [counter for counter in counters.values() if counter.digest in opened.digests])
+    open_counters(store, [counter for counter in counters.values() if counter.digest in opened.digests], opened.policy_id, opened.version)
 
 
 def _deploy_grants(store: Store, envelope: Envelope) -> None:

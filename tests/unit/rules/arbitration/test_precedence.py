@@ -7,6 +7,7 @@ only refuses candidates that pass all other stages.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -33,15 +34,19 @@ FACTS["read"] = {"key": "k.read", "type": "string", "min_trust": 2, "max_age_ms"
 OTHER = {"params": {"type": "object"}, "retry": {"max_attempts": 1}}
 RULES: list[dict[str, Any]] = [
     {"id": "errs", "when": "has(params.note) && 1 / size(params.note) > 1", "effect": "approve"},
+    {"id": "counts", "when": "history.facts() < 0", "effect": "reject", "reason_code": "NEVER"},
     {"id": "too-much", "when": "params.amount > 100.0", "effect": "reject", "reason_code": "TOO_MUCH"},
     {"id": "fine", "when": " && ".join(["params.amount != 75.0", *(f'facts.{name} != ""' for name in FACTS)]), "effect": "approve"},
     {"id": "hold", "action": "other.hold", "priority": 1, "when": "true", "effect": "approve"},
     {"id": "ask", "action": "other.ask", "priority": 1, "when": "true", "effect": "review", "reason_code": "PLEASE_LOOK"},
     {"id": "never", "action": "other.ask", "priority": 2, "when": "false", "effect": "approve"},
 ]
+# The entries of this counter overflow with the second fact.
+COUNTER = {"of": "facts", "fact": "k.counted", "window_ms": 3_600_000, "entries_max": 1}
 TEXT = document(
     FACTS, RULES, versions={"planner_version": "7"}, more_actions={"other.hold": OTHER, "other.ask": {**OTHER, "conflict_key": '"asking"'}}
 )
+TEXT = json.dumps({**json.loads(TEXT), "gavel": "v2", "counters": {"facts": COUNTER}})
 # In force only for a moment, on a key of its own: a person rejects its review, which closes the action.
 ASKING = document(
     {},
@@ -70,6 +75,7 @@ REFUSALS = {
     "superseded": reason_codes.FACT_SUPERSEDED,
     "duplicate": reason_codes.DUPLICATE_PROPOSAL,
     "conflict": reason_codes.CONFLICTING_DECISION,
+    "counter": reason_codes.COUNTER_FULL,
     "error": reason_codes.EVALUATION_ERROR,
     "disagreement": reason_codes.ENGINE_DISAGREEMENT,
     "silence": reason_codes.NO_RULE_MATCHED,
@@ -115,6 +121,9 @@ def decide(obstacles: frozenset[str], core: Core | None = None) -> Decision:
     if "projection" not in obstacles:
         changes = {}
     params: dict[str, object] = {"amount": 500 if "rule" in obstacles else 75 if "silence" in obstacles else 50}
+    if "counter" in obstacles:
+        core.fact("k.counted", 1)
+        core.fact("k.counted", 2)
     if "error" in obstacles:
         params["note"] = ""
     if "params" in obstacles:
@@ -170,13 +179,13 @@ def test_every_refusal_of_the_table_has_an_obstacle() -> None:
 
 @pytest.mark.parametrize("obstacle", [name for name in ORDER if name not in ("rule", "duplicate")])
 def test_refusals_set_the_memories_of_their_row(obstacle: str) -> None:
-    """A refusal arms what its row in the table says, and nothing else."""
+    """A refusal arms what its row in the table says, and nothing else; one that read a counter arms no fingerprint."""
     core = Core(TEXT)
     decision = decide(frozenset({obstacle}), core)
     (row,) = [row for row in reason_codes.REASON_CODES if row.code == decision.reason_code]
     is_reviewed = core.state.open_review("trace-1", AGENT.type, AGENT.id) == decision.decision_id
     assert (Arms.COUNT in row.arms) == (decision.consecutive_rejections == 1)
-    assert (Arms.FINGERPRINT in row.arms) == (core.state.last_refusal("trace-1", AGENT.type, AGENT.id, core.now_ms) != "")
+    assert (Arms.FINGERPRINT in row.arms and not decision.counters) == (core.state.last_refusal("trace-1", AGENT.type, AGENT.id, core.now_ms) != "")
     assert (Arms.TRACE_REVIEW in row.arms) == is_reviewed == (decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW)
     assert (row.retryable and not decision.terminal) == decision.retry_hint.retryable
 

@@ -10,9 +10,11 @@ from gavel.v1 import execution_pb2, fact_pb2
 from gavel.v1.decision_pb2 import Decision
 from gavel_rules import reason_codes
 from gavel_rules.commands import ActivateRuleSet, DeployRuleSet, EventAnswer, FillCounter, RuleSetPosition
+from gavel_rules.state.snapshot.encoding import state_sha256
 from gavel_rules.values import python_to_value
 
 from tests.support.driver import Core, compile_cached, document
+from tests.support.state.snapshots import restore, tables
 
 DAY_MS = 86_400_000
 SUCCESS = execution_pb2.EXECUTION_STATUS_SUCCESS
@@ -39,6 +41,7 @@ OVER = {
     "effect": "reject",
     "reason_code": "DAILY_BUDGET",
 }
+NEVER = {**OVER, "when": "history.spent() > 1000"}
 OK = {"id": "ok", "when": 'facts.status == "delivered"', "effect": "approve"}
 
 
@@ -213,8 +216,7 @@ def test_ends_while_a_counter_is_filled() -> None:
 )
 def test_aggregates(counter: dict[str, Any], expected: list[float]) -> None:
     """Each aggregate gives what a look at the list of events gives, also after the first of them has lapsed."""
-    over = {**OVER, "when": "history.spent() > 1000"}
-    orders = Orders(counted({"of": "proposals", "action": "refund.*", "window_ms": 4_000 - 1, **counter}, over=over))
+    orders = Orders(counted({"of": "proposals", "action": "refund.*", "window_ms": 4_000 - 1, **counter}, over=NEVER))
     found = []
     for amount, customer in ((5, "ann"), (7, "bob"), (2, "bob"), (9, "carl")):
         orders.propose(amount, customer)
@@ -239,3 +241,26 @@ def test_a_full_counter_refuses() -> None:
     reserved.approve(1)
     assert reason_codes.COUNTER_FULL == reserved.propose(1).reason_code
     reserved.core.prove()
+
+
+def test_a_snapshot_holds_counters() -> None:
+    """From a snapshot, counters that are filled, and those that wait for their fill, go on with the same numbers."""
+    orders = Orders(counted(RESERVED, decision_ttl_ms=2 * DAY_MS))
+    core = orders.core
+    settled, revoked = orders.approve(100), orders.approve(200, "bob")
+    carried_out(orders, settled, SUCCESS)
+    text = counted({"of": "proposals", "action": "*", "distinct": "params.customer_id", "window_ms": DAY_MS}, over=NEVER, version=2)
+    rule_set = compile_cached(text)
+    core.run(DeployRuleSet(core.new_id(), rule_set, text))
+    backlog = core.open_counters(rule_set)
+    orders.approve(1, "carl")
+    core.revoke(core.by_id[revoked.decision_id])
+    restored = restore(core.state)
+    assert tables(core.state) == tables(restored)
+    assert (core.state.digest(), state_sha256(core.state.store)) == (restored.digest(), state_sha256(restored.store))
+    core.state = restored
+    for filled in backlog.fills(core.now_ms):
+        assert isinstance(core.run(FillCounter(core.new_id(), filled)), EventAnswer)
+    readings = [table.read(group, core.now_ms) for table in core.state.counters.values() for group in ("ann", "bob", "")]
+    assert [0, 0, 0, 0, 3, 100] == sorted(reading.value for reading in readings if reading is not None)
+    core.prove()

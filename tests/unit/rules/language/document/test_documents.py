@@ -88,7 +88,7 @@ def test_suggestions_for_common_mistakes(old: str, new: str, expected: str) -> N
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("gavel: v1", "gavel: v2", [(1, 8, "unknown-value")]),
+        ("gavel: v1", "gavel: v3", [(1, 8, "unknown-value")]),
         ("gavel: v1\n", "", [(1, 1, "missing-key")]),
         ("rule_set: demo", "rule_set: de mo", [(2, 11, "bad-name")]),
         ("rule_set: demo", "rule_set: gavel", [(2, 11, "reserved-name")]),

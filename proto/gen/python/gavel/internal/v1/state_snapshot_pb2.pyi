@@ -77,6 +77,8 @@ class StateSnapshot(_message.Message):
     OUTLIVING_RESULTS_FIELD_NUMBER: _builtins.int
     TRACE_VERSIONS_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    COUNTER_ENTRIES_FIELD_NUMBER: _builtins.int
     STATE_SHA256_FIELD_NUMBER: _builtins.int
     TRACE_OWNERS_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
@@ -97,7 +99,7 @@ class StateSnapshot(_message.Message):
     idempotency_window_ms: _builtins.int
     """How long the bus recognizes a repeated event_id."""
     state_sha256: _builtins.bytes
-    """SHA-256 of the parts from recorded_at_ms to answers, without their lengths: the digest of the state."""
+    """SHA-256 of the parts from recorded_at_ms to counter_entries, without their lengths: the digest of the state."""
     sha256: _builtins.bytes
     """SHA-256 of all parts before this one, with their lengths. It is the last part."""
     @_builtins.property
@@ -245,6 +247,14 @@ class StateSnapshot(_message.Message):
         """The last answer to a prompt, by the prompt's hash."""
 
     @_builtins.property
+    def counters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Counter]:
+        """Counters."""
+
+    @_builtins.property
+    def counter_entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterEntry]:
+        """The entries of the counters."""
+
+    @_builtins.property
     def trace_owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceOwner]:
         """Owners of traces, as the server remembers them."""
 
@@ -295,13 +305,15 @@ class StateSnapshot(_message.Message):
         outliving_results: _abc.Iterable[_builtins.str] | None = ...,
         trace_versions: _abc.Iterable[Global___TraceVersions] | None = ...,
         answers: _abc.Iterable[Global___ModelAnswer] | None = ...,
+        counters: _abc.Iterable[Global___Counter] | None = ...,
+        counter_entries: _abc.Iterable[Global___CounterEntry] | None = ...,
         state_sha256: _builtins.bytes = ...,
         trace_owners: _abc.Iterable[Global___TraceOwner] | None = ...,
         sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock_acceptance", b"clock_acceptance", "cross_check", b"cross_check", "grants_in_force", b"grants_in_force"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "answers", b"answers", "arbiter_version", b"arbiter_version", "bus", b"bus", "candidate_counts", b"candidate_counts", "chain_hash", b"chain_hash", "clock_acceptance", b"clock_acceptance", "closed_actions", b"closed_actions", "conflict_keys", b"conflict_keys", "contests", b"contests", "contradictions", b"contradictions", "cross_check", b"cross_check", "decisions", b"decisions", "decisions_by_subject", b"decisions_by_subject", "ended_decisions", b"ended_decisions", "evidence", b"evidence", "format_version", b"format_version", "grants", b"grants", "grants_in_force", b"grants_in_force", "grants_versions", b"grants_versions", "idempotency_window_ms", b"idempotency_window_ms", "incarnation", b"incarnation", "open_proposals", b"open_proposals", "open_proposals_by_subject", b"open_proposals_by_subject", "open_proposals_by_trace", b"open_proposals_by_trace", "outliving_results", b"outliving_results", "readings", b"readings", "recorded_at_ms", b"recorded_at_ms", "refusals", b"refusals", "refused_traces", b"refused_traces", "reviews", b"reviews", "rule_sets", b"rule_sets", "sequence_number", b"sequence_number", "sha256", b"sha256", "shadows", b"shadows", "state_sha256", b"state_sha256", "timers", b"timers", "tool_aliases", b"tool_aliases", "tool_bindings", b"tool_bindings", "tool_calls", b"tool_calls", "tool_contracts", b"tool_contracts", "tool_providers", b"tool_providers", "tool_results", b"tool_results", "trace_owners", b"trace_owners", "trace_reviews", b"trace_reviews", "trace_versions", b"trace_versions", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_rule_sets", b"active_rule_sets", "answers", b"answers", "arbiter_version", b"arbiter_version", "bus", b"bus", "candidate_counts", b"candidate_counts", "chain_hash", b"chain_hash", "clock_acceptance", b"clock_acceptance", "closed_actions", b"closed_actions", "conflict_keys", b"conflict_keys", "contests", b"contests", "contradictions", b"contradictions", "counter_entries", b"counter_entries", "counters", b"counters", "cross_check", b"cross_check", "decisions", b"decisions", "decisions_by_subject", b"decisions_by_subject", "ended_decisions", b"ended_decisions", "evidence", b"evidence", "format_version", b"format_version", "grants", b"grants", "grants_in_force", b"grants_in_force", "grants_versions", b"grants_versions", "idempotency_window_ms", b"idempotency_window_ms", "incarnation", b"incarnation", "open_proposals", b"open_proposals", "open_proposals_by_subject", b"open_proposals_by_subject", "open_proposals_by_trace", b"open_proposals_by_trace", "outliving_results", b"outliving_results", "readings", b"readings", "recorded_at_ms", b"recorded_at_ms", "refusals", b"refusals", "refused_traces", b"refused_traces", "reviews", b"reviews", "rule_sets", b"rule_sets", "sequence_number", b"sequence_number", "sha256", b"sha256", "shadows", b"shadows", "state_sha256", b"state_sha256", "timers", b"timers", "tool_aliases", b"tool_aliases", "tool_bindings", b"tool_bindings", "tool_calls", b"tool_calls", "tool_contracts", b"tool_contracts", "tool_providers", b"tool_providers", "tool_results", b"tool_results", "trace_owners", b"trace_owners", "trace_reviews", b"trace_reviews", "trace_versions", b"trace_versions", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1846,3 +1858,103 @@ class Principal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Principal: _TypeAlias = Principal  # noqa: Y015
+
+@_typing.final
+class Counter(_message.Message):
+    """A counter, without its entries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    POLICY_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    OPENED_AT_FIELD_NUMBER: _builtins.int
+    FLAGS_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    EARLY_ENDS_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Digest of its definition."""
+    policy_id: _builtins.str
+    """A deployed rule set that defines it."""
+    version: _builtins.int
+    """Version of that rule set."""
+    opened_at: _builtins.int
+    """The sequence number from which on it counts events itself."""
+    @_builtins.property
+    def flags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of its flags that are set."""
+
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[Global___Number]:
+        """Until when reads give no number, by group."""
+
+    @_builtins.property
+    def early_ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___CounterEntry]:
+        """Entries from before it was opened that have changed before the fill brought them."""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        policy_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        opened_at: _builtins.int = ...,
+        flags: _abc.Iterable[_builtins.str] | None = ...,
+        faults: _abc.Iterable[Global___Number] | None = ...,
+        early_ends: _abc.Iterable[Global___CounterEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "early_ends", b"early_ends", "faults", b"faults", "flags", b"flags", "opened_at", b"opened_at", "policy_id", b"policy_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Counter: _TypeAlias = Counter  # noqa: Y015
+
+@_typing.final
+class CounterEntry(_message.Message):
+    """An event that counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LAPSES_AT_MS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Digest of the counter."""
+    entry_id: _builtins.str
+    """The entry's id."""
+    group: _builtins.str
+    """The group. Unset with `text` and `amount`: the entry no longer counts."""
+    amount: _builtins.int
+    """A whole number of the counter's smallest unit."""
+    text: _builtins.str
+    """A text."""
+    lapses_at_ms: _builtins.int
+    """When the entry no longer counts."""
+    sequence_number: _builtins.int
+    """The event's sequence number."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        entry_id: _builtins.str = ...,
+        group: _builtins.str = ...,
+        amount: _builtins.int = ...,
+        text: _builtins.str = ...,
+        lapses_at_ms: _builtins.int = ...,
+        sequence_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "text", b"text", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "digest", b"digest", "entry_id", b"entry_id", "group", b"group", "lapses_at_ms", b"lapses_at_ms", "sequence_number", b"sequence_number", "text", b"text", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_value: _TypeAlias = _typing.Literal["amount", "text"]  # noqa: Y015
+    _WhichOneofArgType_value: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_value) -> _WhichOneofReturnType_value | None: ...
+
+Global___CounterEntry: _TypeAlias = CounterEntry  # noqa: Y015
