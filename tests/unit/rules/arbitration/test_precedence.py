@@ -185,7 +185,8 @@ def test_refusals_set_the_memories_of_their_row(obstacle: str) -> None:
     (row,) = [row for row in reason_codes.REASON_CODES if row.code == decision.reason_code]
     is_reviewed = core.state.open_review("trace-1", AGENT.type, AGENT.id) == decision.decision_id
     assert (Arms.COUNT in row.arms) == (decision.consecutive_rejections == 1)
-    assert (Arms.FINGERPRINT in row.arms and not decision.counters) == (core.state.last_refusal("trace-1", AGENT.type, AGENT.id, core.now_ms) != "")
+    is_armed = core.state.last_refusal("trace-1", AGENT.type, AGENT.id, core.now_ms) != ""
+    assert (Arms.FINGERPRINT in row.arms and not decision.counters) == is_armed
     assert (Arms.TRACE_REVIEW in row.arms) == is_reviewed == (decision.outcome == decision_pb2.OUTCOME_NEEDS_HUMAN_REVIEW)
     assert (row.retryable and not decision.terminal) == decision.retry_hint.retryable
 
