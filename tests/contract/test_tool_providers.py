@@ -163,6 +163,29 @@ async def test_commands(commands: Provider, arguments: dict[str, Any], expected:
     assert expected == await answer(commands, "command.run", **arguments)
 
 
+async def test_output_is_passed_on_while_the_command_runs(commands: Provider) -> None:
+    """Each part of the output reaches `emit` before the command ends."""
+    parts: list[tuple[str, str]] = []
+    seen = asyncio.Event()
+
+    def emit(stream: str, text: str) -> None:
+        parts.append((stream, text))
+        seen.set()
+        raise RuntimeError("a receiver that fails must not matter")
+
+    arguments = {"commandId": "process.script", "argv": ["echo one; echo two >&2; sleep 3600"]}
+    context = ToolContext("file/a", emit=emit)
+    call = ToolInvocation("bash", CONTRACTS["command.run"], commands.provider_id, "exec_000000000000", arguments, context)
+    calling = asyncio.create_task(commands.invoke(call))
+    while len(parts) < 2:
+        seen.clear()
+        await seen.wait()
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert {("stdout", "one\n"), ("stderr", "two\n")} == set(parts)
+
+
 async def test_no_process_outlives_its_call(commands: Provider, directory: Path) -> None:
     """At the timeout, when the program has ended, and when the call is cancelled, the whole process group is gone."""
     script = "sh -c 'echo $$ >> pids; sleep 3600' & sh -c 'echo $$ >> pids; sleep 3600' & {}"

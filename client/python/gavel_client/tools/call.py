@@ -131,14 +131,24 @@ class Call:
             return await record_call(self._invocation, carries_out=False), ToolFailure(PERMISSION, error.message, refused=True)
 
     async def _carry_out(self) -> ToolData | ToolFailure:
-        """Let the provider act, within the time of the call, and check its answer."""
-        provider = self._parts.providers[self._invocation.provider_id]
-        timeout_ms = self._invocation.context.timeout_ms
-        if self._cancelled:
-            return _CANCELLED
-        self._step = step = asyncio.create_task(_run(provider.invoke(self._invocation)))
+        """Let the provider act, check its answer, and let hooks see it. A cancelled call has no other answer than that."""
         try:
-            await asyncio.wait({step}, timeout=timeout_ms / 1000)
+            answer = await self._ask_provider()
+            for hook in self._parts.hooks:
+                answer = await self._show_answer(hook, answer)
+        except asyncio.CancelledError:
+            return _CANCELLED
+        return answer
+
+    async def _ask_provider(self) -> ToolData | ToolFailure:
+        """Return the provider's answer within the time of the call. Raises CancelledError."""
+        if self._cancelled:
+            raise asyncio.CancelledError
+        invocation = self._invocation
+        provider = self._parts.providers[invocation.provider_id]
+        self._step = step = asyncio.create_task(_run(provider.invoke(invocation)))
+        try:
+            await asyncio.wait({step}, timeout=invocation.context.timeout_ms / 1000)
         except asyncio.CancelledError:
             # The event loop ends.
             self.cancel()
@@ -147,34 +157,30 @@ class Call:
             step.cancel()
             await asyncio.wait({step}, timeout=CANCEL_GRACE_MS / 1000)
         if is_overdue:
-            return ToolFailure(TIMEOUT, f"the tool took longer than {timeout_ms} ms; whether it took effect is unknown")
+            message = f"the tool took longer than {invocation.context.timeout_ms} ms; whether it took effect is unknown"
+            return ToolFailure(TIMEOUT, message)
         if not step.done() or step.cancelled():
-            return _CANCELLED
+            raise asyncio.CancelledError
         try:
-            answer: ToolData | ToolFailure = self._checked(step.result())
+            return self._checked(step.result())
         except ToolError as error:
-            answer = _failure(error)
+            return _failure(error)
         except Exception as error:  # noqa: BLE001  # a provider's exception is the tool's failure
-            _logger.warning(
-                "tool=%s execution=%s failed: %s", self._invocation.canonical_tool, self._invocation.execution_id, describe_error(error)
-            )
-            answer = ToolFailure(TOOL, f"the tool failed: {describe_error(error)}")
-        return await self._after_result(answer)
+            _logger.warning("tool=%s execution=%s failed: %s", invocation.canonical_tool, invocation.execution_id, describe_error(error))
+            return ToolFailure(TOOL, f"the tool failed: {describe_error(error)}")
 
-    async def _after_result(self, answer: ToolData | ToolFailure) -> ToolData | ToolFailure:
-        """Let hooks see an answer, and patch the data of a result."""
-        for hook in self._parts.hooks:
-            try:
-                patch = await self._await_hook(hook.after_result(self._invocation, answer))
-                if patch is None:
-                    continue
-                if isinstance(answer, ToolFailure):
-                    _logger.warning("%s patched a failure, which stays one", type(hook).__name__)
-                    continue
-                answer = self._checked(replace(answer, data=patch))
-            except ToolError as error:
-                answer = _failure(error)
-        return answer
+    async def _show_answer(self, hook: ToolHook, answer: ToolData | ToolFailure) -> ToolData | ToolFailure:
+        """Let a hook see an answer, and patch the data of a result. Raises CancelledError."""
+        try:
+            patch = await self._await_hook(hook.after_result(self._invocation, answer))
+            if patch is None:
+                return answer
+            if isinstance(answer, ToolFailure):
+                _logger.warning("%s patched a failure, which stays one", type(hook).__name__)
+                return answer
+            return self._checked(replace(answer, data=patch))
+        except ToolError as error:
+            return _failure(error)
 
     def _checked(self, answer: object) -> ToolData:
         """Return an answer as plain JSON data. Raises ToolError if it is none, or does not match the contract."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,9 +13,12 @@ from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.tool_pb2 import ToolContract
 
 from gavel_client.handlers import ExecutionContext, HandlerResult
+from gavel_client.rpc.errors import describe_error
 from gavel_client.tools.errors import LOST, PERMISSION, TIMEOUT, TOOL, ToolError
 
 TIMEOUT_MS_DEFAULT: Final = 30_000
+
+_logger = logging.getLogger(__name__)
 
 Json = Mapping[str, Any]
 # Takes "stdout" or "stderr", and a part of the text.
@@ -79,9 +83,13 @@ class ToolInvocation:
         return self.context.execution.idempotency_key if self.context.execution else self.execution_id
 
     def emit(self, stream: str, text: str) -> None:
-        """Pass output on while the tool runs; `stream` is "stdout" or "stderr"."""
-        if self.context.emit is not None:
+        """Pass output on while the tool runs; `stream` is "stdout" or "stderr". A receiver that fails does not fail the call."""
+        if self.context.emit is None:
+            return
+        try:
             self.context.emit(stream, text)
+        except Exception as error:  # noqa: BLE001  # the receiver is the caller's
+            _logger.warning("execution=%s output is not passed on: %s", self.execution_id, describe_error(error))
 
     def require_effect(self, effect: str) -> None:
         """Raise ToolError E_PERMISSION unless the contract names the effect, e.g. "workspace.fs.write"."""

@@ -15,7 +15,7 @@ from typing import Final
 from gavel.v1.common_pb2 import EVENT_CATEGORY_TOOL_CALL_EVENT, EVENT_CATEGORY_TOOL_RESULT_EVENT
 from gavel.v1.envelope_pb2 import Envelope
 
-from gavel_client.rpc.backoff import is_unopened_bus
+from gavel_client.rpc.backoff import is_transient, is_unopened_bus
 from gavel_client.rpc.client import GavelClient
 from gavel_client.rpc.errors import GavelError, describe_error
 from gavel_client.tools.records import ToolRecorder, result_event_id
@@ -57,9 +57,16 @@ class LostCalls:
                 raise
         lapsed = [(key, call) for key, call in self._open.items() if _lease_until_ms(call) <= _now_ms()]
         for key, call in lapsed:
-            await self._recorder.record_lost(call)
+            try:
+                await self._recorder.record_lost(call)
+            except GavelError as error:
+                if is_transient(error):
+                    raise
+                # It can never be closed, e.g. because its trace is full, and must not keep others open.
+                _logger.error("execution=%s stays open: %s", call.tool_call.execution_id, describe_error(error))
+            else:
+                _logger.info("tool=%s execution=%s was lost", call.tool_call.tool_name, call.tool_call.execution_id)
             self._open.pop(key, None)
-            _logger.info("tool=%s execution=%s was lost", call.tool_call.tool_name, call.tool_call.execution_id)
         return len(lapsed)
 
     async def _read(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gavel.v1.envelope_pb2 import Envelope
 from gavel.v1.event_service_pb2 import TOOL_PAIR_STATE_PAIRED
-from gavel.v1.tool_pb2 import ToolContract, ToolProvider
+from gavel.v1.tool_pb2 import ToolBinding, ToolContract, ToolProvider
 from gavel_client import GavelClient, GavelError, content_hash
 from gavel_client.evidence import EvidenceStore
 from gavel_client.tools import (
@@ -27,7 +27,11 @@ from gavel_client.tools import (
     errors,
     records,
 )
+from gavel_client.tools.contracts import shipped_contracts, shipped_providers
+from gavel_client.tools.providers.bridge_local import BridgeLocal
+from gavel_client.tools.providers.workspace import Workspace
 from gavel_client.values import to_struct
+from google.protobuf.json_format import MessageToDict
 
 from tests.integration.services.world import World
 
@@ -178,6 +182,40 @@ async def test_a_cancelled_call_stops_the_tool_and_is_recorded(client: GavelClie
     assert (errors.TIMEOUT, True) == (result.tool_result.error_code, stopped.is_set())
 
 
+async def test_a_call_that_is_cancelled_in_a_hook(client: GavelClient, store: EvidenceStore) -> None:
+    """Cancelled after the tool has returned, the call is recorded as cancelled; cancelled before it, nothing has happened."""
+    began = asyncio.Event()
+
+    class Slow(ToolHook):
+        def __init__(self, is_first: bool) -> None:
+            self.is_first = is_first
+
+        async def before_call(self, invocation: ToolInvocation) -> dict[str, Any] | None:
+            if self.is_first:
+                await self._wait()
+            return None
+
+        async def after_result(self, invocation: ToolInvocation, result: ToolData | ToolFailure) -> dict[str, Any] | None:
+            await self._wait()
+            return None
+
+        async def _wait(self) -> None:
+            began.set()
+            await asyncio.sleep(3600)
+
+    for is_first, events in ((True, 0), (False, 2)):
+        began.clear()
+        runtime = await runtime_of(client, store, double, Slow(is_first))
+        calling = asyncio.create_task(runtime.invoke("num.double", {"n": 4}, context()))
+        await began.wait()
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert events == len((await client.get_trace(TRACE)).envelopes)
+    _, result = await recorded(client)
+    assert errors.TIMEOUT == result.tool_result.error_code
+
+
 class Patch(ToolHook):
     """A hook that patches arguments and data."""
 
@@ -296,3 +334,31 @@ async def test_a_server_that_is_away_means_no_effect(
     with pytest.raises(GavelError):
         await runtime.invoke("num.double", {"n": 4}, context())
     assert [] == called
+
+
+async def test_every_provider_leaves_the_same_records(client: GavelClient, store: EvidenceStore, tmp_path: Path) -> None:
+    """With a bridge and without one a call has the same result and the same fields in the log, but for the provider's name."""
+    (tmp_path / "a.txt").write_text("hello")
+    for contract in shipped_contracts():
+        await client.register_contract(contract)
+    for provider in shipped_providers():
+        await client.register_provider(provider)
+    await client.bind_tool(ToolBinding(tool_name="fs.read_text", provider_id="bridge-local", session_id="bridged"))
+    runtime = ToolRuntime(client, "tools-1", providers=[Workspace(tmp_path), BridgeLocal(tmp_path)], evidence=store)
+    seen = []
+    for session_id in ("", "bridged"):
+        calls = [
+            runtime.invoke("read_file", {"path": path}, context(session_id=session_id)) for path in ("/workspace/a.txt", "/workspace/b")
+        ]
+        outcomes = [await call for call in calls]
+        assert [{"": "workspace"}.get(session_id, "bridge-local")] * 2 == [outcome.provider_id for outcome in outcomes]
+        seen.append([(outcome.data, outcome.error, *map(_comparable, (outcome.call, outcome.result))) for outcome in outcomes])
+    await runtime.close()
+    assert seen[0] == seen[1]
+
+
+def _comparable(event: Envelope) -> dict[str, Any]:
+    """Return the fields of a tool event that do not depend on provider, session and time."""
+    payload = MessageToDict(getattr(event, str(event.WhichOneof("payload"))))
+    times = {"startedAt", "finishedAt", "leaseUntil", "durationMs"}
+    return {name: value for name, value in payload.items() if name not in {"providerId", "sessionId", "executionId", *times}}
