@@ -347,9 +347,8 @@ async def test_every_provider_leaves_the_same_records(client: GavelClient, store
     runtime = ToolRuntime(client, "tools-1", providers=[Workspace(tmp_path), BridgeLocal(tmp_path)], evidence=store)
     seen = []
     for session_id in ("", "bridged"):
-        calls = [
-            runtime.invoke("read_file", {"path": path}, context(session_id=session_id)) for path in ("/workspace/a.txt", "/workspace/b")
-        ]
+        paths = ("/workspace/a.txt", "/workspace/b")
+        calls = [runtime.invoke("read_file", {"path": path}, context(session_id=session_id)) for path in paths]
         outcomes = [await call for call in calls]
         assert [{"": "workspace"}.get(session_id, "bridge-local")] * 2 == [outcome.provider_id for outcome in outcomes]
         seen.append([(outcome.data, outcome.error, *map(_comparable, (outcome.call, outcome.result))) for outcome in outcomes])
