@@ -27,6 +27,9 @@ from gavel_client.llm import (
     ToolMessage,
     UnknownProviderEvent,
     UserMessage,
+    anthropic_messages,
+    chat_completions,
+    openai_responses,
 )
 from gavel_client.llm.models import EventType
 from pydantic import TypeAdapter
@@ -246,6 +249,28 @@ async def test_an_unreachable_provider_is_a_failure(api: str) -> None:
         asked = gone.provider(api, "text")
     assert "connection" == (await _failure(asked)).code
     await asked.close()
+
+
+async def test_missing_credentials_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a key the failure says what to set, when the provider is made or at the first call, as the SDK finds out."""
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for make in (openai_responses, chat_completions):
+        with pytest.raises(LLMProviderError, match="OPENAI_API_KEY") as caught:
+            make("m")
+        assert "authentication" == caught.value.code
+    keyless = anthropic_messages("m", base_url="http://127.0.0.1:1")
+    with pytest.raises(LLMProviderError, match="ANTHROPIC_API_KEY") as caught:
+        await keyless.complete(QUESTION)
+    assert "authentication" == caught.value.code
+    assert "authentication" == (await _stream_error(keyless)).code
+    await keyless.close()
+
+
+async def _stream_error(asked: ModelProvider) -> LLMProviderError:
+    _, error = await read(asked)
+    assert isinstance(error, LLMProviderError)
+    return error
 
 
 CONVERSATION = LLMRequest(

@@ -86,7 +86,7 @@ class _Transport:
 
     async def _call(self, call: Awaitable[Any]) -> Any:
         import httpx2
-        from anthropic import APIConnectionError, APIStatusError, APITimeoutError
+        from anthropic import AnthropicError, APIConnectionError, APIStatusError, APITimeoutError, CredentialsError
 
         try:
             return await call
@@ -101,6 +101,16 @@ class _Transport:
                 raise failure(body, self._name, error.status_code, advice) from error
             code = failure_code(error.status_code)
             raise LLMProviderError(self._name, code, error.message, status=error.status_code, retry_after_ms=advice) from error
+        except CredentialsError as error:
+            raise LLMProviderError(self._name, "authentication", str(error)) from error
+        except AnthropicError as error:
+            raise LLMProviderError(self._name, "malformed", str(error)) from error
+        except TypeError as error:
+            # The SDK finds out at the first call that it has no credentials.
+            if "authentication method" not in str(error):
+                raise
+            message = "there are no credentials; pass api_key, or set ANTHROPIC_API_KEY"
+            raise LLMProviderError(self._name, "authentication", message) from error
         except ValueError as error:
             raise LLMProviderError(self._name, "malformed", f"a part of the stream is not text ({type(error).__name__})") from error
 

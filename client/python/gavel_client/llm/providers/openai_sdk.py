@@ -97,7 +97,7 @@ class _Transport:
         await self._client.close()
 
     async def _call(self, call: Awaitable[Any]) -> Any:
-        from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
+        from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
 
         try:
             return await call
@@ -113,6 +113,9 @@ class _Transport:
         except APIError as error:
             # An error within a stream, as servers of Chat Completions send it.
             raise _stream_failure(self._name, error.message, error.body) from error
+        except OpenAIError as error:
+            # Of this kind are the SDK's providers of tokens.
+            raise LLMProviderError(self._name, "authentication", str(error)) from error
         except ValueError as error:
             raise LLMProviderError(self._name, "malformed", f"an event is not JSON ({type(error).__name__})") from error
 
